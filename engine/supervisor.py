@@ -3,25 +3,25 @@
 The supervisor is an engine made of engines, one life after another. It asks the engine at hand for
 its health and watches that steps are made; one that died or hung is closed and replaced, with a
 pause that grows from failure to failure, until too many in a row make it give up. Requests wait
-for the next life and go on in it (``supervision/continuation.py``); one that kills engines is found
-out (``supervision/probation.py``).
+for the next life and go on in it; one that kills engines is found (``supervision/survival.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from engine.base import DepthBound, Engine, Killable, Losing
-from engine.errors import EngineDead, EngineError, RequestQuarantined
-from engine.speculation.accounting import Totals, total
-from engine.supervision.continuation import Continuation, Diverged
-from engine.supervision.probation import Probation
-from engine.supervision.rules import Cause, NullWatcher, Outcome, Patience, Watcher
-from engine.types import EngineInfo, EngineRequest, FinishReason, Health, Step
+from engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded
+from engine.speculation.accounting import Totals
+from engine.supervision.probation import Probation, Trial
+from engine.supervision.rules import Cause, NullWatcher, Patience, Watcher
+from engine.supervision.survival import Survival, Survivor
+from engine.types import EngineInfo, EngineRequest, Health, Step
 
 log = logging.getLogger(__name__)
 
@@ -56,25 +56,35 @@ class Life:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One submission of a request."""
+    """See ``engine.supervision.survival.Place``: one submission of a request to one life."""
 
-    life: Life | None = None
-    """The engine it went to; None before that."""
-    proven: bool = False
-    """It has made a step."""
+    life: Life
+    trial: Trial
+    report: Callable[[Life, str], None]
+    """What to tell of the life's end."""
 
+    @property
+    def engine(self) -> Engine:
+        return self.life.engine
 
-@dataclass(slots=True, eq=False)
-class Survivor:
-    """A request and what it has been through."""
+    @property
+    def killed(self) -> bool:
+        return self.life.killed
 
-    request: EngineRequest
-    continuation: Continuation
-    deaths: int = 0
-    strikes: int = 0
-    """Engines lost in a row without a step of this request since it was submitted."""
-    alone: int = 0
-    """Those of them in which nobody else was without a step."""
+    @property
+    def proven(self) -> bool:
+        return self.trial.passed
+
+    def made(self, _: Step) -> None:
+        self.life.last_step = _now()
+        self.trial.passes()
+
+    def lost(self, error: EngineDead) -> bool:
+        self.report(self.life, str(error))
+        return True
+
+    def refused(self, error: EngineOverloaded | EngineFailed) -> None:
+        raise error
 
 
 @dataclass(eq=False)
@@ -93,8 +103,9 @@ class SupervisedEngine:
         self._failures = 0
         self._depth: int | None = None
         self._unclaimed = Totals()
-        """Of past lives, and of replays."""
+        """Of past lives."""
         self._probation = Probation()
+        self._survival = Survival(self, self.patience, self.watcher)
         self._replacing: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         """There will be no engine any more."""
@@ -105,25 +116,8 @@ class SupervisedEngine:
         self._begin(engine)
         return self._info
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        survivor = Survivor(request, Continuation(request, accounts=self._accounts))
-        while not survivor.continuation.complete:
-            attempt = Attempt()
-            try:
-                async with aclosing(self._attempt(survivor, attempt)) as steps:
-                    async for step in steps:
-                        yield step
-                return
-            except EngineDead as error:
-                if attempt.life is None:
-                    raise
-                self._lost(attempt.life, Cause.DIED, str(error))
-                self._interrupted(survivor, attempt)
-            except Diverged:
-                survivor.continuation.diverged()
-            finally:
-                self._unclaimed += total(survivor.continuation.take_left_out(), requests=0)
-        yield Step((), finish=FinishReason.LENGTH)
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+        return self._survival.generate(request)
 
     async def set_depth(self, depth: int) -> int:
         """Bound every request's depth, now and in engines to come; returns the bound in force."""
@@ -147,7 +141,8 @@ class SupervisedEngine:
     def unclaimed(self) -> Totals:
         """Steps whose tokens went to nobody: those of replays, and those the engines count."""
         life = self._alive
-        return self._unclaimed + (Totals() if life is None else _unclaimed(life.engine))
+        now = Totals() if life is None else _unclaimed(life.engine)
+        return self._unclaimed + self._survival.replayed + now
 
     async def aclose(self) -> None:
         life = self._alive
@@ -162,8 +157,19 @@ class SupervisedEngine:
             await life.engine.aclose()
 
     @property
-    def _accounts(self) -> bool:
+    def accounts(self) -> bool:
         return self._info is None or self._info.reports_decode_steps
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    @asynccontextmanager
+    async def place(self, survivor: Survivor) -> AsyncIterator[Attempt]:
+        async with self._probation.trial(alone=survivor.strikes > 0) as trial:
+            life = await self._living()
+            with life.running():
+                yield Attempt(life, trial, partial(self._lost, cause=Cause.DIED))
 
     @property
     def _alive(self) -> Life | None:
@@ -183,53 +189,7 @@ class SupervisedEngine:
             raise EngineDead("No engine came back in time.") from None
         return life
 
-    async def _attempt(self, survivor: Survivor, attempt: Attempt) -> AsyncGenerator[Step, None]:
-        """Steps from one life, each token once."""
-        await self._probation.enter(alone=survivor.strikes > 0)
-        try:
-            attempt.life = life = await self._living()
-            with life.running():
-                rest = survivor.continuation.rest()
-                async with aclosing(life.engine.generate(rest)) as steps:
-                    async for step in steps:
-                        life.last_step = _now()
-                        self._prove(survivor, attempt)
-                        new = survivor.continuation.take(step)
-                        if new is not None:
-                            yield new
-        finally:
-            if not attempt.proven:
-                self._probation.leave()
-
-    def _prove(self, survivor: Survivor, attempt: Attempt) -> None:
-        if not attempt.proven:
-            attempt.proven = True
-            survivor.strikes = survivor.alone = 0
-            self._probation.leave()
-
-    def _interrupted(self, survivor: Survivor, attempt: Attempt) -> None:
-        """Raises what ends a request that is not to be continued."""
-        assert attempt.life is not None
-        survivor.deaths += 1
-        if attempt.proven:
-            survivor.strikes = survivor.alone = 0
-        else:
-            survivor.alone += survivor.strikes > 0
-            survivor.strikes += 1
-        most = self.patience.kills if attempt.life.killed else 1
-        if survivor.alone >= most:
-            self.watcher.interrupted(Outcome.QUARANTINED)
-            log.error("request %s kills engines; it is refused", survivor.request.id)
-            raise RequestQuarantined(
-                f"The engine died {survivor.strikes} times in a row while it ran request "
-                f"{survivor.request.id}; it will not be run again."
-            )
-        if survivor.deaths > self.patience.continuations or self._over.is_set():
-            self.watcher.interrupted(Outcome.LOST)
-            raise EngineDead("The engine died, and the answer could not be continued.")
-        self.watcher.interrupted(survivor.continuation.way)
-
-    def _lost(self, life: Life, cause: Cause, reason: str) -> None:
+    def _lost(self, life: Life, reason: str, *, cause: Cause) -> None:
         """Begin to replace ``life``, once."""
         if life.lost:
             return
@@ -296,7 +256,7 @@ class SupervisedEngine:
             await asyncio.sleep(self.patience.poll_s)
             cause, reason = await self._ask(life)
             if cause is not None:
-                self._lost(life, cause, reason)
+                self._lost(life, reason, cause=cause)
 
     async def _ask(self, life: Life) -> tuple[Cause | None, str]:
         patience = self.patience

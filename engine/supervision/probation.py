@@ -10,6 +10,21 @@ that was running when an operator killed the engine is not punished.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Trial:
+    """One submission: on trial until it passes, by a step, or is over."""
+
+    def __init__(self, probation: Probation) -> None:
+        self._probation = probation
+        self.passed = False
+
+    def passes(self) -> None:
+        if not self.passed:
+            self.passed = True
+            self._probation.leave()
 
 
 class Probation:
@@ -20,6 +35,16 @@ class Probation:
         self._unproven = 0
         self._waiting = 0
         self._alone = False
+
+    @asynccontextmanager
+    async def trial(self, *, alone: bool) -> AsyncIterator[Trial]:
+        await self.enter(alone=alone)
+        trial = Trial(self)
+        try:
+            yield trial
+        finally:
+            if not trial.passed:
+                self.leave()
 
     async def enter(self, *, alone: bool) -> None:
         if not alone:
