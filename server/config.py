@@ -27,6 +27,7 @@ POSITIVE = (
     "max_body_bytes", "first_event_grace_s", "keep_alive_s",
     "engine_hang_s", "engine_stall_s", "engine_wait_s",
     "max_running", "max_queued_tokens", "body_timeout_s", "reader_timeout_s",
+    "upstream_connect_s", "upstream_first_token_s", "upstream_idle_s", "upstream_start_s",
 )  # fmt: skip
 """Settings that must be above 0."""
 
@@ -69,6 +70,27 @@ class Settings:
     preflight: bool = setting(
         True, "refuse to start when the checks of `eaglegate check` find an obstacle"
     )
+    upstream: str | None = setting(
+        None,
+        "vLLM servers that generate in place of an engine of this process: "
+        "http://HOST:PORT; text+http://HOST:PORT for servers of other makes",
+        metavar="URL[,URL...]",
+    )
+    upstream_file: str | None = setting(
+        None, "a file of such URLs, one per line; read again when it changes"
+    )
+    upstream_dns: str | None = setting(
+        None, "HOST:PORT whose addresses are workers, such as a headless service's"
+    )
+    upstream_key: str | None = setting(
+        None, "API key the workers ask for; better in the environment than on a command line"
+    )
+    upstream_connect_s: float = setting(5.0, "seconds a worker may take to accept a connection")
+    upstream_first_token_s: float = setting(
+        300.0, "seconds a worker may take to a request's first token"
+    )
+    upstream_idle_s: float = setting(60.0, "seconds a worker may pause within a stream")
+    upstream_start_s: float = setting(600.0, "seconds a worker that is loading is waited for")
     workloads: tuple[str, ...] = setting(
         (), "more workload names clients may give in x-eaglegate-workload"
     )
