@@ -85,6 +85,10 @@ class Telemetry:
         for group in self.groups:
             group.refused(api, code)
 
+    def not_stored(self) -> None:
+        for group in self.groups:
+            group.not_stored()
+
     def sequence(self, request: EngineRequest, model: str) -> tuple[Sequence, Callable[[], None]]:
         """Where the steps of ``request`` go, and what to call when no more will come.
 

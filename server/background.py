@@ -65,21 +65,20 @@ class Run:
     async def _run(self, source: Batches) -> None:
         stream = self.stream
         await self._say(stream.opening())
+        last: list[bytes] = []
         try:
             async with aclosing(source) as batches:
                 async for choice, events in batches:
                     await self._say(stream.frames(choice, events))
-            last = [stream.close()]
         except (GatewayError, EngineError) as error:
             last = stream.failing(as_gateway_error(error))
         except asyncio.CancelledError:
             stream.building.cancel()
-            last = [stream.close()]
         except Exception:
             logger.exception("a background response broke")
             last = stream.failing(GatewayError("The gateway failed; the answer is incomplete."))
         await self._keep()
-        await self._say(last, over=True)
+        await self._say(last or [stream.close()], over=True)
 
     async def _say(self, frames: list[bytes], over: bool = False) -> None:
         async with self._grown:

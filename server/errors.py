@@ -10,6 +10,7 @@ GatewayError              500  server_error
  +-- Forbidden            403  permission_error
  +-- TooManyRequests      429  rate_limit_error
  +-- Unavailable          503  service_unavailable
+ |    +-- StoreFailed     503
  +-- DeadlineExceeded     504  timeout_error
  +-- ReaderTooSlow        never sent: the client does not read
 
@@ -108,6 +109,12 @@ class Unavailable(GatewayError):
     status = 503
     type = "service_unavailable"
     code = "unavailable"
+
+
+class StoreFailed(Unavailable):
+    """Stored responses could not be reached; the cause is in the log."""
+
+    code = "store_failed"
 
 
 class DeadlineExceeded(GatewayError):

@@ -88,6 +88,10 @@ class Observer(Protocol):
         """A request was turned away; ``code`` is the gateway error's own (a bounded set)."""
         ...
 
+    def not_stored(self) -> None:
+        """An answer was handed over and could not be stored, though it was to be."""
+        ...
+
 
 class NullObservation:
     """Sees nothing."""
@@ -106,6 +110,9 @@ class NullObserver:
         return NullObservation()
 
     def refused(self, api: str, code: str) -> None:
+        pass
+
+    def not_stored(self) -> None:
         pass
 
 

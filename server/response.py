@@ -157,7 +157,7 @@ class StreamedResponse(Watched):
                 await stream.write(self._encoder.encode(choice, events))
             end = self._encoder.close()
         except ReaderTooSlow as error:
-            await _tell_source(batches, error)
+            await tell_source(batches, error)
             return
         except (GatewayError, EngineError) as error:
             end = self._encoder.fail(as_gateway_error(error))
@@ -231,7 +231,7 @@ def _refusal(first: asyncio.Future[Batch]) -> GatewayError | None:
     raise error
 
 
-async def _tell_source(batches: Batches, error: ReaderTooSlow) -> None:
+async def tell_source(batches: Batches, error: ReaderTooSlow) -> None:
     """End the source with the reason, so that it is counted as such."""
     with suppress(ReaderTooSlow, StopAsyncIteration):
         await batches.athrow(error)

@@ -4,7 +4,7 @@ from observability.metrics.base import Group
 from observability.metrics.engine import EngineState
 from observability.metrics.gpu import Gpus
 from observability.metrics.latency import Latency, StepLatency, UserSpeed
-from observability.metrics.requests import Admission, Queue, Requests, Streams
+from observability.metrics.requests import Admission, Queue, Requests, Store, Streams
 from observability.metrics.slices import ByContext, ByPhase, ByTemplate
 from observability.metrics.speculation import (
     Acceptance,
@@ -23,6 +23,7 @@ GROUPS: tuple[type[Group], ...] = (
     Admission,
     Queue,
     Streams,
+    Store,
     Latency,
     StepLatency,
     UserSpeed,

@@ -85,6 +85,9 @@ class Group:
     def refused(self, where: str, code: str) -> None:
         """A request was turned away; ``where`` is an API's name or a path."""
 
+    def not_stored(self) -> None:
+        """An answer that was to be stored could not be."""
+
     def forgotten(self, template: str) -> None:
         """A template lost its name; drop its series."""
 

@@ -105,3 +105,19 @@ class Streams(Group):
     def ended(self, labels: Labels, records: list[Record]) -> None:
         for ending, count in Counter(r.ending for r in records if r.interrupted).items():
             self._cut(*labels, ending.value).inc(count)
+
+
+class Store(Group):
+    """Responses that were delivered and could not be stored: the disk is full, or the database
+    away. Their ``store`` says false.
+
+    ``increase(eaglegate_responses_not_stored_total[15m]) > 0``
+    """
+
+    def declare(self) -> None:
+        self._lost = 0
+        help_ = "Responses delivered that could not be stored"
+        self.computed("responses_not_stored_total", help_, (), lambda: [((), self._lost)])
+
+    def not_stored(self) -> None:
+        self._lost += 1

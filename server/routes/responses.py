@@ -14,13 +14,20 @@ from starlette.responses import Response, StreamingResponse
 from server.background import Run
 from server.body import read_body
 from server.caller import caller
-from server.errors import InvalidRequest, NotFound, openai_body
+from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
 from server.gateway import Gateway
 from server.generate import Path, events
 from server.job import Job
+from server.observer import Observer
 from server.protocol.parse import parse
 from server.protocol.responses import ResponsesRequest
-from server.response import Batches, FoldedResponse, StreamedResponse, send_json
+from server.response import (
+    Batches,
+    FoldedResponse,
+    StreamedResponse,
+    send_json,
+    tell_source,
+)
 from server.routes.answering import WORKLOAD_HEADER, permitted, rendering
 from server.routes.documented import accepts
 from server.store import ResponseStore, Stored
@@ -54,7 +61,8 @@ class Desk:
         job = responses_job(asked, [*before, *given], path.served, named)
         job = permitted(job, caller.get())
         source = events(job, path, gateway.observer, arrived)
-        making = _Making(job, owner, given, gateway.store if kept else None)
+        store = gateway.store if kept else None
+        making = _Making(job, owner, given, store, gateway.observer)
         if asked.background:
             return await self._in_background(making, path, source)
         return self._now(making, path, source)
@@ -73,9 +81,9 @@ class Desk:
         stream = ResponseStream(job, rendering(path))
 
         async def keep() -> None:
-            await making.keep(stream.building)
+            await making.keep_if_possible(stream.building)
 
-        await keep()
+        await making.keep(stream.building)
         run = Run(making.owner, stream, keep)
         self._gateway.runs.add(job.id, run)
         queued = stream.building.response()
@@ -84,7 +92,7 @@ class Desk:
 
     async def get(self, id: str) -> dict[str, Any]:
         run = self._gateway.runs.get(id, self._gateway.owner())
-        if run is not None and not run.ended:
+        if run is not None:
             return run.stream.building.response()
         return _as_it_is((await self._stored(id)).response)
 
@@ -162,20 +170,42 @@ class Desk:
 class _Making:
     """One response on its way into the store, if it is to be kept."""
 
-    def __init__(self, job: Job, owner: str, given: Items, store: ResponseStore | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        owner: str,
+        given: Items,
+        store: ResponseStore | None,
+        observer: Observer,
+    ) -> None:
         self.job = job
         self.owner = owner
         self._given = given
         self._store = store
+        self._observer = observer
 
     async def kept(self, source: Batches, building: Building) -> Batches:
         """The batches; after the last, the response is stored before the client hears of it."""
+        building.kept = self._store is not None
         async with aclosing(source) as batches:
             async for batch in batches:
-                yield batch
-        await self.keep(building)
+                try:
+                    yield batch
+                except ReaderTooSlow as error:
+                    await tell_source(batches, error)
+                    raise
+        await self.keep_if_possible(building)
+
+    async def keep_if_possible(self, building: Building) -> None:
+        """The answer is worth more than its copy: without one it is delivered and says so."""
+        try:
+            await self.keep(building)
+        except StoreFailed:
+            building.kept = False
+            self._observer.not_stored()
 
     async def keep(self, building: Building) -> None:
+        """Raises StoreFailed."""
         if self._store is None:
             return
         job = self.job

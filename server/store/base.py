@@ -22,7 +22,7 @@ class Stored:
 
 
 class ResponseStore(Protocol):
-    """Keeps responses per owner: one never sees those of another."""
+    """Keeps responses per owner: one never sees those of another. All raise StoreFailed."""
 
     async def put(self, stored: Stored) -> None:
         """Add, or replace the one with the same id."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from sqlalchemy import (
@@ -26,10 +30,17 @@ from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
+from server.errors import StoreFailed
 from server.store.base import Stored
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 SWEEP_EVERY = 100
 """Puts between two sweeps of what is too old or too much."""
+CONNECTIONS = 8
+"""At a time, to a database that is not a file."""
 
 METADATA = MetaData()
 RESPONSES = Table(
@@ -57,33 +68,38 @@ class Retention:
 
 
 class SqlStore:
-    """Calls run in threads; SQLite writes one at a time."""
+    """Calls run in threads of their own: one for SQLite, whose connection takes one at a time."""
 
     def __init__(self, url: str, retention: Retention | None = None) -> None:
         """Raises StoreError."""
         self._retention = retention or Retention()
         self._puts = 0
-        self._lock = asyncio.Lock()
         try:
             self._engine = _connect(url)
             METADATA.create_all(self._engine)
         except (SQLAlchemyError, ArgumentError, ImportError, OSError) as error:
             raise StoreError(f"responses cannot be stored at {_shown(url)}: {error}") from error
+        workers = 1 if self._engine.dialect.name == "sqlite" else CONNECTIONS
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="responses")
         self._sweep()
 
     async def put(self, stored: Stored) -> None:
-        async with self._lock:
-            await asyncio.to_thread(self._put, stored)
+        await self._run("stored", self._put, stored)
 
     async def get(self, id: str, owner: str) -> Stored | None:
-        return await asyncio.to_thread(self._get, id, owner)
+        return await self._run("read", self._get, id, owner)
 
     async def delete(self, id: str, owner: str) -> bool:
-        async with self._lock:
-            return await asyncio.to_thread(self._delete, id, owner)
+        return await self._run("deleted", self._delete, id, owner)
 
     async def aclose(self) -> None:
-        await asyncio.to_thread(self._engine.dispose)
+        await self._run("left", self._engine.dispose)
+        self._threads.shutdown(wait=False)
+
+    async def _run(self, what: str, work: Callable[..., Result], *given: object) -> Result:
+        """Raises StoreFailed."""
+        with _explained(what):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
 
     def _put(self, stored: Stored) -> None:
         row = {
@@ -116,6 +132,13 @@ class SqlStore:
             return connection.execute(gone).rowcount > 0
 
     def _sweep(self) -> None:
+        """Not worth failing for: a full disk has no room for deleting either."""
+        try:
+            self._remove_surplus()
+        except SQLAlchemyError as error:
+            log.error("old responses could not be removed: %s", _cause(error))
+
+    def _remove_surplus(self) -> None:
         oldest = time.time() - self._retention.seconds
         with self._engine.begin() as connection:
             connection.execute(delete(RESPONSES).where(RESPONSES.c.created < oldest))
@@ -136,14 +159,31 @@ def _connect(url: str) -> Engine:
     """Only the owner may read an SQLite file: it holds prompts."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        return create_engine(parsed, pool_pre_ping=True)
+        return create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
     if parsed.database in (None, "", ":memory:"):
         arguments = {"check_same_thread": False}
-        return create_engine(parsed, poolclass=StaticPool, connect_args=arguments)
+        return create_engine(
+            parsed, poolclass=StaticPool, connect_args=arguments, hide_parameters=True
+        )
     path = Path(str(parsed.database))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
-    return create_engine(parsed)
+    return create_engine(parsed, hide_parameters=True)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """The cause goes to the log: it may name hosts and files."""
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as error:
+        log.error("responses cannot be %s: %s", what, _cause(error))
+        raise StoreFailed(f"Responses cannot be {what} at the moment.", retry_after_s=5) from error
+
+
+def _cause(error: Exception) -> str:
+    """What the database said, without the statement."""
+    return str(getattr(error, "orig", None) or error)
 
 
 def _shown(url: str) -> str:

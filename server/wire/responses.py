@@ -84,6 +84,8 @@ class Building:
         self._finish: Finish | None = None
         self._error: GatewayError | None = None
         self._completed_at: int | None = None
+        self.kept = True
+        """False for one that will not be found again; then ``store`` says so, too."""
         self.status = "queued" if job.repeated.get("background") else "in_progress"
 
     def begin(self) -> Iterator[Said]:
@@ -142,6 +144,7 @@ class Building:
             "error": self._shown_error(),
             "incomplete_details": self._incomplete(),
             **self._job.repeated,
+            "store": self.kept and self._job.repeated["store"],
             "output": [*self._done, *open_item],
             "usage": None if self._finish is None else _usage(self._finish),
         }

@@ -22,7 +22,10 @@ import httpx
 from tests.conftest import RunningGateway, serving
 from tests.faults import engine_process, streams
 
-ARGUMENTS = ("--engine-failures", "1000", "--continuations", "1000")
+ARGUMENTS = (
+    "--engine-failures", "1000", "--continuations", "1000", "--engine-stable-s", "1",
+)  # fmt: skip
+"""Every life counts as a success: a recovery is a start, without the pauses of a crash loop."""
 PAUSE_S = 1.5
 """How long the streams run between two kills."""
 

@@ -309,7 +309,14 @@ async def test_over_the_bounds_is_429_before_any_work(lab):
     assert not lab.renderer.seen
 
 
-async def test_a_client_that_does_not_read_is_cut_off(lab):
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+async def test_a_client_that_does_not_read_is_cut_off(lab, path, asked):
     lab.gateway.timing = Timing(reader_s=0.02)
     step = Step(tuple(lab.renderer.encode("word", False)))
     lab.engine.script = [step] * 50
@@ -322,9 +329,7 @@ async def test_a_client_that_does_not_read_is_cut_off(lab):
             return observation
 
     lab.gateway.observer = Notes()
-    body = orjson.dumps(
-        {"model": "demo", "stream": True, "messages": [{"role": "user", "content": "x"}]}
-    )
+    body = orjson.dumps({"model": "demo", "stream": True} | asked)
 
     async def receive():
         if not receive.sent:
@@ -338,7 +343,7 @@ async def test_a_client_that_does_not_read_is_cut_off(lab):
 
     receive.sent = False
     scope = {
-        "type": "http", "method": "POST", "path": "/v1/chat/completions",
+        "type": "http", "method": "POST", "path": path,
         "headers": [(b"content-type", b"application/json")], "query_string": b"",
         "http_version": "1.1", "scheme": "http", "root_path": "",
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),

@@ -11,6 +11,8 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from engine.errors import EngineDead, EngineOverloaded
 from engine.scripted import Pause
 from engine.types import Step
+from server.errors import StoreFailed
+from server.observer import NullObserver
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 ANSWER = f"<think>\nhm\n</think>\n\nLet me look.\n{CALL}"
@@ -273,6 +275,50 @@ async def test_one_that_was_running_when_the_gateway_stopped_has_failed(lab):
     lab.gateway.runs.forget(made["id"])
     assert (await lab.get(f"{URL}/{made['id']}")).json["status"] == "failed"
     await run.cancel()
+
+
+@pytest.fixture
+def forgetful(lab):
+    """Its store takes nothing any more."""
+    lab.not_stored = []
+
+    class Notes(NullObserver):
+        def not_stored(self):
+            lab.not_stored.append(1)
+
+    async def put(_stored):
+        raise StoreFailed("Responses cannot be stored at the moment.", retry_after_s=5)
+
+    lab.gateway.observer = Notes()
+    lab.gateway.store.put = put
+    return lab
+
+
+async def test_an_answer_that_cannot_be_stored_is_delivered_says_so_and_is_counted(forgetful):
+    forgetful.says("yes")
+    whole = await ask(forgetful)
+    assert (whole.status, whole.json["store"]) == (200, False)
+    assert whole.json["output"][0]["content"][0]["text"] == "yes"
+    events = said(await ask(forgetful, stream=True))
+    assert events[-1]["type"] == "response.completed"
+    assert events[-1]["response"]["store"] is False
+    assert len(forgetful.not_stored) == 2
+    assert (await forgetful.get(f"{URL}/{whole.json['id']}")).status == 404
+
+
+async def test_a_background_response_needs_a_store_to_begin_but_not_to_end(lab, forgetful):
+    lab.says("one two", [1])
+    refused = await ask(lab, background=True)
+    assert (refused.status, refused.json["error"]["code"]) == (503, "store_failed")
+    assert not lab.engine.requests
+    failing = lab.gateway.store.put
+    del lab.gateway.store.put
+    made = (await ask(lab, background=True)).json
+    lab.gateway.store.put = failing
+    await lab.gateway.runs.get(made["id"], "").task
+    response = (await lab.get(f"{URL}/{made['id']}")).json
+    assert (response["status"], response["store"]) == ("completed", False)
+    assert said(await lab.get(f"{URL}/{made['id']}?stream=true"))[-1]["response"] == response
 
 
 async def test_logprobs_are_those_of_the_text(lab):

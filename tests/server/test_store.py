@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
 import time
 
 import pytest
+from sqlalchemy import event
 
+from server.errors import StoreFailed
 from server.store import Stored
 from server.store.sql import Retention, SqlStore, StoreError
 
@@ -57,3 +60,58 @@ def test_one_that_cannot_be_opened_says_so_without_its_password(url):
     with pytest.raises(StoreError) as raised:
         SqlStore(url)
     assert "pw" not in str(raised.value)
+
+
+async def test_many_at_once_lose_nothing():
+    """In memory there is one connection: what one call rolls back must not be another's."""
+    store = SqlStore("sqlite://")
+    names = [f"r{at}" for at in range(200)]
+
+    async def both(name):
+        await store.put(stored(name))
+        assert (await store.get(name, "")).id == name
+
+    await asyncio.gather(*(both(name) for name in names))
+    assert all([await store.get(name, "") for name in names])
+    await store.aclose()
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A store on a full disk: SQLite may use the pages it has, no more."""
+    store = SqlStore(f"sqlite:///{tmp_path}/responses.sqlite")
+    fill(store)
+    return store
+
+
+def fill(store):
+    def limited(connection, _record):
+        connection.execute("PRAGMA max_page_count = 1")
+
+    event.listen(store._engine, "connect", limited)
+    store._engine.dispose()
+
+
+async def test_a_full_disk_is_told_without_what_was_to_be_stored(full, caplog):
+    secret = Stored("big", "", time.time(), {"id": "big", "output": ["secret" * 10_000]}, [])
+    with pytest.raises(StoreFailed) as raised:
+        await full.put(secret)
+    assert "database or disk is full" in caplog.text
+    assert "secret" not in caplog.text + str(raised.value) + str(raised.value.__cause__)
+    assert await full.get("big", "") is None
+
+
+async def test_what_was_stored_survives_a_full_disk(tmp_path):
+    store = SqlStore(f"sqlite:///{tmp_path}/responses.sqlite")
+    await store.put(stored("before"))
+    fill(store)
+    with pytest.raises(StoreFailed):
+        await store.put(Stored("big", "", time.time(), {"output": ["x" * 100_000]}, []))
+    assert (await store.get("before", "")).id == "before"
+    assert await store.delete("before", "")
+    await store.aclose()
+    again = SqlStore(f"sqlite:///{tmp_path}/responses.sqlite")
+    await again.put(stored("after"))
+    assert (await again.get("after", "")).id == "after"
+    with again._engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
