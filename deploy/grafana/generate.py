@@ -1,4 +1,4 @@
-"""Write the dashboards of panels.py as Grafana JSON: ``python deploy/grafana/generate.py``.
+"""Write the dashboards of boards/ as Grafana JSON: ``python deploy/grafana/generate.py``.
 
 With ``--check`` nothing is written and the exit status says whether the files are up to date.
 """
@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 from string import ascii_uppercase
 
+from boards import DASHBOARDS
 from grafana_foundation_sdk.builders import common, prometheus, stat, timeseries
 from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import GraphDrawStyle, LegendDisplayMode, StackingMode
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef
-from panels import DASHBOARDS, Dashboard, Panel
+from panels import Dashboard, Panel
 
 FOLDER = Path(__file__).parent / "dashboards"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")

@@ -1,4 +1,4 @@
-"""Dashboards: generated from panels.py, and asking only for metrics that exist."""
+"""Dashboards: generated from boards, and asking only for metrics that exist."""
 
 from __future__ import annotations
 

@@ -1,0 +1,10 @@
+"""The dashboards, one file each."""
+
+from __future__ import annotations
+
+from boards.engine import ENGINE
+from boards.overview import OVERVIEW
+from boards.speculation import SPECULATION
+from boards.tools import TOOLS
+
+DASHBOARDS = (OVERVIEW, SPECULATION, TOOLS, ENGINE)
