@@ -5,121 +5,75 @@ The tests inspect them; benchmarks/broken_drafts.py also loads each into the rea
 
 from __future__ import annotations
 
-import json
 import shutil
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.speculation.inspection.safetensors_header import read_header
-
-DEMO = Path(__file__).parents[3] / "engine" / "demo"
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-AUX = 3
-
-
-@dataclass(frozen=True)
-class Array:
-    """A tensor as bytes; ``data`` holds bfloat16 as uint16."""
-
-    dtype: str
-    data: NDArray[Any]
-
-
-def bf16(values: NDArray[Any]) -> Array:
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    return Array("BF16", (bits >> 16).astype(np.uint16))
-
-
-def ones(*shape: int) -> Array:
-    return bf16(np.ones(shape))
-
-
-def floats(array: Array) -> NDArray[Any]:
-    return (array.data.astype(np.uint32) << 16).view(np.float32)
-
-
-def noise(*shape: int) -> Array:
-    return bf16(np.random.default_rng(0).normal(0, 0.02, shape))
-
-
-@dataclass
-class Folder:
-    """A model folder in memory: edit it, then write it."""
-
-    config: dict[str, Any]
-    tensors: dict[str, Array]
-    config_text: str | None = None
-    files: dict[str, bytes] = field(default_factory=dict)
-    shards: int = 1
-    weights: bool = True
-    exists: bool = True
-
-    def write(self, where: Path) -> None:
-        if not self.exists:
-            return
-        where.mkdir(parents=True)
-        text = json.dumps(self.config) if self.config_text is None else self.config_text
-        if text:
-            (where / "config.json").write_text(text)
-        if self.weights:
-            self.write_weights(where)
-        for name, data in self.files.items():
-            (where / name).write_bytes(data)
-
-    def write_weights(self, where: Path) -> None:
-        names = sorted(self.tensors)
-        if self.shards == 1:
-            write_safetensors(where / "model.safetensors", self.tensors)
-            return
-        weight_map: dict[str, str] = {}
-        for index in range(self.shards):
-            file = f"model-{index + 1:05}-of-{self.shards:05}.safetensors"
-            part = {name: self.tensors[name] for name in names[index :: self.shards]}
-            write_safetensors(where / file, part)
-            weight_map |= dict.fromkeys(part, file)
-        index_text = json.dumps({"metadata": {}, "weight_map": weight_map})
-        (where / "model.safetensors.index.json").write_text(index_text)
-
-
-def write_safetensors(file: Path, tensors: Mapping[str, Array]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for name, array in tensors.items():
-        end = position + array.data.nbytes
-        header[name] = {
-            "dtype": array.dtype,
-            "shape": list(array.data.shape),
-            "data_offsets": [position, end],
-        }
-        position = end
-    text = json.dumps(header).encode()
-    with file.open("wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text)
-        for array in tensors.values():
-            stream.write(np.ascontiguousarray(array.data).tobytes())
-
-
-def read_folder(path: Path) -> Folder:
-    kinds = {"BF16": np.uint16, "F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
-    tensors = {}
-    for name, tensor in read_header(path / "model.safetensors").items():
-        count = int(np.prod(tensor.shape))
-        data = np.fromfile(tensor.file, kinds[tensor.dtype], count, offset=tensor.start)
-        tensors[name] = Array(tensor.dtype, data.reshape(tensor.shape))
-    return Folder(json.loads((path / "config.json").read_text()), tensors)
-
-
-Change = Callable[[Folder], None]
-
-
-def unchanged(draft: Folder) -> None:
-    """The demo's draft as it is."""
+from tests.engine.speculation.draft_changes import (
+    ABSENT,
+    backwards,
+    before_fc,
+    biases,
+    both,
+    configure,
+    cut_fc,
+    drop,
+    loud_norm,
+    map_changed,
+    mirrored,
+    nested,
+    poisoned,
+    prefixed,
+    put,
+    reduced,
+    rekeyed,
+    renamed,
+    shuffled_head,
+    speculators,
+    weighty_norms,
+    wider,
+    without,
+    without_last_norm,
+)
+from tests.engine.speculation.draft_folder import (
+    AUX,
+    DEMO,
+    LAYER_IDS,
+    Change,
+    bf16,
+    noise,
+    ones,
+    read_folder,
+    unchanged,
+    whole_head,
+    width,
+)
+from tests.engine.speculation.draft_kinds import (
+    LFS,
+    absent,
+    eagle1,
+    in_shards,
+    latent,
+    latent_target,
+    narrower,
+    one_head,
+    own_embedding,
+    qwen3,
+    second_layer,
+    set_text,
+    six_layers,
+    smaller_model,
+    smaller_vocabulary,
+    truncated,
+    weightless,
+    weights_as,
+    whole_model,
+    without_shard,
+)
 
 
 @dataclass(frozen=True)
@@ -165,465 +119,17 @@ class DraftCase:
         return target, {key: value for key, value in merged.items() if value is not None}
 
 
-def configure(**values: Any) -> Change:
-    def change(draft: Folder) -> None:
-        draft.config |= values
-
-    return change
-
-
-def without(*keys: str) -> Change:
-    def change(draft: Folder) -> None:
-        for key in keys:
-            del draft.config[key]
-
-    return change
-
-
-def drop(*marks: str) -> Change:
-    """Drop every tensor with one of the marks in its name."""
-
-    def change(draft: Folder) -> None:
-        kept = {n: a for n, a in draft.tensors.items() if not any(mark in n for mark in marks)}
-        assert len(kept) < len(draft.tensors)
-        draft.tensors = kept
-
-    return change
-
-
-def put(name: str, make: Callable[[Folder], Array]) -> Change:
-    def change(draft: Folder) -> None:
-        draft.tensors[name] = make(draft)
-
-    return change
-
-
-def renamed(old: str, new: str) -> Change:
-    def change(draft: Folder) -> None:
-        draft.tensors = {n.replace(old, new): a for n, a in draft.tensors.items()}
-
-    return change
-
-
-def prefixed(draft: Folder) -> None:
-    draft.tensors = {f"model.{name}": array for name, array in draft.tensors.items()}
-
-
-def rekeyed(old: str, new: str) -> Change:
-    def change(draft: Folder) -> None:
-        draft.config[new] = draft.config.pop(old)
-
-    return change
-
-
-def nested(*keys: str) -> Change:
-    """Move flags into eagle_config."""
-
-    def change(draft: Folder) -> None:
-        draft.config["eagle_config"] = {key: draft.config.pop(key) for key in keys}
-
-    return change
-
-
-def both(*changes: Change) -> Change:
-    def change(draft: Folder) -> None:
-        for one in changes:
-            one(draft)
-
-    return change
-
-
-def width(draft: Folder) -> int:
-    return int(draft.config["hidden_size"])
-
-
-def whole_head(draft: Folder) -> None:
-    """Undo a reduced vocabulary, so that cases start alike whatever the demo ships."""
-    if "d2t" not in draft.tensors:
-        return
-    offsets, rows = draft.tensors.pop("d2t").data, draft.tensors["lm_head.weight"].data
-    draft.tensors.pop("t2d", None)
-    full = np.zeros((int(draft.config["vocab_size"]), rows.shape[1]), rows.dtype)
-    full[offsets + np.arange(len(offsets))] = rows
-    draft.tensors["lm_head.weight"] = Array("BF16", full)
-    draft.config["draft_vocab_size"] = len(full)
-
-
-def reduced(draft: Folder) -> None:
-    """A draft vocabulary of fifteen ids in sixteen, with a right d2t and t2d."""
-    full = int(draft.config["vocab_size"])
-    ids = np.array([one for one in range(full) if one % 16 != 15])
-    draft.tensors["lm_head.weight"] = Array("BF16", draft.tensors["lm_head.weight"].data[ids])
-    draft.tensors["d2t"] = Array("I64", ids - np.arange(len(ids)))
-    draft.tensors["t2d"] = Array("BOOL", np.isin(np.arange(full), ids))
-    draft.config["draft_vocab_size"] = len(ids)
-
-
-def map_changed(edit: Callable[[NDArray[Any]], NDArray[Any]], mask: bool = False) -> Change:
-    def change(draft: Folder) -> None:
-        reduced(draft)
-        draft.tensors["d2t"] = Array("I64", edit(draft.tensors["d2t"].data))
-        if not mask:
-            del draft.tensors["t2d"]
-
-    return change
-
-
-def wider(count: int) -> Change:
-    """fc and fc_norm for more captured layers; the new ones get no weight."""
-
-    def change(draft: Folder) -> None:
-        hidden = width(draft)
-        more = np.zeros((hidden, (count - AUX) * hidden), np.uint16)
-        draft.tensors["fc.weight"] = Array(
-            "BF16", np.concatenate([draft.tensors["fc.weight"].data, more], axis=1)
-        )
-        for index in range(AUX, count):
-            draft.tensors[f"fc_norm.{index}.weight"] = ones(hidden)
-
-    return change
-
-
-def backwards(draft: Folder) -> None:
-    """As if trained with the layers in descending order, and stated so."""
-    hidden = width(draft)
-    fc = draft.tensors["fc.weight"].data
-    blocks = [fc[:, index * hidden : (index + 1) * hidden] for index in range(AUX)]
-    draft.tensors["fc.weight"] = Array("BF16", np.concatenate(blocks[::-1], axis=1))
-    norms = [draft.tensors[f"fc_norm.{index}.weight"] for index in range(AUX)]
-    for index, norm in enumerate(norms[::-1]):
-        draft.tensors[f"fc_norm.{index}.weight"] = norm
-    draft.config["eagle_config"] = {LAYER_IDS: [5, 4, 2]}
-
-
-def speculators(**top: Any) -> Change:
-    """The speculators format; flags at its top level unless ``top`` says otherwise."""
-
-    def change(draft: Folder) -> None:
-        inner = dict(draft.config)
-        flags = {key: inner.pop(key) for key in ("fc_norm", "norm_output") if key in inner}
-        small = inner.pop("draft_vocab_size")
-        layer = {**inner, **top.get("inner", {})}
-        outer = {
-            "architectures": ["Eagle3DraftModel"],
-            "speculators_model_type": "eagle3",
-            "speculators_version": "0.6.0",
-            "draft_vocab_size": small,
-            "norm_before_residual": False,
-            "norm_before_fc": False,
-            "target_hidden_size": None,
-            LAYER_IDS: None,
-            **flags,
-            "speculators_config": {
-                "algorithm": "eagle3",
-                "default_proposal_method": "greedy",
-                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
-                "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "target"},
-            },
-            "transformer_layer_config": layer,
-        }
-        outer |= {key: value for key, value in top.items() if key != "inner"}
-        draft.config = {key: value for key, value in outer.items() if value is not ABSENT}
-        renamed("midlayer.", "layers.0.")(draft)
-
-    return change
-
-
-ABSENT = object()
-
-
-def weighty_norms(draft: Folder) -> None:
-    """The same draft with fc_norm far from one: powers of two, taken back in fc."""
-    hidden = width(draft)
-    fc = floats(draft.tensors["fc.weight"]).copy()
-    for index in range(AUX):
-        scale = np.float32(2.0 ** (4 * index - 4))
-        name = f"fc_norm.{index}.weight"
-        draft.tensors[name] = bf16(floats(draft.tensors[name]) * scale)
-        fc[:, index * hidden : (index + 1) * hidden] /= scale
-    draft.tensors["fc.weight"] = bf16(fc)
-
-
-def mirrored(draft: Folder) -> None:
-    """The same EAGLE 3 draft with every other channel of its last norm turned round."""
-    signs = np.resize(np.array([1, -1], np.float32), width(draft))
-    for name in ("norm.weight", "lm_head.weight"):
-        draft.tensors[name] = bf16(floats(draft.tensors[name]) * signs)
-
-
-def before_fc(place: str) -> Change:
-    """The norm_before_fc variant, its weights far from one; the flag at a place, or nowhere."""
-
-    def change(draft: Folder) -> None:
-        scales = np.resize(np.array([0.125, 8], np.float32), AUX * width(draft))
-        draft.tensors["input_norm.weight"] = bf16(scales)
-        draft.tensors["fc.weight"] = bf16(floats(draft.tensors["fc.weight"]) / scales)
-        if place == "eagle_config":
-            draft.config["eagle_config"] = {"norm_before_fc": True}
-        elif place == "top":
-            draft.config["norm_before_fc"] = True
-
-    return change
-
-
-def qwen3(draft: Folder) -> None:
-    draft.config |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-    for name in ("q_norm", "k_norm"):
-        draft.tensors[f"midlayer.self_attn.{name}.weight"] = ones(draft.config["head_dim"])
-
-
-LATENT = {
-    "q_lora_rank": 64, "kv_lora_rank": 512,
-    "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32,
-}  # fmt: skip
-"""512 + 64 is the only latent width vLLM's CPU kernel has."""
-
-
-def latent_attention(folder: Folder, prefix: str, taken: int) -> None:
-    """Replace the attention of every layer by MLA with random weights."""
-    hidden, heads = width(folder), int(folder.config["num_attention_heads"])
-    drop("self_attn")(folder)
-    folder.config |= {**LATENT, "num_key_value_heads": heads}
-    folder.config.pop("head_dim")
-    made = {
-        "q_a_proj": noise(64, taken),
-        "q_a_layernorm": ones(64),
-        "q_b_proj": noise(heads * 96, 64),
-        "kv_a_proj_with_mqa": noise(576, taken),
-        "kv_a_layernorm": ones(512),
-        "kv_b_proj": noise(heads * 64, 512),
-        "o_proj": noise(hidden, heads * 32),
-    }
-    for layer in range(folder.config["num_hidden_layers"]):
-        for name, array in made.items():
-            folder.tensors[f"{prefix.format(layer)}self_attn.{name}.weight"] = array
-
-
-def latent(draft: Folder) -> None:
-    """An MLA draft like Kimi's: random, and right in its form."""
-    draft.config |= {
-        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
-        "model_type": "kimi_k2",
-        "eagle_config": {LAYER_IDS: [1, 4, 6], "use_aux_hidden_state": True},
-    }
-    latent_attention(draft, "midlayer.", 2 * width(draft))
-
-
-def latent_target(target: Folder) -> None:
-    """A target like DeepSeek's in its attention, random."""
-    latent_attention(target, "model.layers.{}.", target.config["hidden_size"])
-    layers = target.config["num_hidden_layers"]
-    target.config |= {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "first_k_dense_replace": layers,
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-    }
-
-
-def eagle1(draft: Folder) -> None:
-    """An EAGLE draft as of the first paper: fc over embedding and last state."""
-    hidden = width(draft)
-    drop("midlayer", "fc", "lm_head", "norm")(draft)
-    for key in ("fc_norm", "norm_output", "draft_vocab_size"):
-        draft.config.pop(key)
-    draft.config["architectures"] = ["LlamaForCausalLM"]
-    wide = draft.config["intermediate_size"]
-    keys = draft.config["num_key_value_heads"] * draft.config["head_dim"]
-    for name, shape in {
-        "self_attn.q_proj": (hidden, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (wide, hidden),
-        "mlp.up_proj": (wide, hidden),
-        "mlp.down_proj": (hidden, wide),
-    }.items():
-        draft.tensors[f"layers.0.{name}.weight"] = noise(*shape)
-    draft.tensors["layers.0.post_attention_layernorm.weight"] = ones(hidden)
-    draft.tensors["fc.weight"] = noise(hidden, 2 * hidden)
-
-
-def own_embedding(draft: Folder) -> None:
-    target = read_folder(DEMO / "target")
-    draft.tensors["embed_tokens.weight"] = target.tensors["model.embed_tokens.weight"]
-
-
-def narrower(draft: Folder) -> None:
-    """Half as wide as the target, with an embedding of its own; random."""
-    full, half = width(draft), width(draft) // 2
-    draft.config |= {"hidden_size": half, "target_hidden_size": full}
-    own_embedding(draft)
-    size = {full: half, 2 * full: full}
-    for name, array in draft.tensors.items():
-        if name.startswith("fc_norm"):
-            continue
-        shape = [size.get(one, one) for one in array.data.shape]
-        if "q_proj" in name or "k_proj" in name or "v_proj" in name:
-            shape[0] = array.data.shape[0]
-        elif "o_proj" in name:
-            shape[1] = array.data.shape[1]
-        elif "gate_proj" in name or "up_proj" in name:
-            shape = [array.data.shape[0], half]
-        elif "down_proj" in name:
-            shape = [half, array.data.shape[1]]
-        elif name == "fc.weight":
-            shape = [half, AUX * full]
-        draft.tensors[name] = noise(*shape) if len(shape) > 1 else ones(*shape)
-
-
-def smaller_vocabulary(draft: Folder) -> None:
-    own_embedding(draft)
-    small = int(draft.config["vocab_size"]) // 2
-    draft.config |= {"vocab_size": small, "draft_vocab_size": small}
-    for name in ("embed_tokens.weight", "lm_head.weight"):
-        draft.tensors[name] = Array("BF16", draft.tensors[name].data[:small])
-
-
-def smaller_model(draft: Folder) -> None:
-    """A complete model that knows half of the target's ids."""
-    whole_model(draft)
-    small = int(draft.config["vocab_size"]) // 2
-    draft.config["vocab_size"] = small
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        draft.tensors[name] = Array("BF16", draft.tensors[name].data[:small])
-
-
-def cut_fc(rows: int, blocks: int) -> Change:
-    def change(draft: Folder) -> None:
-        fc = draft.tensors["fc.weight"].data
-        draft.tensors["fc.weight"] = Array("BF16", fc[:rows, : blocks * width(draft)])
-
-    return change
-
-
-def six_layers(target: Folder) -> None:
-    target.config["num_hidden_layers"] = 6
-    drop("layers.6.", "layers.7.")(target)
-
-
-def whole_model(draft: Folder) -> None:
-    target = read_folder(DEMO / "target")
-    draft.config, draft.tensors = target.config, target.tensors
-
-
-def weights_as(data: bytes, name: str = "model.safetensors") -> Change:
-    def change(draft: Folder) -> None:
-        draft.weights = False
-        draft.files[name] = data
-
-    return change
-
-
-def truncated(draft: Folder) -> None:
-    name = "fc.weight"
-    header = {name: {"dtype": "BF16", "shape": [256, 768], "data_offsets": [0, 393216]}}
-    text = json.dumps(header).encode()
-    weights_as(struct.pack("<Q", len(text)) + text + b"\0" * 1000)(draft)
-
-
-def without_shard(draft: Folder) -> None:
-    index = {"weight_map": {"fc.weight": "model-00001-of-00002.safetensors"}}
-    draft.files["model.safetensors.index.json"] = json.dumps(index).encode()
-
-
-def set_text(text: str) -> Change:
-    def change(draft: Folder) -> None:
-        draft.config_text = text
-
-    return change
-
-
-def absent(draft: Folder) -> None:
-    draft.exists = False
-
-
-def weightless(draft: Folder) -> None:
-    draft.weights = False
-
-
-def in_shards(draft: Folder) -> None:
-    draft.shards = 2
-
-
-def poisoned(draft: Folder) -> None:
-    values = np.ones(width(draft), np.float32)
-    values[7] = np.nan
-    draft.tensors["midlayer.hidden_norm.weight"] = bf16(values)
-
-
-def biases(draft: Folder) -> None:
-    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        rows = draft.tensors[f"midlayer.self_attn.{name}.weight"].data.shape[0]
-        draft.tensors[f"midlayer.self_attn.{name}.bias"] = bf16(np.zeros(rows))
-
-
-def gptq(draft: Folder) -> None:
-    """Names and kinds of a four-bit GPTQ export, values random."""
-    draft.config["quantization_config"] = {
-        "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
-    }  # fmt: skip
-    numbers = np.random.default_rng(0)
-    for name in [n for n in draft.tensors if n.startswith("midlayer") and "_proj" in n]:
-        rows, columns = draft.tensors.pop(name).data.shape
-        stem, groups = name.removesuffix("weight"), columns // 128
-        draft.tensors |= {
-            f"{stem}qweight": Array(
-                "I32", numbers.integers(0, 2**31, (columns // 8, rows)).astype(np.int32)
-            ),
-            f"{stem}qzeros": Array("I32", np.full((groups, rows // 8), 0x77777777, np.int32)),
-            f"{stem}scales": bf16(np.full((groups, rows), 0.01)),
-            f"{stem}g_idx": Array("I32", (np.arange(columns) // 128).astype(np.int32)),
-        }
-
-
-def one_head(draft: Folder) -> None:
-    draft.config |= {"num_attention_heads": 1, "num_key_value_heads": 1}
-    hidden, dim = width(draft), draft.config["head_dim"]
-    for name, shape in {
-        "q_proj": (dim, 2 * hidden),
-        "k_proj": (dim, 2 * hidden),
-        "v_proj": (dim, 2 * hidden),
-        "o_proj": (hidden, dim),
-    }.items():
-        draft.tensors[f"midlayer.self_attn.{name}.weight"] = noise(*shape)
-
-
-def loud_norm(draft: Folder) -> None:
-    """The same draft with hidden_norm far from one, taken back in the attention's input."""
-    name = "midlayer.hidden_norm.weight"
-    draft.tensors[name] = bf16(floats(draft.tensors[name]) * 64)
-    for part in ("q_proj", "k_proj", "v_proj"):
-        weight = f"midlayer.self_attn.{part}.weight"
-        values = floats(draft.tensors[weight]).copy()
-        values[:, width(draft) :] /= 64
-        draft.tensors[weight] = bf16(values)
-
-
-def without_last_norm(draft: Folder) -> None:
-    del draft.tensors["norm.weight"]
-
-
-def shuffled_head(draft: Folder) -> None:
-    rows = draft.tensors["lm_head.weight"].data
-    draft.tensors["lm_head.weight"] = Array("BF16", np.roll(rows, 7, axis=0))
-
-
-def second_layer(draft: Folder) -> None:
-    for name, array in list(draft.tensors.items()):
-        if name.startswith("midlayer.mlp."):
-            draft.tensors[name.replace("midlayer", "layers.1")] = array
-
-
-LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 2888672\n"
 EAGLE3 = "EAGLE 3, the demo's"
+
+
 REDUCED = "reduced vocabulary with d2t and t2d"
+
+
 BEFORE_FC = "norm_before_fc variant, flag in eagle_config"
+
+
 MLA = "MLA, Kimi-like, for an MLA target"
+
 
 GOOD = (
     DraftCase("EAGLE 3.1, the demo's", None),
@@ -657,6 +163,7 @@ GOOD = (
               configure(eagle_config={"target_hidden_size": 256, "draft_vocab_size": 2048})),
     DraftCase("K = 7", None, settings={"num_speculative_tokens": 7}),
 )  # fmt: skip
+
 
 BROKEN = (
     # flags
@@ -823,6 +330,7 @@ BROKEN = (
     DraftCase("weights are not safetensors", "weights-malformed", weights_as(b"\xff" * 4096)),
     DraftCase("a shard is missing", "weights-shard-absent", without_shard),
 )  # fmt: skip
+
 
 UNDECIDED = (
     DraftCase("rope_theta consistently wrong", "rope",

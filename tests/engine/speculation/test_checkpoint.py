@@ -9,7 +9,7 @@ import pytest
 
 from engine.speculation.inspection import inspect_draft
 from engine.speculation.inspection.checkpoint import NotHere, locate, open_model
-from tests.engine.speculation.draft_cases import DEMO
+from tests.engine.speculation.draft_folder import DEMO
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 

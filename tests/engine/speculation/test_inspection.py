@@ -9,15 +9,9 @@ import pytest
 
 from engine.speculation.inspection import DraftReport, Severity, inspect_draft
 from engine.speculation.inspection.rules import ALWAYS, EAGLE3_CONFIG, EAGLE3_TENSORS
-from tests.engine.speculation.draft_cases import (
-    BROKEN,
-    DEMO,
-    GOOD,
-    UNDECIDED,
-    DraftCase,
-    gptq,
-    read_folder,
-)
+from tests.engine.speculation.draft_cases import BROKEN, GOOD, UNDECIDED, DraftCase
+from tests.engine.speculation.draft_folder import DEMO, read_folder
+from tests.engine.speculation.draft_kinds import gptq
 
 ALARMS = (Severity.ERROR, Severity.WARNING)
 

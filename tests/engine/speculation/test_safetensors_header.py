@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.speculation.inspection.safetensors_header import BadWeights, read_array, read_header
-from tests.engine.speculation.draft_cases import Array, bf16, write_safetensors
+from tests.engine.speculation.draft_folder import Array, bf16, write_safetensors
 
 
 def with_header(file: Path, header: Any, data: bytes = b"") -> Path:

@@ -12,7 +12,8 @@ import pytest
 from engine.speculation.inspection import Severity, inspect_draft
 from engine.speculation.inspection.safetensors_header import read_array
 from engine.speculation.inspection.torch_archive import Unreadable, read_archive
-from tests.engine.speculation.draft_cases import DEMO, Folder, read_folder, reduced
+from tests.engine.speculation.draft_changes import reduced
+from tests.engine.speculation.draft_folder import DEMO, Folder, read_folder
 
 torch = pytest.importorskip("torch")
 KINDS = {"BF16": torch.bfloat16, "I64": torch.int64, "BOOL": torch.bool}
