@@ -25,7 +25,11 @@ class RequestRejected(EngineError):
 
 
 class EngineOverloaded(EngineError):
-    """The engine's own bounds are reached."""
+    """The engine's own bounds are reached. ``retry_after_s`` is its own advice, if it gave any."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineFailed(EngineError):

@@ -114,7 +114,8 @@ class Step:
     """What an engine yields: the tokens of one engine step, or of several merged ones.
 
     ``decode`` is the engine's own account of the decode steps that produced ``token_ids``, in
-    order. It is empty for the token that comes from prefill and for engines that do not report.
+    order. It is empty for the token that comes from prefill and for engines that do not report. An
+    engine that learns of it only at the end gives the whole answer's with the last step.
     ``logprobs`` has one entry per token when asked for, else none.
     """
 
@@ -123,7 +124,7 @@ class Step:
     logprobs: tuple[PositionLogprobs, ...] = ()
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
     cached_tokens: int | None = None
-    """Prompt tokens served from the prefix cache; on the first step only."""
+    """Prompt tokens served from the prefix cache; on one step only."""
     finish: FinishReason | None = None
     stop_token: int | None = None
     """The stop token id that ended the request; it is the last of ``token_ids``."""
@@ -139,6 +140,8 @@ class SpeculationInfo:
     """K, the most draft tokens a step may verify; 0 when there is no speculation."""
     draft: str | None = None
     summary: str = ""
+    per_request: bool = True
+    """A request's own depth is honoured."""
 
 
 @dataclass(frozen=True, slots=True)

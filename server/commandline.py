@@ -8,7 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from server.config import ConfigError, Settings, add_arguments, gather, settings_from
+from server.config import (
+    ConfigError,
+    Settings,
+    add_arguments,
+    gather,
+    names_given,
+    read_into,
+    setting,
+    settings_from,
+)
 
 if TYPE_CHECKING:
     from server.check import Wanted
@@ -20,6 +29,25 @@ DEMO_TOOL_PARSER = "hermes"
 """The format of the built-in demo; its reasoning format is an engine flag and set there."""
 
 
+UPSTREAMS = ("upstream", "upstream_file", "upstream_dns")
+"""Each of these settings names workers; with one of them there is no engine in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArguments:
+    """What a gateway in front of workers must know of the model; names as in ``vllm serve``."""
+
+    model: str = setting("", "folder or hub name of the model the workers serve")
+    tokenizer: str | None = setting(None, "folder or hub name of its tokenizer, if elsewhere")
+    revision: str | None = setting(None, "branch, tag or commit on the hub")
+    max_model_len: int | None = setting(None, "longest sequence; the workers may allow less")
+    per_request_spec_decode_metrics: str = setting(
+        "none",
+        "how much of its speculation every answer carries",
+        choices=("none", "summary", "detailed"),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CommandLine:
     """``argv`` is as it was given, to be read again."""
@@ -29,9 +57,18 @@ class CommandLine:
     demo: bool
     """No model was named."""
     argv: list[str]
+    model: ModelArguments | None = None
+    """With workers: the engine's flags are theirs."""
+
+    @property
+    def remote(self) -> bool:
+        return self.model is not None
 
 
 def read(command: str, argv: list[str], progress: Callable[[str], None]) -> CommandLine:
+    """Raises ConfigError."""
+    if not names_given(argv, os.environ).isdisjoint(UPSTREAMS):
+        return _read_remote(command, argv)
     progress("loading vLLM")
     from engine.vllm_backend.arguments import add_engine_arguments, engine_parser
 
@@ -50,6 +87,42 @@ def read(command: str, argv: list[str], progress: Callable[[str], None]) -> Comm
     if named is None and settings.tool_call_parser is None:
         settings = replace(settings, tool_call_parser=DEMO_TOOL_PARSER)
     return CommandLine(namespace, settings, demo=named is None, argv=argv)
+
+
+def _read_remote(command: str, argv: list[str]) -> CommandLine:
+    parser = argparse.ArgumentParser(
+        prog=f"eaglegate {command}",
+        usage=f"eaglegate {command} MODEL --upstream URL[,URL...] [options]",
+        description="MODEL is a folder or a hub name; its tokenizer and chat template are read.",
+        epilog="An engine's flags are for the workers; `--help` without --upstream shows them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model_tag", nargs="?", default=None, metavar="MODEL")
+    add_arguments(parser)
+    add_arguments(parser, ModelArguments)
+    dashed = [_dashed(arg) for arg in gather(parser, argv, os.environ)]
+    namespace, unknown = parser.parse_known_args(dashed)
+    if unknown:
+        raise ConfigError(
+            f"{' '.join(unknown)}: with workers there is no engine here; flags of an engine are "
+            "for them (`eaglegate serve --upstream URL --help` shows those of the gateway)"
+        )
+    arguments = read_into(ModelArguments, namespace)
+    named = namespace.model_tag or arguments.model
+    if not named:
+        raise ConfigError(
+            "--upstream needs the model, too: the gateway renders and parses with its tokenizer "
+            f"and chat template. eaglegate {command} MODEL --upstream URL, with MODEL the folder "
+            "or hub name of what the workers serve"
+        )
+    model = replace(arguments, model=named)
+    return CommandLine(namespace, settings_from(namespace), demo=False, argv=argv, model=model)
+
+
+def _dashed(argument: str) -> str:
+    """vLLM's parser takes underscores in flags, so this one does."""
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else argument
 
 
 def engine_arguments_of(namespace: argparse.Namespace) -> Arguments:

@@ -32,6 +32,9 @@ POSITIVE = (
 """Settings that must be above 0."""
 
 
+Kind = typing.TypeVar("Kind")
+
+
 class ConfigError(Exception):
     """A setting that cannot be used; the message names the flag, the value and the rule."""
 
@@ -225,15 +228,20 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def settings_from(namespace: argparse.Namespace) -> Settings:
     """Raises ConfigError."""
+    return read_into(Settings, namespace)
+
+
+def read_into(kind: type[Kind], namespace: argparse.Namespace) -> Kind:
+    """The fields of ``kind``, as far as they are given."""
     given = vars(namespace)
     values: dict[str, Any] = {
         item.name: tuple(given[item.name])
         if isinstance(given[item.name], list)
         else given[item.name]
-        for item in fields(Settings)
+        for item in fields(kind)  # type: ignore[arg-type]
         if given.get(item.name) is not None
     }
-    return Settings(**values)
+    return kind(**values)
 
 
 def gather(
@@ -250,6 +258,16 @@ def gather(
         *_from_environment(environ, known),
         *argv,
     ]
+
+
+def names_given(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
+    """Every setting that is given somewhere, before any parser knows which there are."""
+    path = _config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
+    flags = (arg[2:].partition("=")[0] for arg in argv if arg.startswith("--"))
+    names = {name.replace("-", "_") for name in (*flags, *(_content(Path(path)) if path else ()))}
+    return names | {
+        key.removeprefix(ENV_PREFIX).lower() for key in environ if key.startswith(ENV_PREFIX)
+    }
 
 
 def _config_path(argv: Sequence[str]) -> str | None:
@@ -269,16 +287,20 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     }
 
 
-def _from_file(path: Path, known: Mapping[str, argparse.Action]) -> list[str]:
+def _content(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path} must hold names and values")
+    return {str(key): value for key, value in content.items()}
+
+
+def _from_file(path: Path, known: Mapping[str, argparse.Action]) -> list[str]:
     out: list[str] = []
-    for key, value in content.items():
-        name = str(key).replace("-", "_")
+    for key, value in _content(path).items():
+        name = key.replace("-", "_")
         if name != "model_tag" and name not in known:
             raise ConfigError(f"--config {path}: there is no flag --{key}")
         out += [str(value)] if name == "model_tag" else _as_arguments(name, value, known[name])

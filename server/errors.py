@@ -142,7 +142,8 @@ def _rejected(error: EngineError) -> GatewayError:
 
 
 def _overloaded(error: EngineError) -> GatewayError:
-    return TooManyRequests(str(error), code="engine_overloaded", retry_after_s=1)
+    advised = getattr(error, "retry_after_s", None)
+    return TooManyRequests(str(error), code="engine_overloaded", retry_after_s=advised or 1)
 
 
 def _failed(error: EngineError) -> GatewayError:

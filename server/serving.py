@@ -15,16 +15,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import uvloop
 
-from engine.errors import EngineDead, EngineStartError
-from engine.machine import this_machine
-from engine.preflight import plan_of, preflight
+from engine.errors import EngineDead
 from engine.speculation.policy import PLAIN, SPECULATIVE, Policy, Rules
 from engine.supervision.rules import Patience
 from engine.supervisor import SupervisedEngine
 from engine.types import EngineInfo
-from engine.vllm_backend.engine import VllmEngine
-from engine.vllm_backend.grammar_probe import GrammarProbe
-from engine.vllm_backend.renderer import VllmRenderer
 from observability.http import routes
 from observability.logs import AccessLog
 from observability.middleware import NoTracing, ObservedHTTP, Tracing
@@ -35,21 +30,16 @@ from observability.supervision import EngineWatch
 from observability.telemetry import Telemetry
 from server.admission import Admission, Bounds
 from server.app import create_app
+from server.backends import Backend, open_backend
 from server.banner import banner
-from server.commandline import (
-    Arguments,
-    CommandLine,
-    engine_arguments_of,
-    read,
-    refuse_unknown_parsers,
-)
+from server.commandline import CommandLine, read
 from server.config import ConfigError, Settings
 from server.drain import Drain
 from server.gateway import Controls, Gateway
 from server.generate import Path
 from server.keys import KeyRing, exposure, load
 from server.listen import Hooks, Tls, bind, serve, url_of
-from server.parsers import Parsers, Vocabulary
+from server.parsers import Parsers
 from server.progress import Progress
 from server.response import Timing
 from server.slicing import WORKLOADS
@@ -57,7 +47,6 @@ from server.store.sql import Retention, SqlStore, StoreError, default_url
 from server.validate import Served
 
 if TYPE_CHECKING:
-    from engine.speculation.inspection import DraftReport
     from server.store import ResponseStore
 
 
@@ -79,23 +68,14 @@ class Serving:
         self._listeners = _listeners(settings)
         if warning := exposure(settings, keys):
             progress(warning)
-        self._arguments = arguments = engine_arguments_of(line.namespace)
-        refuse_unknown_parsers(settings, arguments)
-        self._draft = _preflight(arguments, settings, progress)
-        progress("reading the tokenizer and the chat template")
-        self._renderer = VllmRenderer(arguments, settings.chat_template)
+        self._backend = backend = open_backend(line, progress)
         self._parsers = Parsers(
-            Vocabulary.from_transformers(self._renderer.tokenizer),
-            settings.tool_call_parser,
-            arguments.reasoning_parser or settings.reasoning_parser,
+            backend.vocabulary, settings.tool_call_parser, backend.reasoning_parser
         )
-        self._telemetry = Telemetry(_telemetry(arguments, settings), gpus=gpus())
+        self._telemetry = Telemetry(_telemetry(backend, settings), gpus=gpus())
         self._tracing = _tracing(settings.otlp_endpoint)
-        self._probe = GrammarProbe(
-            arguments.tokenizer or arguments.model, arguments.trust_remote_code
-        )
         self._supervised = SupervisedEngine(
-            self._new_engine, patience(settings), EngineWatch(self._telemetry)
+            backend.new_engine, patience(settings), EngineWatch(self._telemetry)
         )
         self._engine = ObservedEngine(self._supervised, self._telemetry)
         self._policy = Policy(Rules(key_depths=keys.depths))
@@ -115,14 +95,10 @@ class Serving:
             print(f"eaglegate: {lost} requests were lost at shutdown", file=sys.stderr)
         return 1 if lost else 0
 
-    def _new_engine(self) -> VllmEngine:
-        echo = self._settings.log_level == "debug"
-        return VllmEngine(self._arguments, self._progress, echo, self._probe)
-
     def _new_gateway(self, keys: KeyRing) -> Gateway:
         settings = self._settings
         gateway = Gateway(
-            models=_names(self._arguments),
+            models=self._backend.names,
             created=int(time.time()),
             max_body_bytes=settings.max_body_bytes,
             timing=Timing(
@@ -153,12 +129,12 @@ class Serving:
         raise EngineDead(await self._supervised.gave_up())
 
     async def _start(self) -> None:
-        info = _described(await self._engine.start(), self._draft)
-        served = _served(self._gateway, info, self._parsers, self._settings, self._arguments)
+        info = self._backend.described(await self._engine.start())
+        served = _served(self._gateway, info, self._parsers, self._settings, self._backend)
         path = Path(
             self._engine,
             info,
-            self._renderer,
+            self._backend.renderer,
             self._parsers,
             served,
             self._policy,
@@ -184,7 +160,7 @@ class Serving:
     async def _aclose(self) -> None:
         self._gateway.stop()
         await self._engine.aclose()
-        await self._probe.aclose()
+        await self._backend.aclose()
         await self._tracing.aclose()
         if self._gateway.store is not None:
             await self._gateway.store.aclose()
@@ -202,20 +178,6 @@ def _listeners(settings: Settings) -> list[socket]:
 
 def _admin_port(listeners: list[socket]) -> int | None:
     return None if len(listeners) == 1 else int(listeners[1].getsockname()[1])
-
-
-def _preflight(arguments: Arguments, settings: Settings, progress: Progress) -> DraftReport | None:
-    """What the draft is. Raises EngineStartError when something would stop the engine."""
-    found = preflight(plan_of(arguments), this_machine())
-    if found.draft is not None:
-        progress(f"draft: {found.draft.summary}")
-        for finding in found.draft.warnings:
-            progress(f"draft: {finding}")
-    for remark in found.remarks:
-        progress(f"note: {remark}")
-    if found.obstacles and settings.preflight:
-        raise EngineStartError("; ".join(found.obstacles) + " (--no-preflight tries all the same)")
-    return found.draft
 
 
 def own_stderr() -> TextIO:
@@ -280,16 +242,16 @@ def _store(settings: Settings, progress: Progress) -> ResponseStore | None:
         return SqlStore("sqlite://", retention)
 
 
-def _telemetry(arguments: Arguments, settings: Settings) -> TelemetrySettings:
+def _telemetry(backend: Backend, settings: Settings) -> TelemetrySettings:
     return TelemetrySettings(
-        models=_names(arguments),
+        models=backend.names,
         lanes=(SPECULATIVE, PLAIN),
         workloads=(*WORKLOADS, *settings.workloads),
     )
 
 
 def _served(
-    gateway: Gateway, info: EngineInfo, parsers: Parsers, settings: Settings, arguments: Arguments
+    gateway: Gateway, info: EngineInfo, parsers: Parsers, settings: Settings, backend: Backend
 ) -> Served:
     named = settings.reasoning_field
     return Served(
@@ -299,26 +261,10 @@ def _served(
         template_kwargs=settings.default_chat_template_kwargs,
         workloads=(*WORKLOADS, *settings.workloads),
         sampling=info.default_sampling,
-        spec_metrics=arguments.per_request_spec_decode_metrics,
+        spec_metrics=backend.spec_metrics,
         reasoning_fields=("reasoning", "reasoning_content") if named == "both" else (named,),
         vocab_size=info.vocab_size,
     )
-
-
-def _described(info: EngineInfo, draft: DraftReport | None) -> EngineInfo:
-    """The engine's facts, with what the inspection found the draft to be."""
-    if draft is None:
-        return info
-    named = replace(info.speculation, method=draft.method, summary=draft.summary)
-    return replace(info, speculation=named)
-
-
-def _names(arguments: Arguments) -> tuple[str, ...]:
-    """What clients may call the model."""
-    names = arguments.served_model_name
-    if not names:
-        return (arguments.model,)
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _freeze() -> None:

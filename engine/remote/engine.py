@@ -2,38 +2,199 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
 
-from engine.base import Engine
-from engine.errors import EngineStartError
+from engine.errors import EngineDead, EngineFailed, EngineStartError
+from engine.remote import probe, wire
 from engine.remote.access import Access, Upstream
+from engine.remote.account import Told, decode_steps, plain_steps
+from engine.remote.connection import Connection
 from engine.remote.model import LocalModel
-from engine.types import EngineInfo, EngineRequest, Health, Step
+from engine.types import (
+    DecodeStep,
+    EngineInfo,
+    EngineRequest,
+    FinishReason,
+    Health,
+    Step,
+    Undrafted,
+)
+
+
+def quiet(_: str) -> None:
+    """Progress nobody asked for."""
 
 
 class RemoteEngine:
-    """See ``engine.base.Engine``: token ids over HTTP to and from one vLLM server."""
+    """See ``engine.base.Engine``: token ids over HTTP to and from one vLLM server.
 
-    def __init__(self, upstream: Upstream, model: LocalModel, access: Access) -> None:
+    The account of an answer's decode steps comes with its last step, because the worker tells it
+    then. Answers that are broken off have none.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        model: LocalModel,
+        access: Access,
+        progress: Callable[[str], None] = quiet,
+    ) -> None:
         self._upstream = upstream
         self._model = model
         self._access = access
+        self._progress = progress
+        self._connection: Connection | None = None
+        self._speculation = probe.Speculation(active=False, told=False)
+        self._closed = False
 
     async def start(self) -> EngineInfo:
-        raise EngineStartError(f"{self._upstream}: driving workers is being built")
+        connection = self._connection = Connection(self._upstream, self._access)
+        try:
+            await probe.wait_ready(connection, self._access.start_s, self._progress)
+            name, longest = await probe.served_model(connection, self._model)
+            await probe.check_vocabulary(connection, self._model, name)
+            self._progress(f"warming up {self._upstream}")
+            self._speculation = await probe.speculation(connection, self._model)
+        except EngineDead as error:
+            await self.aclose()
+            raise EngineStartError(str(error)) from error
+        except EngineStartError:
+            await self.aclose()
+            raise
+        found = probe.Found(name, longest, self._speculation)
+        return probe.info_of(found, self._model, connection)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        if request:
-            raise EngineStartError(f"{self._upstream}: driving workers is being built")
-        yield Step(())
+        connection = self._running()
+        stream = request.sampling.prompt_logprobs is None
+        body = wire.body(request, stream=stream, depth=self._speculation.per_request)
+        answer = Answer(request, self._speculation)
+        if not stream:
+            whole = await connection.whole(wire.GENERATE, body, request.trace_headers)
+            answer.read_prompt(whole)
+            answer.read(whole)
+        else:
+            async with aclosing(
+                connection.stream(wire.GENERATE, body, request.trace_headers)
+            ) as payloads:
+                try:
+                    async for payload in payloads:
+                        for step in answer.read(payload):
+                            yield step
+                except EngineDead:
+                    if not answer.complete:
+                        raise
+        yield answer.last()
 
     async def health(self) -> Health:
-        return Health(live=False, reason="not started")
+        if self._connection is None:
+            return Health(live=False, reason="closed" if self._closed else "not started")
+        try:
+            answer = await self._connection.ask("/health")
+        except EngineDead as error:
+            return Health(live=False, reason=str(error))
+        if answer.status_code != 200:
+            return Health(live=False, reason=f"{self._upstream}: status {answer.status_code}")
+        return Health(live=True)
 
     async def aclose(self) -> None:
-        pass
+        connection, self._connection, self._closed = self._connection, None, True
+        if connection is not None:
+            await connection.aclose()
+
+    def _running(self) -> Connection:
+        if self._connection is None:
+            raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
+        return self._connection
 
 
-def remote_engine(upstream: Upstream, model: LocalModel, access: Access) -> Engine:
+class Answer:
+    """One answer as it comes. Its last step waits for the account, which comes right behind it."""
+
+    def __init__(self, request: EngineRequest, speculation: probe.Speculation) -> None:
+        self._request = request
+        self._speculation = speculation
+        self._sizes: list[int] = []
+        self._last: Step | None = None
+        self._told: Told | None = None
+        self._cached: int | None = None
+        self._prompt: Step | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Every token has come."""
+        return self._last is not None
+
+    def read(self, payload: dict[str, Any]) -> list[Step]:
+        """The steps that may go on; none for the last one and for what follows it."""
+        self._note(payload)
+        out = []
+        for choice in payload["choices"]:
+            token_ids = tuple(choice["token_ids"] or ())
+            if token_ids:
+                self._sizes.append(len(token_ids))
+            step = self._step(token_ids, choice)
+            if step.finish is not None:
+                self._last = step
+            elif token_ids:
+                out.append(step)
+        return out
+
+    def read_prompt(self, whole: dict[str, Any]) -> None:
+        """What only an answer that is not streamed tells."""
+        top = self._request.sampling.prompt_logprobs
+        logprobs = wire.prompt_logprobs(self._request.prompt, whole.get("prompt_logprobs"), top)
+        self._prompt = Step((), prompt_logprobs=logprobs)
+
+    def last(self) -> Step:
+        """Raises EngineDead for a stream that ended before its answer did."""
+        if self._last is None:
+            raise EngineDead("The worker ended its stream before the answer.")
+        last = replace(self._last, decode=self._decode(), cached_tokens=self._cached)
+        if self._prompt is not None:
+            last = replace(last, prompt_logprobs=self._prompt.prompt_logprobs)
+        return last
+
+    def _note(self, payload: dict[str, Any]) -> None:
+        metrics = payload.get("metrics")
+        if metrics and metrics.get("speculative_decoding"):
+            self._told = Told.read(metrics["speculative_decoding"])
+        details = (payload.get("usage") or {}).get("prompt_tokens_details")
+        if details:
+            self._cached = details.get("cached_tokens")
+
+    def _step(self, token_ids: tuple[int, ...], choice: dict[str, Any]) -> Step:
+        reason = choice["finish_reason"]
+        if reason == "error":
+            raise EngineFailed("The worker failed on this request.")
+        finish = wire.FINISH.get(reason or "")
+        stopped = finish is FinishReason.STOP and token_ids
+        return Step(
+            token_ids,
+            logprobs=wire.output_logprobs(choice.get("logprobs"), self._request.sampling.logprobs),
+            finish=finish,
+            stop_token=token_ids[-1] if stopped else None,
+        )
+
+    def _decode(self) -> tuple[DecodeStep, ...]:
+        """The account of all decode steps; empty when the worker did not give one."""
+        off = not self._speculation.active or (
+            self._speculation.per_request and self._request.depth == 0
+        )
+        reason = Undrafted.OFF if off else Undrafted.REFUSED
+        if not self._speculation.active:
+            return plain_steps(sum(self._sizes), reason)
+        return () if self._told is None else decode_steps(self._sizes, self._told, reason)
+
+
+def remote_engine(
+    upstream: Upstream,
+    model: LocalModel,
+    access: Access,
+    progress: Callable[[str], None] = quiet,
+) -> RemoteEngine:
     """The engine that speaks the worker's language; made cheaply, connects when started."""
-    return RemoteEngine(upstream, model, access)
+    return RemoteEngine(upstream, model, access, progress)

@@ -1,0 +1,121 @@
+"""A worker's account of one answer's speculation, laid over the tokens it sent.
+
+vLLM tells what its verify steps drafted and accepted with the answer's last chunk, in order
+(``--per-request-spec-decode-metrics detailed``) or as a histogram (``summary``). What it does not
+tell is where steps without a draft stood, and which part of its last step was cut. The first is
+found from the sizes of the chunks, one per engine step unless vLLM merged some; the second from
+what is left over. D, P and A + cut are the worker's own numbers in every case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.speculation.accounting import shared_step
+from engine.types import DecodeStep, Undrafted
+
+Verified = tuple[int, int]
+"""Of one step: drafted, accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the worker said at the end."""
+
+    depth: int
+    """K, as the worker was started."""
+    steps: tuple[Verified, ...]
+    ordered: bool = True
+    """False: from a histogram, so only their sums mean anything."""
+
+    @classmethod
+    def read(cls, said: Mapping[str, Any]) -> Told:
+        """From vLLM's ``metrics.speculative_decoding``. Raises KeyError."""
+        drafted, accepted = said.get("per_step_drafted"), said.get("per_step_accepted")
+        depth = int(said["num_spec_tokens"])
+        if drafted is not None and accepted is not None:
+            return cls(depth, tuple(zip(drafted, accepted, strict=True)))
+        return cls(depth, tuple(_of_histogram(said)), ordered=False)
+
+
+def _of_histogram(said: Mapping[str, Any]) -> Iterator[Verified]:
+    """Steps with the histogram's accepted counts and, together, all that was drafted."""
+    left = int(said["num_draft_tokens"])
+    counts = list(enumerate(said["acceptance_histogram"]))
+    accepted = [at for at, count in counts for _ in range(count)]
+    for at, reached in enumerate(accepted):
+        share = max(reached, -(-left // (len(accepted) - at)))
+        left -= share
+        yield share, reached
+
+
+def decode_steps(
+    sizes: Sequence[int], told: Told, reason: Undrafted = Undrafted.REFUSED
+) -> tuple[DecodeStep, ...]:
+    """The decode steps behind chunks of these sizes; ``reason`` for those without a draft."""
+    if not sizes:
+        return ()
+    if not _padded(sizes, told.steps):
+        sizes = [sizes[0] - 1, *sizes[1:]]
+    return tuple(_Layer(list(sizes), list(told.steps), reason).lay())
+
+
+def plain_steps(tokens: int, reason: Undrafted) -> tuple[DecodeStep, ...]:
+    """Of an answer made without speculation: the first token comes from prefill."""
+    return (shared_step(0, 0, 1, 0, reason),) * max(0, tokens - 1)
+
+
+def _padded(sizes: Sequence[int], steps: Sequence[Verified]) -> bool:
+    """Whether the first token, too, came from a verify step.
+
+    vLLM's own scheduler pads a prompt that is cached but for one token with drafts nobody made,
+    and counts them.
+    """
+    return (
+        len(steps) == len(sizes)
+        and steps[0][1] == 0
+        and all(size == step[1] + 1 for size, step in zip(sizes[:-1], steps, strict=False))
+        and sizes[-1] <= steps[-1][1] + 1
+    )
+
+
+class _Layer:
+    """Lays steps over chunks: each chunk holds whole steps, but for the last, which may be cut."""
+
+    def __init__(self, sizes: list[int], steps: list[Verified], reason: Undrafted) -> None:
+        self._sizes = sizes
+        self._steps = steps
+        self._reason = reason
+        explained = sum(accepted + 1 for _, accepted in steps)
+        chunks = sum(1 for size in sizes if size)
+        self._plain = max(0, sum(sizes) - explained, chunks - len(steps))
+        """Steps without a draft that are still to be placed."""
+
+    def lay(self) -> Iterator[DecodeStep]:
+        room = 0
+        for at, size in enumerate(self._sizes):
+            room += size
+            last = at == len(self._sizes) - 1
+            while room > 0 and (step := self._next(room, last)) is not None:
+                room -= step.delivered
+                yield step
+        yield from (self._verified(step, 0) for step in self._steps)
+
+    def _next(self, room: int, last: bool) -> DecodeStep | None:
+        """The step that comes next; None when it reaches into the next chunk."""
+        if self._steps and (self._steps[0][1] < room or (last and not self._plain)):
+            return self._verified(self._steps.pop(0), room)
+        if self._plain or last:
+            self._plain -= 1
+            return shared_step(0, 0, 1, 0, self._reason)
+        return None
+
+    def _verified(self, step: Verified, room: int) -> DecodeStep:
+        drafted, reached = step
+        delivered = min(reached + 1, room)
+        if not drafted:
+            return shared_step(0, 0, delivered, 0, self._reason)
+        accepted = min(reached, delivered)
+        return shared_step(drafted, accepted, delivered, reached - accepted, None)

@@ -1,0 +1,186 @@
+"""What a worker turns out to be: it is waited for, asked, and made to generate."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import orjson
+
+from engine.errors import EngineDead, EngineError, EngineStartError
+from engine.remote import wire
+from engine.remote.account import Told
+from engine.remote.connection import Connection, message_of
+from engine.remote.model import LocalModel
+from engine.types import EngineInfo, EngineRequest, Sampling, SpeculationInfo
+
+POLL_S = 1.0
+PROBE = "Was it 7 cafés, <b>naïve</b>?\n\n\tdef f(x): return {'π': [1, 2.5]}"
+"""Text that tells tokenizers apart: digits, accents, markup, white space, brackets."""
+SPECULATES = re.compile(r"^vllm:spec_decode_num_drafts", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """``told``: every answer's account comes with its end. ``depth`` is None where unknown."""
+
+    active: bool
+    told: bool
+    depth: int | None = None
+    per_request: bool = False
+    """A request's own depth is honoured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A worker, as far as it lets itself be known."""
+
+    name: str
+    """The name under which it serves the model."""
+    max_model_len: int
+    speculation: Speculation
+
+
+async def wait_ready(
+    connection: Connection, patience_s: float, tell: Callable[[str], None]
+) -> None:
+    """Until ``/health`` says yes. Raises EngineStartError."""
+    last = ""
+    try:
+        async with asyncio.timeout(patience_s):
+            while (said := await _not_ready(connection)) is not None:
+                if said != last:
+                    last = said
+                    tell(f"waiting for {connection.upstream}: {said}")
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise EngineStartError(
+            f"The worker {connection.upstream} was not ready after {patience_s:g} s: {last} "
+            "(--upstream-start-s waits longer)"
+        ) from None
+
+
+async def _not_ready(connection: Connection) -> str | None:
+    try:
+        answer = await connection.ask("/health")
+    except EngineDead as error:
+        return str(error)
+    return None if answer.status_code == httpx.codes.OK else f"status {answer.status_code}"
+
+
+async def served_model(connection: Connection, model: LocalModel) -> tuple[str, int]:
+    """Its name there and the longest sequence it takes. Raises EngineStartError."""
+    said: dict[str, Any] = await _json(connection, "/v1/models", "--upstream-key")
+    models: dict[str, int | None] = {
+        entry["id"]: entry.get("max_model_len") for entry in said.get("data", ())
+    }
+    if not models:
+        raise EngineStartError(f"The worker {connection.upstream} serves no model.")
+    name = model.name if model.name in models else next(iter(models))
+    longest = models[name] or model.max_model_len
+    if not longest:
+        raise EngineStartError(
+            f"Neither {connection.upstream} nor the model's config says how long a sequence may "
+            "be: give --max-model-len."
+        )
+    return name, min(longest, model.max_model_len or longest)
+
+
+async def check_vocabulary(connection: Connection, model: LocalModel, name: str) -> None:
+    """The same text must be the same tokens on both sides. Raises EngineStartError."""
+    asked = {"model": name, "prompt": PROBE, "add_special_tokens": False}
+    answer = await connection.ask("/tokenize", asked)
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        return
+    theirs: list[int] | None = orjson.loads(answer.content).get("tokens")
+    ours = await asyncio.to_thread(model.codec.encode, PROBE, False)
+    if theirs is not None and list(theirs) != list(ours):
+        raise EngineStartError(
+            f"The worker {connection.upstream} serves {name!r} with another tokenizer than "
+            f"{model.name}: a probe of {len(PROBE)} characters is {len(theirs)} tokens there and "
+            f"{len(ours)} here. Give the gateway the model the worker has."
+        )
+
+
+async def speculation(connection: Connection, model: LocalModel) -> Speculation:
+    """Found by generating: also what makes a draft that kills its engine do so now."""
+    told = await _generate(connection, model, None)
+    if told is None:
+        metrics = await connection.ask("/metrics")
+        active = SPECULATES.search(metrics.text) is not None
+        return Speculation(active=active, told=not active, depth=None if active else 0)
+    without = await _generate(connection, model, 0)
+    honours = without is not None and not any(drafted for drafted, _ in without.steps)
+    return Speculation(active=True, told=True, depth=told.depth, per_request=honours)
+
+
+async def _generate(connection: Connection, model: LocalModel, depth: int | None) -> Told | None:
+    """A few tokens at this depth; what was told of them. Raises EngineStartError."""
+    request = EngineRequest(
+        id=f"probe-{'any' if depth is None else depth}",
+        prompt=tuple(min(token, model.vocab_size - 1) for token in (1, 2, 3, 4)),
+        sampling=Sampling(max_tokens=10, temperature=0.0, ignore_eos=True),
+        depth=depth,
+    )
+    try:
+        said = await connection.whole(
+            wire.GENERATE, wire.body(request, stream=False, depth=True), {}
+        )
+    except EngineError as error:
+        raise EngineStartError(
+            f"The worker {connection.upstream} does not generate from token ids: {error}. Start it "
+            "with `vllm serve ... --enable-scale-out`, or give text+URL for a server that has no "
+            f"{wire.GENERATE}."
+        ) from error
+    metrics = (said.get("metrics") or {}).get("speculative_decoding")
+    return None if metrics is None else Told.read(metrics)
+
+
+async def _json(connection: Connection, path: str, flag: str) -> Any:
+    try:
+        answer = await connection.ask(path)
+    except EngineDead as error:
+        raise EngineStartError(str(error)) from error
+    if answer.status_code != httpx.codes.OK:
+        raise EngineStartError(
+            f"{connection.upstream}{path} answers {answer.status_code}: "
+            f"{message_of(answer.content)} ({flag}?)"
+        )
+    return orjson.loads(answer.content)
+
+
+def info_of(found: Found, model: LocalModel, connection: Connection) -> EngineInfo:
+    """In the words of ``engine.types``; what is not known is called unknown."""
+    spec = found.speculation
+    return EngineInfo(
+        model=found.name,
+        max_model_len=found.max_model_len,
+        vocab_size=model.vocab_size,
+        speculation=describe(spec),
+        reports_decode_steps=spec.told,
+        default_sampling=model.default_sampling,
+        details={"worker": str(connection.upstream)},
+    )
+
+
+def describe(spec: Speculation) -> SpeculationInfo:
+    if not spec.active:
+        return SpeculationInfo("none", 0, summary="no speculation in the worker")
+    if not spec.told:
+        return SpeculationInfo(
+            "unknown",
+            0,
+            summary="the worker speculates and does not account for it: start it with "
+            "--per-request-spec-decode-metrics detailed",
+        )
+    per_request = "" if spec.per_request else "; a request's own depth is not honoured"
+    return SpeculationInfo(
+        "unknown",
+        spec.depth or 0,
+        summary=f"K = {spec.depth}, in the worker; method and draft unknown{per_request}",
+        per_request=spec.per_request,
+    )

@@ -1,0 +1,136 @@
+"""Chat templates as Hugging Face defines them, run in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+TAG = "<eaglegate: the answer goes on here> "
+"""Marks where a final message ends, so that what the template puts behind it can be cut off."""
+
+
+class Generation(Extension):
+    """``{% generation %}`` marks what a model wrote, for training; here it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One template, compiled. Raises ValueError where the template refuses."""
+
+    def __init__(self, source: str) -> None:
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            tree = environment.parse(source)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template cannot be read: {error}") from error
+        self.variables = frozenset(meta.find_undeclared_variables(tree))
+        self.content_in_parts = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+        """It walks over a message's content, which thus must be a list of parts."""
+        self.knows_developer = '"developer"' in source or "'developer'" in source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        try:
+            return self._template.render(
+                **variables,
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise ValueError(str(error)) from error
+
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Up to the end of the last message's content, for the model to go on with it."""
+        marked = [*messages[:-1], _marked(messages[-1])]
+        text = self.render(marked, tools, variables, add_generation_prompt=False)
+        at = text.rfind(TAG.strip())
+        if at < 0:
+            raise ValueError("the template leaves out the final message, so it cannot go on")
+        kept = text[at : at + len(TAG)] == TAG
+        return text[:at] if kept else text[:at].rstrip()
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = _refuse
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own escapes HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _is_content(node: nodes.Node | None) -> bool:
+    """``message.content``, ``message['content']`` or a ``content`` set aside, filtered or not."""
+    match node:
+        case nodes.Filter() | nodes.Test():
+            return _is_content(node.node)
+        case nodes.Getattr():
+            return node.attr == "content"
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+        case nodes.Getitem(arg=nodes.Slice()):
+            return _is_content(node.node)
+        case nodes.Name():
+            return node.name == "content"
+    return False
+
+
+def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + TAG}
+    texts = [at for at, part in enumerate(content or ()) if "text" in part]
+    if not texts:
+        raise ValueError("the final message has no text to go on with")
+    parts = [dict(part) for part in content or ()]
+    parts[texts[-1]]["text"] += TAG
+    return {**message, "content": parts}

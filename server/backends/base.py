@@ -1,0 +1,58 @@
+"""What the composition root asks of either backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.base import Engine
+from engine.types import EngineInfo
+from server.commandline import CommandLine
+from server.parsers import Vocabulary
+from server.prompt import Renderer
+
+
+class Backend(Protocol):
+    """Made before any engine; making it does all that can refuse to start without one."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients may call the model; the first name is the one shown."""
+        ...
+
+    @property
+    def renderer(self) -> Renderer: ...
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def reasoning_parser(self) -> str | None: ...
+
+    @property
+    def spec_metrics(self) -> str:
+        """How much of its speculation every answer carries: none, summary or detailed."""
+        ...
+
+    def new_engine(self) -> Engine:
+        """One that is not started yet."""
+        ...
+
+    def described(self, info: EngineInfo) -> EngineInfo:
+        """The engine's facts, with what is known besides."""
+        ...
+
+    async def aclose(self) -> None:
+        """End what the backend itself has started."""
+        ...
+
+
+def open_backend(line: CommandLine, progress: Callable[[str], None]) -> Backend:
+    """Raises ConfigError or EngineStartError."""
+    if line.remote:
+        from server.backends.remote import RemoteBackend
+
+        return RemoteBackend(line, progress)
+    from server.backends.in_process import InProcess
+
+    return InProcess(line, progress)

@@ -1,0 +1,82 @@
+"""vLLM in this process and its children."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.errors import EngineStartError
+from engine.machine import this_machine
+from engine.preflight import plan_of, preflight
+from engine.types import EngineInfo
+from engine.vllm_backend.engine import VllmEngine
+from engine.vllm_backend.grammar_probe import GrammarProbe
+from engine.vllm_backend.renderer import VllmRenderer
+from server.commandline import (
+    Arguments,
+    CommandLine,
+    engine_arguments_of,
+    refuse_unknown_parsers,
+)
+from server.config import Settings
+from server.parsers import Vocabulary
+
+if TYPE_CHECKING:
+    from engine.speculation.inspection import DraftReport
+
+
+class InProcess:
+    """See ``server.backends.Backend``."""
+
+    def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
+        settings = line.settings
+        self._progress = progress
+        self._echo = settings.log_level == "debug"
+        self._arguments = arguments = engine_arguments_of(line.namespace)
+        refuse_unknown_parsers(settings, arguments)
+        self._draft = _preflight(arguments, settings, progress)
+        progress("reading the tokenizer and the chat template")
+        self.renderer = VllmRenderer(arguments, settings.chat_template)
+        self.vocabulary = Vocabulary.from_transformers(self.renderer.tokenizer)
+        self.reasoning_parser = arguments.reasoning_parser or settings.reasoning_parser
+        self.spec_metrics: str = arguments.per_request_spec_decode_metrics
+        self._probe = GrammarProbe(
+            arguments.tokenizer or arguments.model, arguments.trust_remote_code
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        names = self._arguments.served_model_name
+        if not names:
+            return (self._arguments.model,)
+        return (names,) if isinstance(names, str) else tuple(names)
+
+    def new_engine(self) -> VllmEngine:
+        return VllmEngine(self._arguments, self._progress, self._echo, self._probe)
+
+    def described(self, info: EngineInfo) -> EngineInfo:
+        """With what the inspection found the draft to be."""
+        if self._draft is None:
+            return info
+        named = replace(info.speculation, method=self._draft.method, summary=self._draft.summary)
+        return replace(info, speculation=named)
+
+    async def aclose(self) -> None:
+        await self._probe.aclose()
+
+
+def _preflight(
+    arguments: Arguments, settings: Settings, progress: Callable[[str], None]
+) -> DraftReport | None:
+    """What the draft is. Raises EngineStartError when something would stop the engine."""
+    found = preflight(plan_of(arguments), this_machine())
+    if found.draft is not None:
+        progress(f"draft: {found.draft.summary}")
+        for finding in found.draft.warnings:
+            progress(f"draft: {finding}")
+    for remark in found.remarks:
+        progress(f"note: {remark}")
+    if found.obstacles and settings.preflight:
+        raise EngineStartError("; ".join(found.obstacles) + " (--no-preflight tries all the same)")
+    return found.draft

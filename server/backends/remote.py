@@ -1,0 +1,89 @@
+"""Workers that run elsewhere; this process has the tokenizer and the chat template alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.base import Engine
+from engine.remote import Access, LocalModel, Upstream, remote_engine
+from engine.rendering import ModelFiles, TemplateRenderer, UnfitModel
+from engine.types import EngineInfo
+from server.commandline import CommandLine, ModelArguments, refuse_unknown_parsers
+from server.config import ConfigError, Settings
+from server.parsers import Vocabulary
+
+
+class RemoteBackend:
+    """See ``server.backends.Backend``."""
+
+    def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
+        settings, arguments = line.settings, line.model
+        assert arguments is not None
+        refuse_unknown_parsers(settings, arguments)
+        self._progress = progress
+        self._upstreams = upstreams(settings)
+        self._access = access(settings)
+        progress("reading the tokenizer and the chat template")
+        files = model_files(arguments)
+        self.renderer = _renderer(files, settings)
+        self.vocabulary = Vocabulary.from_directory(files.tokenizer_json)
+        self.reasoning_parser = settings.reasoning_parser
+        self.spec_metrics = arguments.per_request_spec_decode_metrics
+        self.names = settings.served_model_name or (files.name,)
+        self._model = LocalModel(
+            name=self.names[0],
+            codec=self.renderer,
+            vocab_size=files.vocab_size or self.renderer.vocab_size,
+            max_model_len=arguments.max_model_len or files.max_model_len,
+            default_sampling=files.default_sampling,
+        )
+
+    def new_engine(self) -> Engine:
+        (upstream,) = self._upstreams
+        return remote_engine(upstream, self._model, self._access, self._progress)
+
+    def described(self, info: EngineInfo) -> EngineInfo:
+        return replace(info, model=self.names[0])
+
+    async def aclose(self) -> None:
+        """Nothing of its own runs."""
+
+
+def upstreams(settings: Settings) -> tuple[Upstream, ...]:
+    """Raises ConfigError."""
+    given = [one for one in (settings.upstream or "").split(",") if one.strip()]
+    try:
+        return tuple(map(Upstream.parse, given))
+    except ValueError as error:
+        raise ConfigError(f"--upstream: {error}") from error
+
+
+def access(settings: Settings) -> Access:
+    return Access(
+        key=settings.upstream_key,
+        connect_s=settings.upstream_connect_s,
+        first_token_s=settings.upstream_first_token_s,
+        idle_s=settings.upstream_idle_s,
+        start_s=settings.upstream_start_s,
+        connections=2 * settings.max_running,
+    )
+
+
+def model_files(arguments: ModelArguments) -> ModelFiles:
+    """Raises ConfigError."""
+    try:
+        return ModelFiles.find(arguments.model, arguments.revision, arguments.tokenizer)
+    except UnfitModel as error:
+        raise ConfigError(
+            f"{arguments.model}: a gateway in front of workers makes the prompts itself and "
+            f"cannot make this model's: {error}"
+        ) from error
+
+
+def _renderer(files: ModelFiles, settings: Settings) -> TemplateRenderer:
+    """Raises ConfigError."""
+    try:
+        return TemplateRenderer(files, settings.chat_template)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--chat-template: {error}") from error
