@@ -6,6 +6,7 @@ EngineError
  +-- EngineFailed        this request failed, the engine lives on
  |    +-- RequestQuarantined  this request kills engines; it is not run again
  +-- EngineDead          the engine is gone, and every request in it
+ |    +-- EngineUnreachable   it could not be asked: it never got this request
  +-- EngineStartError    the engine could not be started
 """
 
@@ -42,6 +43,10 @@ class RequestQuarantined(EngineFailed):
 
 class EngineDead(EngineError):
     """The engine process died or was closed; partial output stands."""
+
+
+class EngineUnreachable(EngineDead):
+    """Nobody answered where the engine should be; it cannot have run this request."""
 
 
 class EngineStartError(EngineError):

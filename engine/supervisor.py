@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from engine.base import DepthBound, Engine, Killable, Losing
-from engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded
+from engine.errors import EngineDead, EngineError
 from engine.speculation.accounting import Totals
 from engine.supervision.probation import Probation, Trial
 from engine.supervision.rules import Cause, NullWatcher, Patience, Watcher
-from engine.supervision.survival import Survival, Survivor
+from engine.supervision.survival import EngineFault, Fate, Survival, Survivor
 from engine.types import EngineInfo, EngineRequest, Health, Step
 
 log = logging.getLogger(__name__)
@@ -79,12 +79,11 @@ class Attempt:
         self.life.last_step = _now()
         self.trial.passes()
 
-    def lost(self, error: EngineDead) -> bool:
+    async def fate(self, error: EngineFault) -> Fate:
+        if not isinstance(error, EngineDead):
+            raise error
         self.report(self.life, str(error))
-        return True
-
-    def refused(self, error: EngineOverloaded | EngineFailed) -> None:
-        raise error
+        return Fate.DIED
 
 
 @dataclass(eq=False)

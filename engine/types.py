@@ -73,6 +73,8 @@ class EngineRequest:
     lane: str = "default"
     workload: str = "chat"
     cache_salt: str | None = None
+    affinity: str | None = None
+    """Requests with the same value profit from the same cache: a session, a conversation."""
     trace_headers: Mapping[str, str] = field(default_factory=dict)
 
 

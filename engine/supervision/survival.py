@@ -8,10 +8,12 @@ an engine is lost (``continuation.py``), and finds out which request kills engin
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from engine.base import Engine
@@ -22,6 +24,21 @@ from engine.supervision.rules import Outcome, Patience, Watcher
 from engine.types import EngineRequest, FinishReason, Step
 
 log = logging.getLogger(__name__)
+
+
+EngineFault = EngineDead | EngineOverloaded | EngineFailed
+"""What another engine might do better."""
+
+
+class Fate(StrEnum):
+    """How a submission ended that did not end well."""
+
+    TURNED_AWAY = "turned_away"
+    """It did not run; nothing was lost."""
+    CUT_OFF = "cut_off"
+    """It was lost, and the engine lives."""
+    DIED = "died"
+    """The engine is gone, and perhaps through this request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +56,19 @@ class Survivor:
     """Engines that lived on and could not run it."""
     avoided: set[object] = field(default_factory=set)
     """Where it should not go next, if there is anywhere else."""
+    stranded_at: float | None = None
+    """When its engine was lost or had no room for it; None when it has made a step since."""
     ended: bool = False
+
+    def proven(self) -> None:
+        """It has made a step where it is."""
+        self.strikes = self.alone = 0
+        self.stranded_at = None
+
+    @property
+    def begun(self) -> bool:
+        """Some of it was delivered."""
+        return self.continuation.way is not Outcome.RERUN
 
 
 class Place(Protocol):
@@ -63,12 +92,11 @@ class Place(Protocol):
         """The engine made a step for this request."""
         ...
 
-    def lost(self, error: EngineDead, /) -> bool:
-        """The engine was lost under the request; False if it never got the request."""
-        ...
+    async def fate(self, error: EngineFault, /) -> Fate:
+        """What the error means for the request, told to whoever cares for the engine.
 
-    def refused(self, error: EngineOverloaded | EngineFailed, /) -> None:
-        """The engine lives on and does not run the request. Raises ``error`` unless another may."""
+        Raises ``error`` where no engine is going to do better.
+        """
         ...
 
 
@@ -118,26 +146,27 @@ class Survival:
                 async with aclosing(place.engine.generate(going_on.rest())) as steps:
                     async for step in steps:
                         if not place.proven:
-                            survivor.strikes = survivor.alone = 0
+                            survivor.proven()
                         place.made(step)
                         new = going_on.take(step)
                         if new is not None:
                             yield new
                 survivor.ended = True
-            except EngineDead as error:
-                if place.lost(error):
-                    self._interrupted(survivor, place)
-            except (EngineOverloaded, EngineFailed) as error:
-                place.refused(error)
+            except (EngineDead, EngineOverloaded, EngineFailed) as error:
+                self._interrupted(survivor, place, await place.fate(error))
             except Diverged:
                 going_on.diverged()
             finally:
                 self.replayed += total(going_on.take_left_out(), requests=0)
 
-    def _interrupted(self, survivor: Survivor, place: Place) -> None:
+    def _interrupted(self, survivor: Survivor, place: Place, fate: Fate) -> None:
         """Raises what ends a request that is not to be continued."""
+        if survivor.stranded_at is None:
+            survivor.stranded_at = asyncio.get_running_loop().time()
+        if fate is Fate.TURNED_AWAY:
+            return
         survivor.deaths += 1
-        if not place.proven:
+        if fate is Fate.DIED and not place.proven:
             survivor.alone += survivor.strikes > 0
             survivor.strikes += 1
         if survivor.alone >= (self.patience.kills if place.killed else 1):

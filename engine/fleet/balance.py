@@ -1,0 +1,110 @@
+"""Which of several workers gets a request: a few rules, each a pure function.
+
+A request that belongs to a session goes where the session's name puts it, any other where its
+prompt's beginning is known, or where its hash puts it. Either way no worker is given more while it
+has over (1 + epsilon) times the mean load: the request then goes to the next in its own order. This
+is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2017), with tokens for
+balls; since requests differ in weight, what is bounded is the load before the last request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+
+from engine.fleet.rules import BalanceRules
+
+
+class Why(StrEnum):
+    """What decided where a request went."""
+
+    SESSION = "session"
+    """Its session's worker."""
+    PREFIX = "prefix"
+    """The worker that has met most of its prompt."""
+    HASH = "hash"
+    """Nobody has met its prompt: the first worker by hash."""
+    SPILLED = "spilled"
+    """The worker it belonged to had too much to do."""
+    LEAST = "least"
+    """Nothing to go by but load: the prompt is shorter than a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that serves."""
+
+    name: str
+    load: float
+    """Tokens it has before it."""
+    known: int = 0
+    """Leading blocks of the prompt that it has met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request asks for."""
+
+    tie: bytes
+    """Anything that differs from request to request."""
+    cost: float
+    session: str | None = None
+    key: bytes | None = None
+    """Its prompt's leading blocks; None without a whole one."""
+
+
+def rendezvous(key: bytes, names: Sequence[str]) -> list[str]:
+    """All ``names``, in an order of the key's own (highest random weight).
+
+    When a name joins or leaves, the order of the others stays: 1/n of the keys move, to it or
+    from it.
+    """
+    return sorted(names, key=lambda name: blake2b(name.encode(), key=key, digest_size=8).digest())
+
+
+def bound(loads: Sequence[float], cost: float, rules: BalanceRules) -> float:
+    """The load above which a worker is passed over. One worker is always at or below it."""
+    mean = (sum(loads) + cost) / len(loads)
+    return max((1 + rules.epsilon) * mean, rules.slack)
+
+
+def least(candidates: Sequence[Candidate], tie: bytes) -> Candidate:
+    """The one with the least to do; which of equals, the tie decides."""
+    lightest = min(candidate.load for candidate in candidates)
+    equals = [candidate for candidate in candidates if candidate.load == lightest]
+    return _ordered(equals, tie)[0]
+
+
+def preferred(candidates: Sequence[Candidate], wish: Wish) -> tuple[Why, list[Candidate]]:
+    """All of them, in the order the request would like."""
+    if wish.session is not None:
+        return Why.SESSION, _ordered(candidates, _digest(wish.session))
+    assert wish.key is not None
+    order = _ordered(candidates, wish.key)
+    if any(candidate.known for candidate in order):
+        return Why.PREFIX, sorted(order, key=lambda candidate: -candidate.known)
+    return Why.HASH, order
+
+
+def choose(
+    candidates: Sequence[Candidate], wish: Wish, rules: BalanceRules
+) -> tuple[Candidate, Why]:
+    """One of ``candidates``, of which there is at least one."""
+    if wish.session is None and wish.key is None:
+        return least(candidates, wish.tie), Why.LEAST
+    why, order = preferred(candidates, wish)
+    most = bound([candidate.load for candidate in candidates], wish.cost, rules)
+    at = next(at for at, candidate in enumerate(order) if candidate.load <= most)
+    return order[at], why if at == 0 else Why.SPILLED
+
+
+def _ordered(candidates: Sequence[Candidate], key: bytes) -> list[Candidate]:
+    by_name = {candidate.name: candidate for candidate in candidates}
+    return [by_name[name] for name in rendezvous(key, list(by_name))]
+
+
+def _digest(text: str) -> bytes:
+    """Keys of any length, as short as blake2b wants them."""
+    return blake2b(text.encode(), digest_size=16).digest()

@@ -1,0 +1,6 @@
+"""Who the workers are: a list, a file, a name. A source is read again and again."""
+
+from engine.fleet.discovery.base import DiscoveryError, Source
+from engine.fleet.discovery.listed import Listed
+
+__all__ = ["DiscoveryError", "Listed", "Source"]

@@ -1,0 +1,312 @@
+"""Many workers as one engine.
+
+Sources say who the workers are (``discovery``), each is tended by itself (``worker.py``), and a
+request goes to the one the balancer picks (``balancer.py``). Where a worker is lost, its requests
+go on in another one by the same rules by which a supervisor continues them in its next engine
+(``engine/supervision/survival.py``). The supervisor restarts the engine it has; a fleet restarts
+nothing: it leaves a worker alone and probes it until it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.base import DepthBound, Engine, Losing
+from engine.errors import EngineDead, EngineFailed, EngineOverloaded, EngineUnreachable
+from engine.fleet.balancer import Assignment, Balancer
+from engine.fleet.discovery import DiscoveryError, Source
+from engine.fleet.link import Link
+from engine.fleet.rules import FleetRules
+from engine.fleet.worker import Misfit, Worker
+from engine.speculation.accounting import Totals
+from engine.supervision.probation import Trial
+from engine.supervision.rules import NullWatcher, Patience, Watcher
+from engine.supervision.survival import EngineFault, Fate, Survival, Survivor
+from engine.types import EngineInfo, EngineRequest, Health, Step
+
+log = logging.getLogger(__name__)
+
+SHOWN = 3
+"""Workers whose reasons are told when none serves."""
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """See ``engine.supervision.survival.Place``: one submission of a request to one worker."""
+
+    fleet: Fleet
+    survivor: Survivor
+    worker: Worker
+    link: Link
+    trial: Trial
+    assignment: Assignment
+    killed: bool = False
+
+    @property
+    def engine(self) -> Engine:
+        return self.link.engine
+
+    @property
+    def proven(self) -> bool:
+        return self.trial.passed
+
+    def made(self, step: Step) -> None:
+        if not self.trial.passed:
+            self.worker.breaker.succeeded()
+            self.trial.passes()
+        self.link.stepped()
+        self.assignment.charge.made(len(step.token_ids))
+        self.worker.tally.tokens += len(step.token_ids)
+
+    async def fate(self, error: EngineFault) -> Fate:
+        self.survivor.avoided.add(self.link)
+        fate = await self._fate(error)
+        if self.survivor.begun:
+            self.worker.tally.continued += 1
+        else:
+            self.worker.tally.retried += 1
+        return fate
+
+    async def _fate(self, error: EngineFault) -> Fate:
+        if isinstance(error, EngineOverloaded):
+            if not self.survivor.begun and not self.fleet.others(self.survivor):
+                raise error
+            return Fate.TURNED_AWAY
+        self.worker.failed(str(error))
+        if isinstance(error, EngineUnreachable):
+            return Fate.TURNED_AWAY
+        if not (await self.worker.ask()).live:
+            return Fate.DIED
+        if isinstance(error, EngineFailed):
+            self._try_elsewhere(error)
+        return Fate.CUT_OFF
+
+    def _try_elsewhere(self, error: EngineFailed) -> None:
+        """A living worker failed on it: others may, too."""
+        self.survivor.failures += 1
+        tried_enough = self.survivor.failures > self.fleet.rules.retries
+        if tried_enough or not self.fleet.others(self.survivor):
+            raise error
+
+
+@dataclass(eq=False)
+class Fleet:
+    """See ``engine.base.Engine``; ``make`` makes an engine for an address. One event loop."""
+
+    make: Callable[[str], Engine]
+    sources: Sequence[Source]
+    patience: Patience = field(default_factory=Patience)
+    rules: FleetRules = field(default_factory=FleetRules)
+    watcher: Watcher = field(default_factory=NullWatcher)
+    progress: Callable[[str], None] = log.info
+
+    def __post_init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        self._balancer = Balancer(self.rules.balance)
+        self._survival = Survival(self, self.patience, self.watcher)
+        self._found: dict[int, frozenset[str]] = {}
+        """By source: whom it named last."""
+        self._background: set[asyncio.Task[None]] = set()
+        self._info: EngineInfo | None = None
+        self._depth: int | None = None
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    async def start(self) -> EngineInfo:
+        """Returns when one worker serves; waits as long as that takes."""
+        for number, source in enumerate(self.sources):
+            await self._read(number, source)
+            self._run(self._watch(number, source))
+        while self._info is None:
+            await self._changed.wait()
+        return self._info
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+        return self._survival.generate(request)
+
+    async def set_depth(self, depth: int) -> int:
+        """Bound every request's depth, now and in workers to come; returns the bound in force."""
+        engines = [w.link.engine for w in self.workers.values() if w.link is not None]
+        bounded = [engine for engine in engines if isinstance(engine, DepthBound)]
+        if not bounded:
+            raise ValueError("these workers have no depth to set")
+        self._depth = depth
+        return max([await engine.set_depth(depth) for engine in bounded])
+
+    async def health(self) -> Health:
+        """From what is known: this answers at once, whatever the workers do."""
+        if any(worker.serves for worker in self.workers.values()):
+            return Health(live=True)
+        return Health(live=False, reason=self._why_none())
+
+    @property
+    def unclaimed(self) -> Totals:
+        """Steps whose tokens went to nobody: those of replays, and those the engines count."""
+        links = (worker.link for worker in self.workers.values())
+        engines = (link.engine for link in links if link is not None)
+        counted = (engine.unclaimed for engine in engines if isinstance(engine, Losing))
+        return sum(counted, self._survival.replayed)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        tasks = tuple(self._background)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(worker.aclose() for worker in self.workers.values()))
+        self._tell()
+
+    @property
+    def accounts(self) -> bool:
+        return self._info is None or self._info.reports_decode_steps
+
+    @property
+    def over(self) -> bool:
+        return self._closed
+
+    @asynccontextmanager
+    async def place(self, survivor: Survivor) -> AsyncIterator[Seat]:
+        async with AsyncExitStack() as inside:
+            while True:
+                worker, assignment = await self._assign(survivor)
+                inside.callback(self._left, worker, assignment)
+                alone = survivor.strikes > 0
+                trial = await inside.enter_async_context(worker.probation.trial(alone=alone))
+                if worker.serves and (link := worker.link) is not None:
+                    break
+                await inside.aclose()  # lost while the request waited for its trial
+            inside.enter_context(link.running())
+            yield Seat(self, survivor, worker, link, trial, assignment)
+
+    def others(self, survivor: Survivor) -> list[Worker]:
+        """Who serves, and is not to be avoided."""
+        return [w for w in self.workers.values() if w.serves and w.link not in survivor.avoided]
+
+    async def _assign(self, survivor: Survivor) -> tuple[Worker, Assignment]:
+        """Waits for a worker. Raises EngineDead."""
+        if self._info is None:
+            raise EngineDead("Not started yet.")
+        since = _now() if survivor.stranded_at is None else survivor.stranded_at
+        try:
+            async with asyncio.timeout_at(since + self.patience.wait_s):
+                while not (able := self.others(survivor)):
+                    await self._wait(survivor)
+        except TimeoutError:
+            raise EngineDead(f"No worker came back in time. {self._why_none()}") from None
+        assignment = self._balancer.assign(survivor.request, [worker.name for worker in able])
+        worker = self.workers[assignment.name]
+        worker.tally.requests += 1
+        worker.tally.why[assignment.why] += 1
+        return worker, assignment
+
+    async def _wait(self, survivor: Survivor) -> None:
+        """Until something may be different: a worker comes, or those it avoids have had a pause."""
+        if self._closed:
+            raise EngineDead("The engine was closed.")
+        if any(worker.serves for worker in self.workers.values()):
+            survivor.avoided.clear()
+            await asyncio.sleep(self.rules.pause_s)
+        else:
+            await self._changed.wait()
+
+    def _left(self, worker: Worker, assignment: Assignment) -> None:
+        assignment.charge.settle()
+        if assignment.charge.num_made:
+            self._balancer.expected.learn(assignment.charge.num_made)
+        if worker.draining:
+            self._part()
+
+    async def _watch(self, number: int, source: Source) -> None:
+        while True:
+            await asyncio.sleep(source.every_s)
+            await self._read(number, source)
+
+    async def _read(self, number: int, source: Source) -> None:
+        try:
+            found = await source.read()
+        except DiscoveryError as error:
+            log.error("workers stay as they are: %s", error)
+            return
+        if found != self._found.get(number):
+            self._found[number] = found
+            self._update()
+
+    def _update(self) -> None:
+        """Bring the workers into line with what the sources say."""
+        wanted: frozenset[str] = frozenset().union(*self._found.values())
+        for name in sorted(wanted - self.workers.keys()):
+            self._join(name)
+        for worker in self.workers.values():
+            worker.draining = worker.name not in wanted
+        self._part()
+        self._tell()
+
+    def _join(self, name: str) -> None:
+        log.warning("worker %s joins", name)
+        self.workers[name] = worker = Worker(
+            name, self.make, self.rules, self.patience.stall_s, self._accept, self._noted
+        )
+        self._balancer.join(name)
+        worker.begin()
+
+    def _part(self) -> None:
+        """From the workers that are no longer wanted and have ended what they ran."""
+        for worker in [w for w in self.workers.values() if w.draining and w.idle]:
+            log.warning("worker %s leaves", worker.name)
+            del self.workers[worker.name]
+            self._balancer.leave(worker.name)
+            self._run(worker.aclose())
+
+    async def _accept(self, engine: Engine, info: EngineInfo) -> None:
+        """Make a new worker one of ours. Raises Misfit."""
+        if self._info is not None:
+            _check_fit(info, self._info)
+        if self._depth is not None and isinstance(engine, DepthBound):
+            await engine.set_depth(self._depth)
+
+    def _noted(self, worker: Worker) -> None:
+        """A worker began to serve, or does not."""
+        if worker.serves and worker.link is not None:
+            self._info = self._info or worker.link.info
+            self._balancer.join(worker.name)
+        elif self._info is None:
+            self.progress(f"worker {worker.name} does not serve yet: {worker.reason}")
+        self._part()
+        self._tell()
+
+    def _why_none(self) -> str:
+        if not self.workers:
+            return "There are no workers."
+        reasons = [f"{worker.name}: {worker.reason}" for worker in self.workers.values()]
+        more = f" and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
+        return f"No worker serves ({'; '.join(reasons[:SHOWN])}{more})."
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _check_fit(info: EngineInfo, ours: EngineInfo) -> None:
+    """Whether a request that began elsewhere can go on there. Raises Misfit."""
+    for what in ("model", "vocab_size", "reports_decode_steps"):
+        theirs, wanted = getattr(info, what), getattr(ours, what)
+        if theirs != wanted:
+            raise Misfit(f"its {what} is {theirs}, the others' is {wanted}")
+    if info.max_model_len < ours.max_model_len:
+        raise Misfit(
+            f"its max_model_len is {info.max_model_len}, less than the others' {ours.max_model_len}"
+        )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

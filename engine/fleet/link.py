@@ -1,0 +1,80 @@
+"""One engine object that drives a worker, from admitted to closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine.base import Engine
+from engine.types import EngineInfo
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 10.0
+"""An engine that cannot be closed in this time is left behind."""
+
+
+class Link:
+    """Retired, it takes no new requests and is closed when the last one has ended."""
+
+    def __init__(self, engine: Engine, info: EngineInfo) -> None:
+        self.engine = engine
+        self.info = info
+        self.num_running = 0
+        self.last_step = _now()
+        self.closed = asyncio.Event()
+        self._retired = False
+        self._closing: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While a request is in it."""
+        if not self.num_running:
+            self.last_step = _now()
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+            self._close_if_idle()
+
+    def stepped(self) -> None:
+        self.last_step = _now()
+
+    @property
+    def silent_s(self) -> float:
+        """How long there were requests in it and no step for any of them."""
+        return _now() - self.last_step if self.num_running else 0.0
+
+    def retire(self) -> None:
+        self._retired = True
+        self._close_if_idle()
+
+    def cut(self) -> None:
+        """Close it now: what runs in it ends with EngineDead."""
+        self._retired = True
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+
+    def _close_if_idle(self) -> None:
+        if self._retired and not self.num_running:
+            self.cut()
+
+    async def _close(self) -> None:
+        await close(self.engine)
+        self.closed.set()
+
+
+async def close(engine: Engine) -> None:
+    """Within bounds."""
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await engine.aclose()
+    except TimeoutError:
+        log.error("an engine could not be closed in %g s", CLOSE_S)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

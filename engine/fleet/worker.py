@@ -1,0 +1,230 @@
+"""One worker: asked for its health, left alone while it fails, probed before it serves again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.base import Engine
+from engine.errors import EngineError
+from engine.fleet.balance import Why
+from engine.fleet.breaker import Breaker, Circuit
+from engine.fleet.link import Link, close
+from engine.fleet.rules import FleetRules
+from engine.supervision.probation import Probation
+from engine.types import EngineInfo, EngineRequest, Health, Sampling
+
+log = logging.getLogger(__name__)
+
+PROBE_PROMPT = (1, 2, 3, 4)
+
+
+class Misfit(EngineError):
+    """The worker serves something else than the others."""
+
+
+class State(StrEnum):
+    """What a worker does, as people and metrics are told."""
+
+    SERVING = "serving"
+    PROBING = "probing"
+    """Starting, or coming back: it has not passed its probe yet."""
+    OPEN = "open"
+    """Left alone for a while."""
+    DRAINING = "draining"
+    """No longer wanted: it ends what it runs."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the requests that were given to a worker."""
+
+    requests: int = 0
+    tokens: int = 0
+    why: Counter[Why] = field(default_factory=Counter)
+    retried: int = 0
+    """Went to another one before they had made a token anywhere."""
+    continued: int = 0
+    """Went on in another one behind the tokens they had."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """``make`` makes an engine for its name. ``accept`` is asked about every engine that has
+    started, and raises Misfit. ``changed`` is called when it begins or ceases to serve.
+    """
+
+    name: str
+    make: Callable[[str], Engine]
+    rules: FleetRules
+    stall_s: float
+    accept: Callable[[Engine, EngineInfo], Awaitable[None]]
+    changed: Callable[[Worker], None]
+    breaker: Breaker = field(init=False)
+    probation: Probation = field(default_factory=Probation)
+    link: Link | None = None
+    reason: str = "not asked yet"
+    """Why it does not serve."""
+    draining: bool = False
+    tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        self.breaker = Breaker(self.rules.breaker)
+        self._asked: asyncio.Task[Health] | None = None
+        self._tending: asyncio.Task[None] | None = None
+        self._nudged = asyncio.Event()
+        self._missed = 0
+
+    @property
+    def serves(self) -> bool:
+        return self.link is not None and self.breaker.closed and not self.draining
+
+    @property
+    def state(self) -> State:
+        if self.draining:
+            return State.DRAINING
+        if self.breaker.circuit is Circuit.OPEN:
+            return State.OPEN
+        return State.SERVING if self.serves else State.PROBING
+
+    def begin(self) -> None:
+        """Tend it from now on."""
+        self._tending = asyncio.create_task(self._tend())
+        self._tending.add_done_callback(_told)
+
+    async def aclose(self) -> None:
+        """What runs in it ends with EngineDead."""
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.gather(self._tending, return_exceptions=True)
+        link, self.link = self.link, None
+        if link is not None:
+            link.cut()
+            await link.closed.wait()
+
+    async def _tend(self) -> None:
+        while True:
+            if self.breaker.closed:
+                await self._rest()
+                await self._look_after()
+            else:
+                await asyncio.sleep(max(0.0, self.breaker.retry_at - _now()))
+                await self._admit()
+
+    def failed(self, reason: str) -> None:
+        """A request failed through this worker's fault: have a look at it."""
+        was_closed = self.breaker.closed
+        self.breaker.failed(_now())
+        if was_closed and not self.breaker.closed:
+            self._out(f"{self.rules.breaker.failures} requests in a row failed: {reason}")
+        self._nudged.set()
+
+    async def ask(self) -> Health:
+        """For its health, once for all who want to know; no answer is a bad one."""
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._asked)
+
+    @property
+    def idle(self) -> bool:
+        return self.link is None or not self.link.num_running
+
+    async def _rest(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.rules.poll_s):
+                await self._nudged.wait()
+        self._nudged.clear()
+
+    async def _look_after(self) -> None:
+        link = self.link
+        if link is None or not self.breaker.closed:
+            return
+        health = await self.ask()
+        self._missed = 0 if health.live else self._missed + 1
+        if self._missed >= self.rules.missed:
+            self._give_up(health.reason)
+        elif not health.live:
+            self._nudged.set()
+            await asyncio.sleep(self.rules.pause_s)
+        elif link.silent_s > self.stall_s:
+            self._give_up(f"no step for {self.stall_s:g} s")
+
+    def _give_up(self, reason: str) -> None:
+        """It is dead or hangs: its requests go on elsewhere."""
+        link, self.link = self.link, None
+        if link is not None:
+            link.cut()
+        self.breaker.open(_now())
+        self._out(reason)
+
+    def _out(self, reason: str) -> None:
+        log.error("worker %s is left alone: %s", self.name, reason)
+        self.reason = reason
+        self.changed(self)
+
+    async def _ask(self) -> Health:
+        if self.link is None:
+            return Health(live=False, reason=self.reason)
+        try:
+            async with asyncio.timeout(self.rules.ask_s):
+                return await self.link.engine.health()
+        except TimeoutError:
+            return Health(live=False, reason=f"no answer for {self.rules.ask_s:g} s")
+        except EngineError as error:
+            return Health(live=False, reason=str(error))
+
+    async def _admit(self) -> None:
+        """Probe it through an engine of its own, and let it serve if it passes."""
+        self.breaker.probe()
+        engine = self.make(self.name)
+        try:
+            async with asyncio.timeout(self.rules.admit_s):
+                info = await engine.start()
+                await self.accept(engine, info)
+                await _makes_a_token(engine)
+        except (EngineError, TimeoutError) as error:
+            await close(engine)
+            self._not_admitted(str(error) or f"no token for {self.rules.admit_s:g} s")
+        except asyncio.CancelledError:
+            await close(engine)
+            raise
+        else:
+            self._admitted(Link(engine, info))
+
+    def _not_admitted(self, reason: str) -> None:
+        if reason != self.reason:
+            log.warning("worker %s does not serve: %s", self.name, reason)
+        self.reason = reason
+        self.breaker.open(_now())
+        self.changed(self)
+
+    def _admitted(self, link: Link) -> None:
+        if self.link is not None:
+            self.link.retire()
+        self.link, self.reason, self._missed = link, "", 0
+        self.breaker.close()
+        log.warning("worker %s serves", self.name)
+        self.changed(self)
+
+
+def _told(tending: asyncio.Task[None]) -> None:
+    """A worker nobody tends would be lost in silence."""
+    if not tending.cancelled() and (error := tending.exception()) is not None:
+        log.critical("a worker is tended no more", exc_info=error)
+
+
+async def _makes_a_token(engine: Engine) -> None:
+    """Health is what a worker says; a token is what it can do."""
+    sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
+    request = EngineRequest("eaglegate-probe", PROBE_PROMPT, sampling, depth=0)
+    async for _ in engine.generate(request):
+        pass
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

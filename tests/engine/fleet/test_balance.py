@@ -1,0 +1,117 @@
+"""Each rule of balancing by itself."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.fleet.balance import Candidate, Why, Wish, bound, choose, least, rendezvous
+from engine.fleet.rules import BalanceRules
+
+RULES = BalanceRules(epsilon=0.25, slack=0.0)
+NAMES = [f"worker-{i}" for i in range(8)]
+
+
+def keys(number: int) -> list[bytes]:
+    return [f"key {i}".encode() for i in range(number)]
+
+
+def test_rendezvous_spreads_keys_evenly():
+    firsts = Counter(rendezvous(key, NAMES)[0] for key in keys(8000))
+    assert set(firsts) == set(NAMES)
+    assert all(850 < count < 1150 for count in firsts.values())
+
+
+def test_rendezvous_does_not_mind_the_order_of_names():
+    for key in keys(50):
+        assert rendezvous(key, NAMES) == rendezvous(key, NAMES[::-1])
+
+
+def test_a_worker_that_leaves_moves_its_own_keys_alone():
+    gone = NAMES[3]
+    for key in keys(500):
+        before = rendezvous(key, NAMES)
+        assert rendezvous(key, [name for name in NAMES if name != gone]) == [
+            name for name in before if name != gone
+        ]
+
+
+def test_a_worker_that_joins_takes_its_share_and_moves_nothing_else():
+    moved = 0
+    for key in keys(4000):
+        before, after = rendezvous(key, NAMES)[0], rendezvous(key, [*NAMES, "new"])[0]
+        assert after in (before, "new")
+        moved += after == "new"
+    assert moved / 4000 == pytest.approx(1 / 9, rel=0.2)
+
+
+loads = st.lists(st.floats(0, 1e6), min_size=1, max_size=12)
+
+
+@given(loads, st.floats(0, 1e5))
+def test_one_worker_is_always_within_the_bound(loads, cost):
+    assert min(loads) <= bound(loads, cost, RULES)
+
+
+@given(loads, st.floats(0, 1e5), st.binary(min_size=1, max_size=8))
+def test_nobody_over_the_bound_is_given_more(loads, cost, key):
+    candidates = [Candidate(f"w{i}", load) for i, load in enumerate(loads)]
+    chosen, why = choose(candidates, Wish(b"x", cost, key=key), RULES)
+    assert chosen.load <= bound(loads, cost, RULES)
+    first = rendezvous(key, [c.name for c in candidates])[0]
+    assert (why is Why.HASH) == (chosen.name == first)
+
+
+def test_loads_stay_within_the_bound_when_every_request_has_the_same_key():
+    held = dict.fromkeys(NAMES, 0.0)
+    chance = random.Random(5)
+    biggest = 0.0
+    for number in range(3000):
+        cost = chance.uniform(100, 2000)
+        biggest = max(biggest, cost)
+        candidates = [Candidate(name, load) for name, load in held.items()]
+        wish = Wish(str(number).encode(), cost, session="the only one")
+        chosen, _ = choose(candidates, wish, RULES)
+        held[chosen.name] += cost
+        mean = sum(held.values()) / len(held)
+        assert max(held.values()) <= (1 + RULES.epsilon) * mean + biggest
+
+
+def test_a_session_stays_until_its_worker_is_over_the_bound_and_comes_back():
+    home = choose([Candidate(n, 0.0) for n in NAMES], Wish(b"1", 10, session="s"), RULES)[0].name
+    busy = [Candidate(n, 100.0 if n == home else 0.0) for n in NAMES]
+    elsewhere, why = choose(busy, Wish(b"2", 10, session="s"), RULES)
+    assert (why, elsewhere.name == home) == (Why.SPILLED, False)
+    back, why = choose([Candidate(n, 7.0) for n in NAMES], Wish(b"3", 10, session="s"), RULES)
+    assert (why, back.name) == (Why.SESSION, home)
+
+
+def test_a_little_load_moves_nobody():
+    lazy = BalanceRules(epsilon=0.25, slack=500.0)
+    home = choose([Candidate(n, 0.0) for n in NAMES], Wish(b"1", 10, session="s"), lazy)[0].name
+    busy = [Candidate(n, 400.0 if n == home else 0.0) for n in NAMES]
+    assert choose(busy, Wish(b"2", 10, session="s"), lazy)[0].name == home
+
+
+def test_a_prompt_goes_where_most_of_it_is_known():
+    candidates = [Candidate("a", 5.0, 2), Candidate("b", 5.0, 9), Candidate("c", 0.0, 0)]
+    chosen, why = choose(candidates, Wish(b"1", 50, key=b"k"), RULES)
+    assert (chosen.name, why) == ("b", Why.PREFIX)
+
+
+def test_among_those_who_know_too_much_to_do_the_next_best_is_taken():
+    candidates = [Candidate("a", 1.0, 2), Candidate("b", 90.0, 9), Candidate("c", 0.0, 0)]
+    chosen, why = choose(candidates, Wish(b"1", 10, key=b"k"), RULES)
+    assert (chosen.name, why) == ("a", Why.SPILLED)
+
+
+def test_without_affinity_the_least_loaded_is_taken_and_ties_are_spread():
+    some = [Candidate("a", 3.0), Candidate("b", 1.0), Candidate("c", 1.0)]
+    taken = Counter(choose(some, Wish(key, 1), RULES)[0].name for key in keys(400))
+    assert taken["a"] == 0
+    assert min(taken["b"], taken["c"]) > 150
+    assert least(some, b"x") == least(some[::-1], b"x")

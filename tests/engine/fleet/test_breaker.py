@@ -1,0 +1,73 @@
+"""The circuit's states and the pauses between probes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.fleet.breaker import Breaker, Circuit
+from engine.fleet.rules import BreakerRules
+
+RULES = BreakerRules(failures=3, backoff_s=1.0, max_backoff_s=10.0, jitter=0.5)
+
+
+def closed(chance: float = 0.0) -> Breaker:
+    breaker = Breaker(RULES, lambda: chance)
+    breaker.close()
+    return breaker
+
+
+def test_it_begins_by_probing():
+    assert Breaker(RULES).circuit is Circuit.HALF_OPEN
+
+
+def test_failures_in_a_row_open_it_and_no_others():
+    breaker = closed()
+    for _ in range(5):
+        breaker.failed(0.0)
+        breaker.failed(0.0)
+        breaker.succeeded()
+    assert breaker.closed
+    for _ in range(3):
+        breaker.failed(7.0)
+    assert breaker.circuit is Circuit.OPEN
+    assert (breaker.retry_at, breaker.num_opened) == (8.0, 1)
+
+
+def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_success():
+    breaker, pauses = closed(), []
+    for _ in range(6):
+        breaker.open(0.0)
+        pauses.append(breaker.retry_at)
+        breaker.probe()
+        breaker.close()
+    assert pauses == [1, 2, 4, 8, 10, 10]
+    breaker.succeeded()
+    breaker.open(0.0)
+    assert breaker.retry_at == 1
+
+
+@given(st.floats(0, 1))
+def test_chance_shortens_a_pause_by_its_part_at_most(chance):
+    breaker = closed(chance)
+    breaker.open(0.0)
+    assert 0.5 <= breaker.retry_at <= 1.0
+
+
+def test_what_still_runs_while_it_is_open_moves_nothing():
+    breaker = closed()
+    breaker.open(5.0)
+    at = breaker.retry_at
+    for _ in range(9):
+        breaker.failed(6.0)
+    assert (breaker.circuit, breaker.retry_at, breaker.num_opened) == (Circuit.OPEN, at, 1)
+
+
+def test_a_probe_that_fails_opens_it_without_counting_as_another_opening():
+    breaker = closed()
+    breaker.open(0.0)
+    breaker.probe()
+    breaker.open(1.0)
+    assert breaker.retry_at == pytest.approx(3.0)
+    assert breaker.num_opened == 1

@@ -1,0 +1,423 @@
+"""Workers die, fail, come and go; streams go on: each token once, and the account exact."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import (
+    EngineDead,
+    EngineFailed,
+    EngineOverloaded,
+    RequestQuarantined,
+    RequestRejected,
+)
+from engine.fleet.worker import State
+from engine.scripted import DEFAULT_INFO
+from engine.speculation.accounting import Account
+from engine.supervision.rules import Outcome
+from engine.types import Constraint
+from tests.engine.fleet.town import PATIENCE, town, until_serving
+from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
+
+
+def account(got):
+    account = Account()
+    for step in got:
+        account.add(step)
+    return account.totals
+
+
+@pytest.mark.parametrize("dies_at", range(6))
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ({}, Outcome.RESUMED),
+        ({"constraint": Constraint("json_object")}, Outcome.REPLAYED),
+        ({"sampling": {"presence_penalty": 0.5}}, Outcome.REPLAYED),
+        ({"sampling": {"logprobs": 2}}, Outcome.RESUMED),
+    ],
+)
+async def test_the_stream_is_that_of_one_engine(dies_at, fields, outcome):
+    place = await town("ab")
+    dead = []
+
+    def doom(request, step):
+        if step == dies_at and not dead:
+            dead.append(request)
+            return True
+        return False
+
+    for house in place.houses.values():
+        house.doom = doom
+    request = ask(**{key: dict(v) if isinstance(v, dict) else v for key, v in fields.items()})
+    got = await collect(place.fleet, request)
+    assert tokens_of(got) == following(request)
+    assert got[-1].finish is not None
+    assert account(got).imbalance == 0
+    assert sorted(place.served("r")) == ["a", "b"]
+    assert place.notes.outcomes == {outcome if dies_at else Outcome.RERUN: 1}
+    await place.fleet.aclose()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 5), st.integers(1, 12))
+def test_streams_survive_whichever_worker_dies_when(seed, workers, streams):
+    chance = random.Random(seed)
+
+    async def run():
+        place = await town("abcde"[:workers])
+        for house in place.houses.values():
+            house.doom = lambda request, step: step > 0 and chance.random() < 0.03
+
+        async def revive():
+            while True:
+                await asyncio.sleep(0.004)
+                for house in place.houses.values():
+                    house.up = True
+
+        reviving = asyncio.create_task(revive())
+        requests = [
+            ask(
+                f"r{i}",
+                tokens=chance.randint(1, 60),
+                prompt=(i, i + 1, i + 2),
+                constraint=Constraint("json_object") if i % 4 == 0 else None,
+            )
+            for i in range(streams)
+        ]
+        async with asyncio.timeout(30):
+            got = await asyncio.gather(*(collect(place.fleet, r) for r in requests))
+        reviving.cancel()
+        for request, steps in zip(requests, got, strict=True):
+            assert tokens_of(steps) == following(request)
+            assert account(steps).imbalance == 0
+        assert all(w.tally.requests >= 0 for w in place.fleet.workers.values())
+        loads = [place.fleet._balancer.load(name) for name in place.fleet.workers]
+        assert [(load.tokens, load.requests) for load in loads] == [(0, 0)] * workers
+        await place.fleet.aclose()
+
+    asyncio.run(run())
+
+
+async def test_nobody_is_asked_twice_when_a_worker_cannot_be_reached():
+    place = await town("ab", poll_s=60)
+    place["a"].die()
+    for number in range(8):
+        request = ask(f"r{number}", prompt=(number, 2, 3))
+        assert tokens_of(await collect(place.fleet, request)) == following(request)
+    worker = place.fleet.workers["a"]
+    assert worker.tally.retried > 0
+    await until(lambda: not worker.serves)
+    assert not place.notes.outcomes, "nothing was lost"
+    await place.fleet.aclose()
+
+
+async def test_a_busy_worker_is_passed_over_without_harm():
+    place = await town("ab")
+    place["a"].error = lambda request, step: EngineOverloaded("full")
+    for number in range(20):
+        request = ask(f"r{number}", prompt=(number, 2, 3))
+        assert tokens_of(await collect(place.fleet, request)) == following(request)
+    assert place.fleet.workers["a"].tally.retried > 3
+    assert place.fleet.workers["a"].serves
+    assert place.fleet.workers["a"].breaker.num_opened == 0
+    await place.fleet.aclose()
+
+
+async def test_when_all_are_busy_the_client_is_told():
+    place = await town("ab")
+    for house in place.houses.values():
+        house.error = lambda request, step: EngineOverloaded("full")
+    with pytest.raises(EngineOverloaded):
+        await collect(place.fleet, ask())
+    assert sorted(place.served("r")) == ["a", "b"]
+    await place.fleet.aclose()
+
+
+async def test_a_stream_that_must_go_on_waits_for_a_busy_worker():
+    place = await town("ab")
+    first = next(iter(place.houses))
+    died = []
+
+    def error(request, step):
+        return EngineOverloaded("full") if len(place.served("r")) < 5 and died else None
+
+    def doom(request, step):
+        if step == 2 and not died:
+            died.append(place.house_of("r").name)
+            return True
+        return False
+
+    for house in place.houses.values():
+        house.error, house.doom = error, doom
+    assert tokens_of(await collect(place.fleet, ask())) == following(ask())
+    assert len(place.served("r")) == 5, first
+    await place.fleet.aclose()
+
+
+async def test_a_rejection_is_the_clients_and_goes_nowhere_else():
+    place = await town("ab")
+    for house in place.houses.values():
+        house.error = lambda request, step: RequestRejected("too hot")
+    with pytest.raises(RequestRejected):
+        await collect(place.fleet, ask())
+    assert len(place.served("r")) == 1
+    assert all(worker.serves for worker in place.fleet.workers.values())
+    await place.fleet.aclose()
+
+
+async def test_failures_of_one_worker_open_its_circuit_and_the_other_serves():
+    place = await town("ab", poll_s=60)
+    place["a"].error = lambda request, step: EngineFailed("500")
+    for number in range(12):
+        request = ask(f"r{number}", prompt=(number, 2, 3))
+        assert tokens_of(await collect(place.fleet, request)) == following(request)
+    worker = place.fleet.workers["a"]
+    assert worker.breaker.num_opened == 1
+    assert len(place["a"].requests) == 3
+    await place.fleet.aclose()
+
+
+async def test_a_request_that_fails_everywhere_ends_and_opens_nothing():
+    place = await town("abcd")
+    for house in place.houses.values():
+        house.error = lambda request, step: EngineFailed("bad luck") if request.id == "r" else None
+    with pytest.raises(EngineFailed, match="bad luck"):
+        await collect(place.fleet, ask())
+    assert len(place.served("r")) == 2
+    assert all(worker.serves for worker in place.fleet.workers.values())
+    await place.fleet.aclose()
+
+
+async def test_a_request_that_kills_two_workers_is_refused_and_the_third_lives():
+    place = await town("abc")
+    for house in place.houses.values():
+        house.doom = lambda request, step: request.id == "poison"
+    others = [ask(f"r{i}", tokens=40, prompt=(i, 2, 3)) for i in range(6)]
+    got = await asyncio.gather(
+        *(collect(place.fleet, r) for r in [ask("poison"), *others]), return_exceptions=True
+    )
+    assert isinstance(got[0], RequestQuarantined)
+    for request, steps in zip(others, got[1:], strict=True):
+        assert tokens_of(steps) == following(request)
+    assert [house.up for house in place.houses.values()].count(False) == 2
+    await place.fleet.aclose()
+
+
+async def test_cut_connections_of_living_workers_are_no_crime():
+    place = await town("ab")
+    cut = Counter()
+
+    def error(request, step):
+        cut[request.id] += 1
+        return EngineDead("connection reset") if cut[request.id] <= 3 else None
+
+    for house in place.houses.values():
+        house.error = error
+    assert tokens_of(await collect(place.fleet, ask())) == following(ask())
+    assert place.notes.outcomes == {Outcome.RERUN: 3}
+    await place.fleet.aclose()
+
+
+async def test_streams_of_a_worker_that_hangs_go_on_elsewhere():
+    place = await town("ab")
+    request = ask(tokens=30)
+    steps = place.fleet.generate(request)
+    for house in place.houses.values():
+        house.gate.clear()
+    got = [await anext(steps)]
+    hanging = place.house_of("r")
+    hanging.silent = True
+    for house in place.houses.values():
+        if house is not hanging:
+            house.gate.set()
+    got += [step async for step in steps]
+    assert tokens_of(got) == following(request)
+    assert place.fleet.workers[hanging.name].breaker.num_opened == 1
+    await place.fleet.aclose()
+
+
+async def test_a_worker_that_answers_but_makes_no_steps_hangs_too():
+    place = await town("ab", patience=replace(PATIENCE, stall_s=0.03))
+    steps = place.fleet.generate(ask(tokens=30))
+    for house in place.houses.values():
+        house.gate.clear()
+    got = [await anext(steps)]
+    hanging = place.house_of("r")
+    next(h for h in place.houses.values() if h is not hanging).gate.set()
+    got += [step async for step in steps]
+    assert tokens_of(got) == following(ask(tokens=30))
+    await place.fleet.aclose()
+
+
+async def test_requests_wait_while_no_worker_serves_and_go_on_with_the_first():
+    place = await town("ab")
+    for house in place.houses.values():
+        house.die()
+    await until_serving(place, 0)
+    health = await place.fleet.health()
+    assert not health.live
+    assert "a: connection refused; b: connection refused" in health.reason
+    waiting = asyncio.create_task(collect(place.fleet, ask()))
+    place["b"].up = True
+    assert tokens_of(await waiting) == following(ask())
+    assert (await place.fleet.health()).live
+    await place.fleet.aclose()
+
+
+async def test_requests_wait_so_long_and_no_longer():
+    place = await town("a", patience=replace(PATIENCE, wait_s=0.05))
+    place["a"].die()
+    with pytest.raises(EngineDead, match="No worker came back in time"):
+        await collect(place.fleet, ask())
+    await place.fleet.aclose()
+
+
+async def test_a_fleet_starts_with_the_first_worker_that_does():
+    place = await town("ab", start=False)
+    place["a"].up = False
+    info = await place.fleet.start()
+    assert info == DEFAULT_INFO
+    assert [w.name for w in place.fleet.workers.values() if w.serves] == ["b"]
+    place["a"].up = True
+    await until_serving(place, 2)
+    await place.fleet.aclose()
+
+
+async def test_a_worker_that_joins_takes_requests():
+    place = await town("a")
+    place.build("b")
+    await until_serving(place, 2)
+    for number in range(20):
+        await collect(place.fleet, ask(f"r{number}", prompt=(number, 2, 3)))
+    assert place["b"].requests
+    await place.fleet.aclose()
+
+
+async def test_a_worker_that_leaves_ends_what_it_runs_and_gets_nothing_new():
+    place = await town("ab")
+    for house in place.houses.values():
+        house.gate.clear()
+    steps = place.fleet.generate(request := ask(tokens=30))
+    got = [await anext(steps)]
+    leaving = place.house_of("r")
+    place.streets.names.discard(leaving.name)
+    worker = place.fleet.workers[leaving.name]
+    await until(lambda: worker.draining)
+    assert worker.state is State.DRAINING
+    for house in place.houses.values():
+        if house is not leaving:
+            house.gate.set()
+    for number in range(6):
+        await collect(place.fleet, ask(f"r{number}", prompt=(number, 2, 3)))
+    assert [r.id for r in leaving.requests] == ["r"]
+    leaving.gate.set()
+    got += [step async for step in steps]
+    assert tokens_of(got) == following(request)
+    assert place.served("r") == [leaving.name], "it was not moved"
+    await until(lambda: leaving.name not in place.fleet.workers)
+    await until(leaving.engines[-1].closed.is_set)
+    await place.fleet.aclose()
+
+
+async def test_a_worker_that_is_named_again_while_it_drains_stays():
+    place = await town("ab")
+    place["a"].gate.clear()
+    place["b"].gate.clear()
+    steps = place.fleet.generate(ask(tokens=30))
+    await anext(steps)
+    leaving = place.house_of("r")
+    worker = place.fleet.workers[leaving.name]
+    place.streets.names.discard(leaving.name)
+    await until(lambda: worker.draining)
+    place.streets.names.add(leaving.name)
+    await until(lambda: worker.serves)
+    assert place.fleet.workers[leaving.name] is worker
+    await steps.aclose()
+    await place.fleet.aclose()
+
+
+async def test_a_source_that_cannot_be_read_changes_nothing():
+    place = await town("ab")
+    place.streets.broken = True
+    place.streets.names.clear()
+    await asyncio.sleep(0.03)
+    assert sorted(place.fleet.workers) == ["a", "b"]
+    assert all(worker.serves for worker in place.fleet.workers.values())
+    await place.fleet.aclose()
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"model": "another"}, "its model is another"),
+        ({"vocab_size": 7}, "its vocab_size is 7"),
+        ({"max_model_len": 100}, "its max_model_len is 100"),
+        ({"reports_decode_steps": False}, "its reports_decode_steps is False"),
+    ],
+)
+async def test_a_worker_that_serves_something_else_is_not_let_in(other, reason):
+    place = await town("a")
+    place.build("b", info=replace(DEFAULT_INFO, **other))
+    await until(lambda: "b" in place.fleet.workers)
+    await until(lambda: reason in place.fleet.workers["b"].reason)
+    assert not place.fleet.workers["b"].serves
+    await place.fleet.aclose()
+
+
+async def test_a_worker_that_comes_back_must_make_a_token_first():
+    place = await town("ab")
+    place["a"].die()
+    await until_serving(place, 1)
+    place["a"].cuts = ()
+    place["a"].up = True
+    await until_serving(place, 2)
+    probes = [r.id for r in place["a"].engines[-1].requests]
+    assert probes == ["eaglegate-probe"]
+    await place.fleet.aclose()
+
+
+async def test_what_still_runs_behind_an_open_circuit_ends_in_peace():
+    place = await town("a", poll_s=60)
+    place["a"].gate.clear()
+    steps = place.fleet.generate(request := ask(tokens=30))
+    got = [await anext(steps)]
+    place.fleet.workers["a"].breaker.open(asyncio.get_running_loop().time())
+    place["a"].gate.set()
+    got += [step async for step in steps]
+    assert tokens_of(got) == following(request)
+    assert place.served("r") == ["a"]
+    await place.fleet.aclose()
+
+
+async def test_clients_that_leave_abort_their_request_and_weigh_nothing():
+    place = await town("ab")
+    for house in place.houses.values():
+        house.gate.clear()
+    steps = place.fleet.generate(ask(tokens=30))
+    await anext(steps)
+    house = place.house_of("r")
+    await steps.aclose()
+    assert house.engines[-1].aborted == ["r"]
+    assert place.fleet._balancer.load(house.name).tokens == 0
+    await place.fleet.aclose()
+
+
+async def test_closing_ends_what_waits_and_what_runs():
+    place = await town("a")
+    place["a"].gate.clear()
+    running = asyncio.create_task(collect(place.fleet, ask("running")))
+    await until(lambda: place["a"].running)
+    place["a"].up = False
+    await place.fleet.aclose()
+    with pytest.raises(EngineDead):
+        await running
+    with pytest.raises(EngineDead, match="closed"):
+        await collect(place.fleet, ask("later"))
