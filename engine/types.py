@@ -155,6 +155,8 @@ class EngineInfo:
     vocab_size: int
     speculation: SpeculationInfo
     reports_decode_steps: bool = True
+    accounts_at_end: bool = False
+    """The account of an answer comes with its last step; one that is broken off has none."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     """The model's own defaults by the names of ``Sampling``, from its generation config."""
     details: Mapping[str, str] = field(default_factory=dict)

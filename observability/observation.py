@@ -61,6 +61,7 @@ class RequestObservation:
         clock: Clock,
         settled: Settled,
         ended: Callable[[RequestObservation, Record], None],
+        late: bool = False,
     ) -> None:
         self.facts = facts
         self.slices = slices
@@ -68,7 +69,7 @@ class RequestObservation:
         self._clock = clock
         self._settled = settled
         self._ended = ended
-        self._choices = {id_: Choice(Sequence(clock)) for id_ in facts.sequences}
+        self._choices = {id_: Choice(Sequence(clock, late)) for id_ in facts.sequences}
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter, sub
 
-from engine.speculation.accounting import Totals, cut_decode, total
+from engine.speculation.accounting import Totals, cut_decode, spread, total
 from engine.types import Step
 from server.events import (
     ContentDelta,
@@ -64,13 +64,15 @@ class Sequence:
     A step belongs to the phase of the first event after it: a parser may hold text back, and a
     tool call's first tokens make no event at all. ``step`` and ``event`` run for every step of
     every stream, so they only take down what comes; ``settle`` makes sense of it. It leaves the
-    newest step for later, so that what a stop took away can be taken back.
+    newest step for later, so that what a stop took away can be taken back. With ``late`` the engine
+    accounts for an answer at its end, and nothing is settled before.
     """
 
     __slots__ = (
         "_account",
         "_clock",
         "_kind",
+        "_late",
         "_seen",
         "_start",
         "_steps",
@@ -84,8 +86,9 @@ class Sequence:
         "usage",
     )
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, late: bool = False) -> None:
         self._clock = clock
+        self._late = late
         self._steps: list[Step] = []
         self._times: list[float] = []
         self._turns: list[tuple[int, Phase]] = [(0, Phase.CONTENT)]
@@ -156,8 +159,10 @@ class Sequence:
         Per phase its share, and the seconds between the steps.
         """
         count = len(self._steps) if ended else min(self._seen, len(self._steps) - 1)
-        if count <= 0:
+        if count <= 0 or (self._late and not ended):
             return {}, []
+        if self._late:
+            self._steps = spread(self._steps)
         times = self._times[:count]
         new = self._start is None
         before = times[0] if self._start is None else self._start
@@ -167,8 +172,8 @@ class Sequence:
         for start, stop, phase in self._runs(count):
             steps = self._steps[start:stop]
             known = self._account if new and ended and len(steps) == count else None
-            totals = known or _totals(steps)
             untimed = int(start <= first < stop)
+            totals = known or _totals(steps, untimed if self._late else None)
             tokens = _num_tokens(steps)
             share = Share(totals, tokens, tokens - untimed, sum(gaps[start:stop]))
             shares[phase] = shares[phase] + share if phase in shares else share
@@ -205,10 +210,13 @@ def _num_tokens(steps: list[Step]) -> int:
     return sum(map(len, map(_TOKEN_IDS, steps)))
 
 
-def _totals(steps: list[Step]) -> Totals:
+def _totals(steps: list[Step], prefilled: int | None = None) -> Totals:
+    """``prefilled``: tokens that came from prefill, where that does not follow from the rest."""
     decode = list(chain.from_iterable(map(_DECODE, steps)))
     undecoded = _num_tokens(steps) - sum(map(_DELIVERED, decode))
-    return total(decode, first_tokens=undecoded, requests=undecoded)
+    return total(
+        decode, first_tokens=undecoded, requests=undecoded if prefilled is None else prefilled
+    )
 
 
 def _trimmed(step: Step, surplus: int) -> Step:

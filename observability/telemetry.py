@@ -73,7 +73,7 @@ class Telemetry:
 
     def begin(self, facts: RequestFacts) -> Observation:
         observation = RequestObservation(
-            facts, self._slices(facts), self.clock, self._progressed, self._ended
+            facts, self._slices(facts), self.clock, self._progressed, self._ended, self._late
         )
         self._live.add(observation)
         self._sequences.update(observation.sequences)
@@ -98,7 +98,9 @@ class Telemetry:
         if known is not None:
             return known, _nothing
         unannounced = Unannounced(
-            self._own_slices(request, model), Choice(Sequence(self.clock)), self._progressed
+            self._own_slices(request, model),
+            Choice(Sequence(self.clock, self._late)),
+            self._progressed,
         )
         self._live.add(unannounced)
 
@@ -113,6 +115,11 @@ class Telemetry:
         for observation in tuple(self._live):
             observation.settle()
         self._count()
+
+    @property
+    def _late(self) -> bool:
+        """Whether steps must wait for their account until the answer ends."""
+        return any(info.accounts_at_end for info in self.engines.values())
 
     @property
     def num_running(self) -> int:

@@ -42,13 +42,13 @@ class Told:
 
 def _of_histogram(said: Mapping[str, Any]) -> Iterator[Verified]:
     """Steps with the histogram's accepted counts and, together, all that was drafted."""
-    left = int(said["num_draft_tokens"])
-    counts = list(enumerate(said["acceptance_histogram"]))
+    depth, counts = int(said["num_spec_tokens"]), enumerate(said["acceptance_histogram"])
     accepted = [at for at, count in counts for _ in range(count)]
-    for at, reached in enumerate(accepted):
-        share = max(reached, -(-left // (len(accepted) - at)))
-        left -= share
-        yield share, reached
+    rejected = int(said["num_draft_tokens"]) - sum(accepted)
+    for reached in accepted:
+        share = min(depth - reached, rejected)
+        rejected -= share
+        yield reached + share, reached
 
 
 def decode_steps(
@@ -60,11 +60,6 @@ def decode_steps(
     if not _padded(sizes, told.steps):
         sizes = [sizes[0] - 1, *sizes[1:]]
     return tuple(_Layer(list(sizes), list(told.steps), reason).lay())
-
-
-def plain_steps(tokens: int, reason: Undrafted) -> tuple[DecodeStep, ...]:
-    """Of an answer made without speculation: the first token comes from prefill."""
-    return (shared_step(0, 0, 1, 0, reason),) * max(0, tokens - 1)
 
 
 def _padded(sizes: Sequence[int], steps: Sequence[Verified]) -> bool:

@@ -15,6 +15,7 @@ from engine.errors import (
     EngineError,
     EngineFailed,
     EngineOverloaded,
+    EngineUnreachable,
     RequestRejected,
 )
 from engine.remote.access import Access, Upstream
@@ -26,6 +27,8 @@ ASK_S = 10.0
 """Patience with questions that take no generation."""
 DONE = b"[DONE]"
 BUSY = (429, 503)
+NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""Nothing of the request has left this machine."""
 
 
 class Connection:
@@ -161,7 +164,8 @@ class Connection:
         if self._closed:
             return EngineDead("The engine was closed.")
         told = str(error) or type(error).__name__
-        return EngineDead(f"{self.upstream} cannot be reached: {told}")
+        kind = EngineUnreachable if isinstance(error, NOT_SENT) else EngineDead
+        return kind(f"{self.upstream} cannot be reached: {told}")
 
 
 def _headers(body: Mapping[str, Any] | None) -> dict[str, str]:

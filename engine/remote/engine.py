@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -10,15 +10,17 @@ from typing import Any
 from engine.errors import EngineDead, EngineFailed, EngineStartError
 from engine.remote import probe, wire
 from engine.remote.access import Access, Upstream
-from engine.remote.account import Told, decode_steps, plain_steps
+from engine.remote.account import Told, decode_steps
 from engine.remote.connection import Connection
 from engine.remote.model import LocalModel
+from engine.speculation.accounting import shared_step
 from engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,
     FinishReason,
     Health,
+    PositionLogprobs,
     Step,
     Undrafted,
 )
@@ -72,21 +74,12 @@ class RemoteEngine:
         stream = request.sampling.prompt_logprobs is None
         body = wire.body(request, stream=stream, depth=self._speculation.per_request)
         answer = Answer(request, self._speculation)
-        if not stream:
-            whole = await connection.whole(wire.GENERATE, body, request.trace_headers)
-            answer.read_prompt(whole)
-            answer.read(whole)
+        if stream:
+            payloads = connection.stream(wire.GENERATE, body, request.trace_headers)
+            async for step in _steps(payloads, answer):
+                yield step
         else:
-            async with aclosing(
-                connection.stream(wire.GENERATE, body, request.trace_headers)
-            ) as payloads:
-                try:
-                    async for payload in payloads:
-                        for step in answer.read(payload):
-                            yield step
-                except EngineDead:
-                    if not answer.complete:
-                        raise
+            answer.read_whole(await connection.whole(wire.GENERATE, body, request.trace_headers))
         yield answer.last()
 
     async def health(self) -> Health:
@@ -111,6 +104,18 @@ class RemoteEngine:
         return self._connection
 
 
+async def _steps(payloads: AsyncGenerator[Any, None], answer: Answer) -> AsyncIterator[Step]:
+    """All but the last. A stream that breaks behind its last token has lost its account alone."""
+    async with aclosing(payloads):
+        try:
+            async for payload in payloads:
+                for step in answer.read(payload):
+                    yield step
+        except EngineDead:
+            if not answer.complete:
+                raise
+
+
 class Answer:
     """One answer as it comes. Its last step waits for the account, which comes right behind it."""
 
@@ -121,7 +126,7 @@ class Answer:
         self._last: Step | None = None
         self._told: Told | None = None
         self._cached: int | None = None
-        self._prompt: Step | None = None
+        self._prompt: tuple[PositionLogprobs | None, ...] | None = None
 
     @property
     def complete(self) -> bool:
@@ -143,20 +148,25 @@ class Answer:
                 out.append(step)
         return out
 
-    def read_prompt(self, whole: dict[str, Any]) -> None:
-        """What only an answer that is not streamed tells."""
-        top = self._request.sampling.prompt_logprobs
-        logprobs = wire.prompt_logprobs(self._request.prompt, whole.get("prompt_logprobs"), top)
-        self._prompt = Step((), prompt_logprobs=logprobs)
+    def read_whole(self, payload: dict[str, Any]) -> None:
+        """An answer that is not streamed: only such a one tells about the prompt."""
+        self.read(payload)
+        self._prompt = wire.prompt_logprobs(
+            self._request.prompt,
+            payload.get("prompt_logprobs"),
+            self._request.sampling.prompt_logprobs,
+        )
 
     def last(self) -> Step:
         """Raises EngineDead for a stream that ended before its answer did."""
         if self._last is None:
             raise EngineDead("The worker ended its stream before the answer.")
-        last = replace(self._last, decode=self._decode(), cached_tokens=self._cached)
-        if self._prompt is not None:
-            last = replace(last, prompt_logprobs=self._prompt.prompt_logprobs)
-        return last
+        return replace(
+            self._last,
+            decode=self._decode(self._last),
+            cached_tokens=self._cached,
+            prompt_logprobs=self._prompt,
+        )
 
     def _note(self, payload: dict[str, Any]) -> None:
         metrics = payload.get("metrics")
@@ -174,20 +184,24 @@ class Answer:
         stopped = finish is FinishReason.STOP and token_ids
         return Step(
             token_ids,
+            decode=() if self._speculation.active else self._plain(len(token_ids)),
             logprobs=wire.output_logprobs(choice.get("logprobs"), self._request.sampling.logprobs),
             finish=finish,
             stop_token=token_ids[-1] if stopped else None,
         )
 
-    def _decode(self) -> tuple[DecodeStep, ...]:
-        """The account of all decode steps; empty when the worker did not give one."""
-        off = not self._speculation.active or (
-            self._speculation.per_request and self._request.depth == 0
-        )
+    def _plain(self, tokens: int) -> tuple[DecodeStep, ...]:
+        """Of a worker without speculation: one step a token, but for the prefill's."""
+        steps = tokens - (len(self._sizes) == 1)
+        return (shared_step(0, 0, 1, 0, Undrafted.OFF),) * max(0, steps)
+
+    def _decode(self, last: Step) -> tuple[DecodeStep, ...]:
+        """The account of all decode steps; none when the worker did not give one."""
+        if not self._speculation.active or self._told is None:
+            return last.decode
+        off = self._speculation.per_request and self._request.depth == 0
         reason = Undrafted.OFF if off else Undrafted.REFUSED
-        if not self._speculation.active:
-            return plain_steps(sum(self._sizes), reason)
-        return () if self._told is None else decode_steps(self._sizes, self._told, reason)
+        return decode_steps(self._sizes, self._told, reason)
 
 
 def remote_engine(

@@ -162,6 +162,7 @@ def info_of(found: Found, model: LocalModel, connection: Connection) -> EngineIn
         vocab_size=model.vocab_size,
         speculation=describe(spec),
         reports_decode_steps=spec.told,
+        accounts_at_end=spec.active and spec.told,
         default_sampling=model.default_sampling,
         details={"worker": str(connection.upstream)},
     )

@@ -15,8 +15,8 @@ counted in ``cut`` and the bonus tokens in ``lost_bonus``, and then A + D + F - 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
 
@@ -219,6 +219,30 @@ def cut_decode(steps: Iterable[DecodeStep], tokens: int) -> tuple[DecodeStep, ..
         kept[at] = cut_step(kept[at], taken)
         tokens -= taken
     return tuple(kept)
+
+
+def spread(steps: Sequence[Step]) -> list[Step]:
+    """``steps`` with an account that came all at once where it belongs.
+
+    The last step's covers the answer's last tokens; each decode step goes to the step that
+    delivered its last one.
+    """
+    kept = list(steps)
+    if not kept or sum(s.delivered for s in kept[-1].decode) <= len(kept[-1].token_ids):
+        return kept
+    parts: list[list[DecodeStep]] = [[] for _ in kept]
+    at, end, begins = len(kept) - 1, 0, -len(kept[-1].token_ids)
+    for decode in reversed(kept[-1].decode):
+        while end <= begins and decode.delivered and at > 0:
+            at -= 1
+            begins -= len(kept[at].token_ids)
+        parts[at].append(decode)
+        end -= decode.delivered
+    last = len(kept) - 1
+    return [
+        replace(step, decode=(*(step.decode if at != last else ()), *reversed(part)))
+        for at, (step, part) in enumerate(zip(kept, parts, strict=True))
+    ]
 
 
 def _at_least(counts: Iterable[tuple[int, int]], deepest: int) -> tuple[int, ...]:

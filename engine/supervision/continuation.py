@@ -108,7 +108,8 @@ class Continuation:
         if not step.token_ids:
             return replace(step, cached_tokens=None)
         self._rejoining = False
-        decode = (*self._plain(_prefilled(step)), *step.decode) if self._accounts else step.decode
+        prefilled = min(1, _prefilled(step))
+        decode = (*self._plain(prefilled), *step.decode) if self._accounts else step.decode
         return replace(step, decode=decode, cached_tokens=None)
 
     def _plain(self, tokens: int) -> Iterator[DecodeStep]:
@@ -117,7 +118,11 @@ class Continuation:
             yield DecodeStep(0, 0, 1, undrafted=reason)
 
     def _leave_out(self, step: Step) -> Step:
-        """``step`` without the tokens that were delivered in an earlier life."""
+        """``step`` without the tokens that were delivered in an earlier life.
+
+        An account that comes for the whole answer at its end stays whole: the earlier life's never
+        came.
+        """
         assert self._replayed is not None
         expected = self._delivered[self._replayed :][: len(step.token_ids)]
         again = len(expected)
@@ -127,7 +132,7 @@ class Continuation:
             raise Diverged
         if self._replayed == len(self._delivered):
             self._replayed = None
-        new = tuple(behind(step, again))
+        new = step.decode if _prefilled(step) < 0 else tuple(behind(step, again))
         self._left_out.extend(step.decode[: len(step.decode) - len(new)])
         return Step(
             step.token_ids[again:],

@@ -18,7 +18,7 @@ of the prefix cache, where a later request would draft worse from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +26,7 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -45,6 +45,7 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
         self.ceiling: int = self.num_spec_tokens
         self._verified: dict[str, tuple[int, int]] = {}
         self._shareable: dict[str, int] = {}
+        self._answers: AnswerAccounts | None = None
         self._own_schedule = self._take_over_schedule()
         self._draft_len = self._drafter_len()
         self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
@@ -137,8 +138,18 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
             for output in batch.outputs:
                 drafted, accepted = self._verified.get(output.request_id, (0, 0))
                 depth = depths.get(output.request_id, 0)
-                output.spec_decode_metrics = step_account(depth, drafted, accepted)
+                output.spec_decode_metrics = (
+                    step_account(depth, drafted, accepted)
+                    if self._answers is None
+                    else self._answers.add(output, drafted, accepted)
+                )
         self._verified.clear()
+        if self._answers is not None:
+            self._answers.keep(self.requests)
+
+    def account_per_answer(self) -> None:
+        """For vLLM's own server, which tells what comes with an answer's last output alone."""
+        self._answers = AnswerAccounts(self.num_spec_tokens)
 
     def _take_over_schedule(self) -> bool:
         """Whether depth by batch size is ours to ignore. A table also turns -1 padding off."""
@@ -196,6 +207,37 @@ class AsyncDepthScheduler(DepthScheduling, AsyncScheduler):  # type: ignore[misc
                 request.spec_token_ids = [-1] * min(self.depth_of(request), depth)
 
 
+class AnswerAccounts:
+    """Every answer's account as vLLM's ``detailed`` has it, and steps without a draft, too.
+
+    Those stand in the per-step lists with zeros; the histogram counts verify steps alone.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._accounts: dict[str, RequestSpecDecodeMetrics] = {}
+
+    def add(
+        self, output: EngineCoreOutput, drafted: int, accepted: int
+    ) -> RequestSpecDecodeMetrics | None:
+        """The whole answer's with its last output, None with the others."""
+        account = self._accounts.get(output.request_id)
+        if account is None:
+            account = RequestSpecDecodeMetrics.new(self._depth)
+            self._accounts[output.request_id] = account
+        elif drafted:
+            account.observe(drafted, accepted, detailed=True)
+        elif output.new_token_ids:
+            account.per_step_drafted.append(0)
+            account.per_step_accepted.append(0)
+        return None if output.finish_reason is None else account
+
+    def keep(self, requests: Mapping[str, Request]) -> None:
+        """Forget all others: they have ended, or were aborted."""
+        for req_id in self._accounts.keys() - requests.keys():
+            del self._accounts[req_id]
+
+
 @lru_cache(maxsize=4096)
 def step_account(depth: int, drafted: int, accepted: int) -> RequestSpecDecodeMetrics:
     """One step's account in the field vLLM has for a request's: there are few different ones."""
@@ -212,6 +254,13 @@ def scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthSchedu
     asynchronous = vllm_config.scheduler_config.async_scheduling
     kind = AsyncDepthScheduler if asynchronous else DepthScheduler
     return kind(vllm_config, *args, **kwargs)
+
+
+def server_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthScheduling:
+    """The same for a worker under ``vllm serve``: ``--scheduler-cls`` names it."""
+    made = scheduler(vllm_config, *args, **kwargs)
+    made.account_per_answer()
+    return made
 
 
 def set_depth(core: EngineCore, depth: int) -> int:

@@ -87,9 +87,10 @@ class Balance(Group):
 
     ``eaglegate_completion_tokens_total`` = ``eaglegate_first_tokens_total``
     + ``eaglegate_accepted_tokens_total`` + ``sum without (outcome) (eaglegate_decode_steps_total)``
-    - ``eaglegate_lost_bonus_tokens_total``
+    - ``eaglegate_lost_bonus_tokens_total`` + ``eaglegate_unaccounted_tokens_total``
 
-    if the engine reports its decode steps.
+    if the engine reports its decode steps. Unaccounted tokens are those of answers that were broken
+    off in an engine that accounts at the end: a remote worker.
     """
 
     def declare(self) -> None:
@@ -97,11 +98,16 @@ class Balance(Group):
         self._lost = self.counter(
             "lost_bonus_tokens", "Decode steps whose bonus token a stop or a limit took away"
         )
+        self._unaccounted = self.counter(
+            "unaccounted_tokens", "Output tokens of broken-off answers that no step explains"
+        )
 
     def progressed(self, progress: Progress) -> None:
         labels, totals = progress.slices.labels, progress.whole.totals
         self._first(*labels).inc(totals.first_tokens)
         self._lost(*labels).inc(totals.lost_bonus)
+        if totals.imbalance > 0:
+            self._unaccounted(*labels).inc(totals.imbalance)
 
 
 class Unclaimed(Group):

@@ -157,3 +157,33 @@ def test_logprobs_are_not_kept_and_show_no_tokens():
     seen.event(ContentDelta("y"))
     shares, _ = seen.settle(ended=True)
     assert shares[Phase.CONTENT].tokens == shares[Phase.REASONING].tokens == 1
+
+
+def at_the_end(steps: list[Step], *, told: bool = True) -> list[Step]:
+    """``steps`` as an engine gives them that learns of their account with the last one."""
+    account = tuple(decode for step in steps for decode in step.decode)
+    bare = [Step(step.token_ids) for step in steps]
+    return [*bare[:-1], Step(bare[-1].token_ids, decode=account if told else ())]
+
+
+def test_an_account_at_the_end_goes_to_the_phases_its_steps_were_in():
+    live, late = Sequence(Ticks()), Sequence(Ticks(), late=True)
+    steps = [Step((1,)), verify(2), verify(0), verify(3)]
+    events = [ReasoningDelta("a"), ReasoningDelta("b"), ContentDelta("c"), ContentDelta("d")]
+    for sequence, given in ((live, steps), (late, at_the_end(steps))):
+        for step, event in zip(given, events, strict=True):
+            sequence.step(step)
+            sequence.event(event)
+    assert late.settle() == ({}, [])
+    assert late.settle(ended=True) == live.settle(ended=True)
+
+
+def test_an_answer_broken_off_before_its_account_has_tokens_nobody_explains():
+    seen = Sequence(Ticks(), late=True)
+    for step in at_the_end([Step((1,)), verify(2), verify(3)], told=False):
+        seen.step(step)
+        seen.event(ContentDelta("a"))
+    shares, _ = seen.settle(ended=True)
+    totals = shares[Phase.CONTENT].totals
+    assert (totals.tokens, totals.first_tokens, totals.verify_steps) == (8, 1, 0)
+    assert totals.imbalance == 7

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.accounting import Account, Totals, cut_step, total
+from engine.speculation.accounting import Account, Totals, cut_step, spread, total
 from engine.types import DecodeStep, FinishReason, Step, Undrafted
 
 
@@ -149,3 +151,24 @@ def test_sums_of_accounts(one: list[DecodeStep], other: list[DecodeStep]) -> Non
 
 def test_cut_step_keeps_the_reason() -> None:
     assert cut_step(plain(), 1) == DecodeStep(0, 0, 0, undrafted=Undrafted.OFF)
+
+
+def test_an_account_that_came_at_once_is_spread_over_its_steps() -> None:
+    plain = DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)
+    account = (DecodeStep(3, 2, 3), plain, DecodeStep(3, 1, 2), DecodeStep(3, 0, 0, cut=2))
+    sizes = (1, 3, 1, 2)
+    steps = [Step(tuple(range(size))) for size in sizes]
+    steps[-1] = replace(steps[-1], decode=account)
+    laid = [step.decode for step in spread(steps)]
+    assert laid == [(), account[:1], account[1:2], account[2:]]
+
+
+def test_a_step_that_reaches_into_the_next_one_belongs_to_where_it_ended() -> None:
+    steps = [Step((1, 2)), Step((3, 4, 5), decode=(DecodeStep(3, 1, 2), DecodeStep(3, 1, 2)))]
+    assert [len(step.decode) for step in spread(steps)] == [0, 2]
+
+
+def test_accounts_that_came_step_by_step_stay_where_they_are() -> None:
+    steps = [Step((1,)), Step((2, 3), decode=(DecodeStep(3, 1, 2),))]
+    assert spread(steps) == steps
+    assert spread([]) == []

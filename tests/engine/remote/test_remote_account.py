@@ -1,0 +1,115 @@
+"""A worker's account laid over its chunks: its own numbers, whatever was merged or cut."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.remote.account import Told, decode_steps
+from engine.speculation.accounting import total
+from engine.types import DecodeStep, Undrafted
+
+PLAIN = DecodeStep(0, 0, 1, undrafted=Undrafted.REFUSED)
+
+
+def verified(drafted: int, accepted: int, cut: int = 0) -> DecodeStep:
+    return DecodeStep(drafted, accepted, accepted + (not cut), cut=cut)
+
+
+def told(*steps: tuple[int, int]) -> Told:
+    return Told(3, steps)
+
+
+def test_one_chunk_per_step():
+    assert decode_steps([1, 4, 1, 3], told((3, 3), (3, 0), (3, 2))) == (
+        verified(3, 3),
+        verified(3, 0),
+        verified(3, 2),
+    )
+
+
+def test_the_last_step_is_cut():
+    assert decode_steps([1, 4, 2], told((3, 3), (3, 3))) == (verified(3, 3), verified(3, 2, cut=1))
+
+
+def test_steps_without_a_draft_are_found_by_the_size_of_their_chunks():
+    assert decode_steps([1, 1, 4, 1], told((3, 3))) == (PLAIN, verified(3, 3), PLAIN)
+
+
+def test_vllms_padding_makes_the_first_token_a_verify_step():
+    assert decode_steps([1, 4, 2], told((3, 0), (3, 3), (3, 1))) == (
+        verified(3, 0),
+        verified(3, 3),
+        verified(3, 1),
+    )
+
+
+def test_all_at_once():
+    assert decode_steps([9], told((3, 3), (3, 1), (3, 1))) == (
+        verified(3, 3),
+        verified(3, 1),
+        verified(3, 1),
+    )
+
+
+def test_plain_steps_that_are_told_are_where_they_are_told():
+    assert decode_steps([1, 6], told((3, 3), (0, 0), (0, 0))) == (verified(3, 3), PLAIN, PLAIN)
+
+
+def test_nothing_came():
+    assert decode_steps([], told()) == ()
+    assert decode_steps([1], told()) == ()
+
+
+def test_a_histogram_gives_the_sums():
+    said = {
+        "num_spec_tokens": 3,
+        "num_draft_tokens": 11,
+        "acceptance_histogram": [1, 0, 2, 1],
+        "num_spec_steps": 4,
+    }
+    totals = total(decode_steps([1, 3, 1, 4, 3], Told.read(said)), first_tokens=1)
+    assert (totals.verify_steps, totals.proposed, totals.accepted) == (4, 11, 7)
+    assert (totals.tokens, totals.imbalance) == (12, 0)
+
+
+@st.composite
+def answers(draw):
+    """What an engine did (drafted, accepted; drafted 0 is a plain step), and chunks of it."""
+    depth = draw(st.integers(1, 5))
+    one = st.integers(0, depth).flatmap(
+        lambda drafted: st.tuples(st.just(drafted), st.integers(0, drafted))
+    )
+    steps = draw(st.lists(one, max_size=30))
+    sizes = [1, *(accepted + 1 for _, accepted in steps)]
+    cut = draw(st.integers(0, sizes[-1] - 1)) if steps and steps[-1][0] else 0
+    sizes[-1] -= cut
+    merged = [sizes[0]]
+    for size in sizes[1:]:
+        if draw(st.integers(0, 9)) == 0:
+            merged[-1] += size
+        else:
+            merged.append(size)
+    return steps, merged
+
+
+@given(answers(), st.booleans())
+def test_the_workers_own_numbers_always(answer, tells_plain):
+    steps, sizes = answer
+    said = [step for step in steps if step[0] or tells_plain]
+    laid = decode_steps(sizes, told(*said))
+    totals = total(laid, first_tokens=sum(sizes) - sum(step.delivered for step in laid))
+    assert totals.verify_steps == sum(1 for drafted, _ in steps if drafted)
+    assert totals.proposed == sum(drafted for drafted, _ in steps)
+    assert totals.accepted + totals.cut == sum(accepted for _, accepted in steps)
+    assert totals.tokens == sum(sizes)
+    assert totals.first_tokens in (0, 1)
+
+
+@given(answers())
+def test_unmerged_and_told_in_full_it_is_exact(answer):
+    steps, _ = answer
+    sizes = [1, *(accepted + 1 for _, accepted in steps)]
+    laid = decode_steps(sizes, told(*steps))
+    assert [(step.drafted, step.accepted) for step in laid] == list(steps)
+    assert all(step.cut == 0 for step in laid)
