@@ -6,6 +6,10 @@ configured the API needs one and operator paths need an admin's; with a separate
 paths exist there and nowhere else. Without any keys everything is open but ``/admin``, which then
 answers only this machine.
 
+What operators look at in a browser takes the key as the password of HTTP Basic, too: a browser has
+no other way to ask for one. What changes anything does not, because browsers send such passwords
+along with what other sites make them send.
+
 What can be refused without reading the body is refused here: while the gateway drains, while the
 queue is full.
 """
@@ -13,6 +17,7 @@ queue is full.
 from __future__ import annotations
 
 import asyncio
+import base64
 import ipaddress
 from typing import Any
 
@@ -31,11 +36,12 @@ from server.errors import (
     error_body,
 )
 from server.gateway import Gateway
-from server.keys import Key
+from server.keys import Key, KeyRing
 from server.response import send_json
 
 OPEN = frozenset({"/health", "/ready"})
 OPERATOR = ("/metrics", "/debug", "/admin")
+BASIC = 'Basic realm="eaglegate: an admin API key is the password", charset="UTF-8"'
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 86400.0
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -43,6 +49,11 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 def is_operator(path: str) -> bool:
     return path == "/" or any(path == at or path.startswith(at + "/") for at in OPERATOR)
+
+
+def is_page(path: str) -> bool:
+    """Operator paths that only show."""
+    return is_operator(path) and path != "/admin" and not path.startswith("/admin/")
 
 
 class Door:
@@ -91,10 +102,7 @@ class Door:
         if self._gateway.admin_port is not None:
             return None
         if keys:
-            key = keys.find(_given(headers))
-            if not key.admin:
-                raise Forbidden(f"{path} needs an admin's API key; '{key.name}' is not one.")
-            return key
+            return _page_key(keys, path, headers) if is_page(path) else _admin(keys, path, headers)
         if path.startswith("/admin") and not _is_local(scope, headers):
             raise Forbidden(
                 f"Without API keys {path} answers only clients on this machine; configure an "
@@ -124,6 +132,39 @@ class Door:
         self._gateway.observer.refused(path, error.code or error.type)
         headers = tuple((k.encode(), v.encode()) for k, v in error.headers().items())
         await send_json(send, error.status, orjson.dumps(error_body(path, error)), headers)
+
+
+def _admin(keys: KeyRing, path: str, headers: Headers) -> Key:
+    key = keys.find(_given(headers))
+    if not key.admin:
+        raise Forbidden(f"{path} needs an admin's API key; '{key.name}' is not one.")
+    return key
+
+
+def _page_key(keys: KeyRing, path: str, headers: Headers) -> Key:
+    """The same, from a browser too, which asks its user again as long as the answer is 401."""
+    password = _password(headers)
+    try:
+        if password is None:
+            return _admin(keys, path, headers)
+        key = keys.find(password)
+        if not key.admin:
+            raise Unauthenticated(f"{path} needs an admin's API key; '{key.name}' is not one.")
+        return key
+    except Unauthenticated as error:
+        error.challenge = BASIC
+        raise
+
+
+def _password(headers: Headers) -> str | None:
+    """Of HTTP Basic; empty when it cannot be read, None without any."""
+    scheme, _, coded = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(coded, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def _given(headers: Headers) -> str | None:

@@ -88,9 +88,11 @@ class Unauthenticated(GatewayError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+    challenge = "Bearer"
+    """What the client is asked for, as HTTP spells it."""
 
     def headers(self) -> dict[str, str]:
-        return {"www-authenticate": "Bearer"}
+        return {"www-authenticate": self.challenge}
 
 
 class Forbidden(GatewayError):

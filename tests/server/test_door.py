@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import time
 
 import pytest
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from prometheus_client import CollectorRegistry
 
+import observability.http
+from observability.settings import TelemetrySettings
+from observability.telemetry import Telemetry
 from server.admission import Priority
 from server.app import create_app
 from server.keys import Key, KeyRing, digest_of
@@ -21,10 +24,7 @@ OPERATOR = {"/", "/metrics", "/debug/speculation"}
 
 
 def pages():
-    async def page(_request):
-        return PlainTextResponse("operator only")
-
-    return [Route(path, page, methods=["GET"]) for path in sorted(OPERATOR)]
+    return observability.http.routes(Telemetry(TelemetrySettings(models=()), CollectorRegistry()))
 
 
 @pytest.fixture
@@ -79,8 +79,35 @@ async def test_every_route_is_closed_unless_listed_as_open(guarded):
         insufficient = await status(guarded, method, path, USER)
         operator = path in OPERATOR or path.startswith("/admin")
         assert (insufficient.status == 403) == operator, (method, path)
-    assert checked > 10
+    assert checked > 20
+    assert {path for _, path in routes(guarded.app)} > OPEN | OPERATOR
     assert not guarded.engine.requests
+
+
+def basic(password):
+    return {"authorization": "Basic " + base64.b64encode(f"anyone:{password}".encode()).decode()}
+
+
+async def test_a_browser_gives_an_admin_s_key_as_a_password(guarded):
+    for path in sorted(OPERATOR):
+        asked = await guarded.get(path)
+        assert asked.status == 401
+        assert asked.headers["www-authenticate"].startswith('Basic realm="eaglegate')
+        assert (await guarded.get(path, headers=basic(ADMIN))).status == 200
+        for wrong in ("", "wrong", USER, OLD):
+            again = await guarded.get(path, headers=basic(wrong))
+            assert again.status == 401, "a browser asks again after 401 only"
+            assert again.headers["www-authenticate"].startswith("Basic")
+        for broken in ("Basic", "Basic !", "Basic " + "é" * 3, "basic //8="):
+            assert (await guarded.get(path, headers={"authorization": broken})).status == 401
+
+
+async def test_a_password_opens_nothing_that_another_site_could_use(guarded):
+    for method, path in routes(guarded.app):
+        if path not in OPEN | OPERATOR:
+            answer = await call(guarded.app, method, path, b"{}", headers=basic(ADMIN))
+            assert answer.status == 401, (method, path)
+            assert answer.headers["www-authenticate"] == "Bearer"
 
 
 async def test_paths_that_do_not_exist_need_a_key_too(guarded):
