@@ -8,14 +8,16 @@ from server.parsers import Parsers
 EXAMPLE = "What is 84 - 37?"
 
 
-def banner(url: str, model: str, info: EngineInfo, parsers: Parsers, seconds: float) -> str:
+def banner(
+    url: str, operator: str, model: str, info: EngineInfo, parsers: Parsers, seconds: float
+) -> str:
     """URL, model, speculation and why, a line to paste, and where the metrics are."""
     facts = {
         "model": f"{model} ({info.model}), context {info.max_model_len} tokens",
         "speculation": info.speculation.summary or "off",
         "tools": parsers.tool_parser or "no parser",
         "reasoning": parsers.reasoning_parser or "no parser",
-        "metrics": f"{url}/metrics",
+        "metrics": f"{operator}/metrics",
         "ready": f"after {seconds:.1f} s",
     }
     width = max(map(len, facts))

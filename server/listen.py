@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import ConfigError
 from server.drain import Drain
@@ -55,10 +55,11 @@ def _why(host: str, port: int, error: OSError) -> str:
     return f"cannot listen on --host {host} --port {port}: {error.strerror or error}"
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, tls: Tls | None = None) -> str:
     host, port = listener.getsockname()[:2]
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    scheme = "https" if tls and tls.certfile else "http"
+    return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
 
 
 class Server(uvicorn.Server):
@@ -78,6 +79,22 @@ class Tls:
     keyfile_password: str | None = None
     ca_certs: str | None = None
     ciphers: str = "TLSv1"
+
+    def check(self) -> None:
+        """Raises ConfigError for what cannot be served with, before anything slow begins."""
+        if self.certfile is None:
+            if self.keyfile or self.ca_certs:
+                raise ConfigError(
+                    "--ssl-keyfile and --ssl-ca-certs need --ssl-certfile; without it the gateway "
+                    "would serve plain HTTP"
+                )
+            return
+        try:
+            _config(_nothing, self).load()
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise ConfigError(
+                f"TLS cannot be served with --ssl-certfile {self.certfile} and its key: {error}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +153,10 @@ def _config(app: ASGIApp, tls: Tls) -> uvicorn.Config:
         ssl_cert_reqs=ssl.CERT_REQUIRED if tls.ca_certs else ssl.CERT_NONE,
         ssl_ciphers=tls.ciphers,
     )
+
+
+async def _nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """An application for looking at a configuration."""
 
 
 @contextmanager

@@ -65,6 +65,8 @@ class Serving:
         errors = own_stderr()
         logging.basicConfig(level=settings.log_level.upper(), stream=errors)
         keys = keys_of(settings)
+        self._tls = tls(settings)
+        self._tls.check()
         self._listeners = _listeners(settings)
         if warning := exposure(settings, keys):
             progress(warning)
@@ -118,9 +120,7 @@ class Serving:
         drain = Drain(self._gateway, self._admission, self._settings.drain_s, self._engine.aclose)
         hooks = Hooks(drain, self._reload)
         try:
-            return await serve(
-                self._app, self._listeners, self._supervise(), hooks, tls(self._settings)
-            )
+            return await serve(self._app, self._listeners, self._supervise(), hooks, self._tls)
         finally:
             await self._aclose()
 
@@ -143,9 +143,10 @@ class Serving:
         self._gateway.open(path)
         self._progress.close()
         _freeze()
-        url = url_of(self._listeners[0])
+        url = url_of(self._listeners[0], self._tls)
+        operator = url_of(self._listeners[-1], self._tls)
         name, seconds = self._gateway.models[0], self._progress.elapsed_s
-        print(banner(url, name, info, self._parsers, seconds), flush=True)
+        print(banner(url, operator, name, info, self._parsers, seconds), flush=True)
 
     async def _reload(self) -> dict[str, Any]:
         """Read keys and limits anew; what runs goes on."""

@@ -1,6 +1,7 @@
 """The gateway on the scripted engine as a process of its own, for what needs signals.
 
-Says ``ready URL`` when it is; every answer takes ``SECONDS`` seconds.
+Says ``ready URL`` when it is; every answer takes ``SECONDS`` seconds. With a certificate (and
+its key, in one file) it serves TLS; with a second one clients need certificates that one signed.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from engine.types import FinishReason, Step
 from server.admission import Admission
 from server.config import ConfigError
 from server.drain import Drain
-from server.listen import Hooks, bind, serve, url_of
+from server.listen import Hooks, Tls, bind, serve, url_of
 from tests.server.conftest import Lab
 
 
-async def main(seconds: float, grace_s: float) -> int:
+async def main(seconds: float, grace_s: float, tls: Tls) -> int:
+    tls.check()
     lab = Lab()
     word = Step(tuple(lab.renderer.encode("word", False)))
     end = Step(word.token_ids, finish=FinishReason.STOP)
@@ -35,15 +37,17 @@ async def main(seconds: float, grace_s: float) -> int:
         return {"reloads": reloads}
 
     async def started() -> None:
-        print(f"ready {url_of(listener)}", flush=True)
+        print(f"ready {url_of(listener, tls)}", flush=True)
         await asyncio.Event().wait()
 
     listener = bind("127.0.0.1", 0, 60)
     drain = Drain(lab.gateway, admission, grace_s, lab.engine.aclose)
-    lost = await serve(lab.app, [listener], started(), Hooks(drain, reload))
+    lost = await serve(lab.app, [listener], started(), Hooks(drain, reload), tls)
     print(f"lost {lost}", flush=True)
     return 1 if lost else 0
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(float(sys.argv[1]), float(sys.argv[2]))))
+    certificate, ca = (*sys.argv[3:], None, None)[:2]
+    tls = Tls(certificate, ca_certs=ca)
+    sys.exit(asyncio.run(main(float(sys.argv[1]), float(sys.argv[2]), tls)))

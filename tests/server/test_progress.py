@@ -35,8 +35,10 @@ def test_a_step_that_takes_long_is_repeated():
 
 def test_the_banner_says_what_is_served_and_how_to_try_it(lab):
     info = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="EAGLE 3.1: why"))
-    text = banner("http://127.0.0.1:8000", "demo", info, lab.path().parsers, 12.3)
+    text = banner(
+        "http://127.0.0.1:8000", "http://127.0.0.1:9000", "demo", info, lab.path().parsers, 12.3
+    )
     assert "EAGLE 3.1: why" in text
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in text
-    assert "http://127.0.0.1:8000/metrics" in text
+    assert "http://127.0.0.1:9000/metrics" in text
     assert "12.3 s" in text

@@ -35,8 +35,9 @@ class Served:
 
 
 @contextmanager
-def scripted(seconds: float, grace_s: float) -> Iterator[Served]:
-    command = [sys.executable, "-m", "tests.server.scripted_server", str(seconds), str(grace_s)]
+def scripted(seconds: float, grace_s: float, *tls: Path) -> Iterator[Served]:
+    given = map(str, (seconds, grace_s, *tls))
+    command = [sys.executable, "-m", "tests.server.scripted_server", *given]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -1,0 +1,108 @@
+"""TLS, as a client meets it: certificates on both sides, and what is not TLS at all."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from server.config import ConfigError
+from server.listen import Tls
+from tests.server.test_signals import BODY, scripted
+
+
+def self_signed(path: Path) -> Path:
+    """A certificate for 127.0.0.1 that signs itself, and its key, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, path.stem)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, SHA256())
+    )
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.write_bytes(certificate.public_bytes(Encoding.PEM) + secret)
+    return path
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    return self_signed(tmp_path / "server.pem")
+
+
+def trusting(certificate: Path, own: Path | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=certificate)
+    if own is not None:
+        context.load_cert_chain(own)
+    return context
+
+
+def test_a_stream_over_tls_and_a_clean_end(certificate):
+    with scripted(0.2, 10, certificate) as served:
+        assert served.url.startswith("https://127.0.0.1:")
+        with httpx.Client(verify=trusting(certificate), base_url=served.url) as client:
+            with client.stream("POST", "/v1/chat/completions", json=BODY) as answer:
+                assert "data: [DONE]" in list(answer.iter_lines())
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                httpx.get(f"{served.url}/health")
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(10) == 0
+
+
+def test_what_is_not_tls_disturbs_nobody(certificate):
+    with scripted(0.2, 10, certificate) as served:
+        where = urlsplit(served.url)
+        address = (where.hostname, where.port)
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://{where.netloc}/health")
+        for said in (b"", b"\x16\x03\x01\x02\x00\x01\x00", b"\x00" * 4096):
+            with socket.create_connection(address) as stranger:
+                stranger.sendall(said)
+        assert httpx.get(f"{served.url}/health", verify=trusting(certificate)).status_code == 200
+
+
+def test_clients_need_a_certificate_where_that_is_asked(certificate, tmp_path):
+    friend, stranger = self_signed(tmp_path / "friend.pem"), self_signed(tmp_path / "stranger.pem")
+    with scripted(0.2, 10, certificate, friend) as served:
+        url = f"{served.url}/health"
+        for own in (None, stranger):
+            with pytest.raises(httpx.HTTPError):
+                httpx.get(url, verify=trusting(certificate, own))
+        assert httpx.get(url, verify=trusting(certificate, friend)).status_code == 200
+
+
+def test_what_cannot_be_served_with_is_named_before_the_start(certificate, tmp_path):
+    other = self_signed(tmp_path / "other.pem")
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("this is no certificate")
+    for tls, words in (
+        (Tls("/nowhere.pem"), "/nowhere.pem"),
+        (Tls(str(nonsense)), "nonsense.pem"),
+        (Tls(str(certificate), str(other)), "KEY_VALUES_MISMATCH|key values mismatch"),
+        (Tls(str(certificate), ciphers="NONE-SUCH"), "cipher"),
+        (Tls(keyfile=str(other)), "would serve plain HTTP"),
+        (Tls(ca_certs=str(other)), "would serve plain HTTP"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            tls.check()
+    Tls().check()
+    Tls(str(certificate)).check()
