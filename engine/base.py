@@ -13,7 +13,7 @@ class Engine(Protocol):
     """Made cheaply, started once, closed once. Any number of ``generate`` calls run at a time."""
 
     async def start(self) -> EngineInfo:
-        """Load and warm up. Raises EngineStartError."""
+        """Load and warm up. Raises EngineStartError. Cancelled, it leaves nothing behind."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:

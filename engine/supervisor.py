@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from engine.base import DepthBound, Engine, Killable, Losing
-from engine.errors import EngineDead, EngineError
+from engine.errors import EngineDead, EngineError, EngineStartError
 from engine.speculation.accounting import Totals
 from engine.supervision.probation import Probation, Trial
 from engine.supervision.rules import Cause, NullWatcher, Patience, Watcher
@@ -111,7 +111,7 @@ class SupervisedEngine:
 
     async def start(self) -> EngineInfo:
         engine = self.make()
-        self._info = await engine.start()
+        self._info = await self._started(engine)
         self._begin(engine)
         return self._info
 
@@ -223,7 +223,7 @@ class SupervisedEngine:
         await asyncio.sleep(self.patience.backoff(self._failures))
         engine = self.make()
         try:
-            info = await engine.start()
+            info = await self._started(engine)
             if self._depth is not None and isinstance(engine, DepthBound):
                 await engine.set_depth(self._depth)
         except EngineError as error:
@@ -235,6 +235,16 @@ class SupervisedEngine:
         self._info = info
         self._begin(engine)
         return info
+
+    async def _started(self, engine: Engine) -> EngineInfo:
+        try:
+            async with asyncio.timeout(self.patience.start_s):
+                return await engine.start()
+        except TimeoutError:
+            raise EngineStartError(
+                f"The engine was not ready after {self.patience.start_s:g} s, the longest a start "
+                "may take (--engine-start-s)."
+            ) from None
 
     def _begin(self, engine: Engine) -> None:
         self._life = life = Life(engine, began=_now(), last_step=_now())

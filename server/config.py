@@ -25,7 +25,7 @@ ALIASES = {"VLLM_API_KEY": "api_key"}
 POSITIVE = (
     "responses_retention_s", "responses_most",
     "max_body_bytes", "first_event_grace_s", "keep_alive_s",
-    "engine_hang_s", "engine_stall_s", "engine_wait_s",
+    "engine_start_s", "engine_hang_s", "engine_stall_s", "engine_wait_s",
     "max_running", "max_queued_tokens", "body_timeout_s", "reader_timeout_s",
     "upstream_connect_s", "upstream_first_token_s", "upstream_idle_s", "upstream_start_s",
 )  # fmt: skip
@@ -140,6 +140,9 @@ class Settings:
         None, "certificates of those who sign clients' certificates, which then are required"
     )
     ssl_ciphers: str = setting("TLSv1", "ciphers as OpenSSL names them")
+    engine_start_s: float = setting(
+        1800.0, "an engine that is not ready after this many seconds is given up"
+    )
     engine_hang_s: float = setting(
         120.0, "an engine that gives no sign of life this many seconds is replaced"
     )

@@ -207,6 +207,7 @@ def tls(settings: Settings) -> Tls:
 
 def patience(settings: Settings) -> Patience:
     return Patience(
+        start_s=settings.engine_start_s,
         hang_s=settings.engine_hang_s,
         stall_s=settings.engine_stall_s,
         wait_s=settings.engine_wait_s,

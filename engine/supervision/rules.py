@@ -19,6 +19,8 @@ class Patience:
     """An engine that leaves the question unanswered this long has hung."""
     stall_s: float = 300.0
     """An engine that has requests and makes no step for any of them this long has hung."""
+    start_s: float = 1800.0
+    """An engine that is not ready after this long will not be; large models take many minutes."""
     wait_s: float = 300.0
     """A request waits this long for an engine to come back."""
     backoff_s: float = 1.0

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
+import re
 import signal
 from collections.abc import AsyncGenerator, Callable
+from multiprocessing.process import BaseProcess
 
 from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -47,6 +50,9 @@ PING = "is_scheduler_paused"
 """Any method of EngineCore that is answered from the engine's own loop and changes nothing."""
 ERRORED_POLL_S = 0.5
 OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+GIVE_UP_POLL_S = 0.1
+KILLED = re.compile(r"Failed core proc\(s\): {.*?: -(\d+)")
+"""How vLLM reports an engine process that a signal ended before it was ready."""
 WARM_UP_PROMPT = (1, 2, 3, 4)
 
 
@@ -78,7 +84,7 @@ class VllmEngine:
     async def start(self) -> EngineInfo:
         self._progress(f"starting vLLM with {self._arguments.model}")
         try:
-            llm = await asyncio.to_thread(self._load)
+            llm = await self._loaded()
             self._llm = llm
             info = describe(llm.vllm_config)
             self._tap = StepTap(llm.output_processor, reader(info))
@@ -88,6 +94,9 @@ class VllmEngine:
             await asyncio.to_thread(self._log.join, LAST_WORDS_S)
             cause = self._cause(error)
             raise EngineStartError(cause, detail=self._log.tail(DETAIL_LINES)) from error
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
         return info
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
@@ -152,6 +161,15 @@ class VllmEngine:
             raise EngineDead("The engine has died.")
         return self._llm, self._tap
 
+    async def _loaded(self) -> AsyncLLM:
+        others = set(multiprocessing.active_children())
+        loading = asyncio.create_task(asyncio.to_thread(self._load))
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            await _give_up(loading, others)
+            raise
+
     def _load(self) -> AsyncLLM:
         """Blocks for seconds to minutes: runs in a thread."""
         config = self._arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
@@ -175,7 +193,20 @@ class VllmEngine:
         return self._log.cause() or _first_words(error)
 
 
+async def _give_up(loading: asyncio.Task[AsyncLLM], others: set[BaseProcess]) -> None:
+    """End a thread that waits for an engine process: it ends when the process does."""
+    while not loading.done():
+        for child in set(multiprocessing.active_children()) - others:
+            child.kill()
+        await asyncio.wait({loading}, timeout=GIVE_UP_POLL_S)
+    if not loading.exception():
+        await asyncio.to_thread(loading.result().shutdown, SHUTDOWN_S)
+
+
 def _first_words(error: Exception) -> str:
+    if killed := KILLED.search(str(error)):
+        name = signal.Signals(int(killed[1])).name
+        return f"the engine process was ended by {name} while it started (is there enough memory?)"
     if isinstance(error, ValidationError):
         return "; ".join(entry["msg"] for entry in error.errors())
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

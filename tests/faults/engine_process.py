@@ -15,6 +15,15 @@ def engine_pid(gateway_pid: int) -> int | None:
     return next((pid for pid in descendants(gateway_pid) if TITLE in title(pid)), None)
 
 
+def starting_pid(gateway_pid: int) -> int | None:
+    """The same from its first moment, when it has not called itself so yet."""
+    return next((pid for pid in descendants(gateway_pid) if is_engine(pid)), None)
+
+
+def is_engine(pid: int) -> bool:
+    return any(mark in title(pid) for mark in (TITLE, "--multiprocessing-fork"))
+
+
 def kill(gateway_pid: int, how: signal.Signals = signal.SIGKILL) -> bool:
     """Whether there was an engine to do it to."""
     pid = engine_pid(gateway_pid)

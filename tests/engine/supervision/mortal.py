@@ -13,7 +13,9 @@ from engine.supervision.rules import Cause, Outcome, Patience
 from engine.supervisor import SupervisedEngine
 from engine.types import EngineInfo, EngineRequest, FinishReason, Health, Sampling, Step
 
-FAST = Patience(poll_s=0.005, hang_s=0.05, stall_s=60, wait_s=5, backoff_s=0, stable_s=60)
+FAST = Patience(
+    poll_s=0.005, start_s=5, hang_s=0.05, stall_s=60, wait_s=5, backoff_s=0, stable_s=60
+)
 
 
 def following(request: EngineRequest) -> list[int]:
@@ -38,6 +40,7 @@ class Cradle:
     killed: bool = False
     """Whether lives end by a signal from outside."""
     start_fails: set[int] = field(default_factory=set)
+    start_hangs: set[int] = field(default_factory=set)
 
     def make(self) -> Mortal:
         self.lives.append(Mortal(self, len(self.lives)))
@@ -71,6 +74,8 @@ class Mortal(ScriptedEngine):
     async def start(self) -> EngineInfo:
         if self.number in self.cradle.start_fails:
             raise EngineStartError("no memory left")
+        if self.number in self.cradle.start_hangs:
+            await asyncio.Event().wait()
         return DEFAULT_INFO
 
     async def health(self) -> Health:

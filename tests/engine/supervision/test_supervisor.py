@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import EngineDead, RequestQuarantined
+from engine.errors import EngineDead, EngineStartError, RequestQuarantined
 from engine.speculation.accounting import Account
 from engine.supervision.rules import Cause, Outcome
 from engine.types import Constraint, Sampling
@@ -280,6 +280,20 @@ async def test_a_crash_loop_ends_and_says_why():
     assert not health.live
     assert "no memory left" in health.reason
     await engine.aclose()
+
+
+async def test_a_start_that_never_ends_is_a_failed_one():
+    cradle = Cradle(start_hangs={1})
+    engine, notes = supervised(cradle, replace(FAST, start_s=0.01))
+    await engine.start()
+    cradle.lives[0].kill()
+    assert tokens_of(await collect(engine, ask())) == following(ask())
+    assert notes.lost == [Cause.DIED, Cause.START]
+    await engine.aclose()
+    cradle.start_hangs = {3}
+    engine, _ = supervised(cradle, replace(FAST, start_s=0.01))
+    with pytest.raises(EngineStartError, match=r"not ready after 0.01 s.*--engine-start-s"):
+        await engine.start()
 
 
 async def test_a_long_life_wipes_out_earlier_failures():

@@ -1,0 +1,121 @@
+"""Faults while the engine starts: a signal to either process, a hang, a draft that kills it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import ROOT, serving
+from tests.engine.vllm_backend.test_start import draft
+from tests.faults import engine_process, streams
+
+pytestmark = pytest.mark.slow
+
+SOON_S = 60
+"""For what should take a few seconds, on a busy machine."""
+
+
+class Starting:
+    """A gateway whose engine process has just come to life."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.engine = self._engine()
+
+    def end(self) -> tuple[int, str]:
+        """Its status and its last words; nothing of it may be left."""
+        _, errors = self.process.communicate(timeout=SOON_S)
+        assert "Traceback" not in errors
+        assert not engine_process.is_engine(self.engine)
+        return self.process.returncode, (errors.strip().splitlines() or [""])[-1]
+
+    def _engine(self) -> int:
+        end = time.monotonic() + SOON_S
+        while time.monotonic() < end and self.process.poll() is None:
+            pid = engine_process.starting_pid(self.process.pid)
+            if pid is not None:
+                return pid
+            time.sleep(0.02)
+        raise AssertionError("no engine process appeared")
+
+
+@contextmanager
+def starting(*arguments: str) -> Iterator[Starting]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server", "serve", "--port", "0", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    try:
+        yield Starting(process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_gateway_told_to_stop_while_its_engine_starts_stops_at_once():
+    with starting() as gateway:
+        began = time.monotonic()
+        gateway.process.send_signal(signal.SIGTERM)
+        status, _ = gateway.end()
+        assert status == 0
+        assert time.monotonic() - began < 10, "a start takes longer than that when it is busy"
+
+
+def test_an_engine_killed_while_it_starts_ends_the_gateway_with_the_cause():
+    with starting() as gateway:
+        os.kill(gateway.engine, signal.SIGKILL)
+        status, said = gateway.end()
+        assert status == 1
+        assert "ended by SIGKILL while it started" in said
+
+
+def test_an_engine_that_hangs_while_it_starts_is_given_up():
+    with starting("--engine-start-s", "6") as gateway:
+        os.kill(gateway.engine, signal.SIGSTOP)
+        status, said = gateway.end()
+        assert status == 1
+        assert "not ready after 6 s" in said
+        assert "--engine-start-s" in said
+
+
+def test_a_draft_that_kills_the_engine_at_its_first_request_ends_the_gateway(tmp_path):
+    """As it does where the checks before the start are switched off."""
+    config = draft(Path(tmp_path / "draft"), eagle_aux_hidden_state_layer_ids=[2, 4, 4])
+    with starting("--no-preflight", "--speculative-config", json.dumps(config)) as gateway:
+        status, said = gateway.end()
+        assert status == 1
+        assert "size" in said
+
+
+def test_a_crash_loop_ends_with_an_error_frame_and_a_status(tmp_path):
+    body = streams.request("structured", 1, 900)
+    with (
+        serving(tmp_path / "serve.log", ("--engine-failures", "1")) as gateway,
+        httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=60) as told,
+    ):
+        lines = told.iter_lines()
+        next(lines)
+        first = engine_process.engine_pid(gateway.process.pid)
+        for _ in range(2):
+            engine_process.kill(gateway.process.pid)
+            while engine_process.engine_pid(gateway.process.pid) == first:
+                time.sleep(0.02)
+        *_, error, done = [line for line in lines if line]
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_dead"
+        assert done == "data: [DONE]"
+        assert gateway.process.wait(SOON_S) == 1
+    assert "lost 2 times in a row" in (tmp_path / "serve.log").read_text()
