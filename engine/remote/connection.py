@@ -38,6 +38,7 @@ class Connection:
         self.upstream = upstream
         self._access = access
         self._closed = False
+        self.health_path = "/health"
         self._client = httpx.AsyncClient(
             base_url=upstream.url,
             headers={"authorization": f"Bearer {access.key}"} if access.key else {},
@@ -156,7 +157,7 @@ class Connection:
 
     async def healthy(self) -> bool:
         try:
-            return (await self.ask("/health")).status_code == httpx.codes.OK
+            return (await self.ask(self.health_path)).status_code == httpx.codes.OK
         except EngineDead:
             return False
 

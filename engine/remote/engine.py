@@ -7,12 +7,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from engine.base import Engine
 from engine.errors import EngineDead, EngineFailed, EngineStartError
 from engine.remote import probe, wire
-from engine.remote.access import Access, Upstream
+from engine.remote.access import Access, Speaks, Upstream
 from engine.remote.account import Told, decode_steps
 from engine.remote.connection import Connection
 from engine.remote.model import LocalModel
+from engine.remote.text import TextEngine
 from engine.speculation.accounting import shared_step
 from engine.types import (
     DecodeStep,
@@ -85,13 +87,7 @@ class RemoteEngine:
     async def health(self) -> Health:
         if self._connection is None:
             return Health(live=False, reason="closed" if self._closed else "not started")
-        try:
-            answer = await self._connection.ask("/health")
-        except EngineDead as error:
-            return Health(live=False, reason=str(error))
-        if answer.status_code != 200:
-            return Health(live=False, reason=f"{self._upstream}: status {answer.status_code}")
-        return Health(live=True)
+        return await probe.health(self._connection)
 
     async def aclose(self) -> None:
         connection, self._connection, self._closed = self._connection, None, True
@@ -209,6 +205,7 @@ def remote_engine(
     model: LocalModel,
     access: Access,
     progress: Callable[[str], None] = quiet,
-) -> RemoteEngine:
+) -> Engine:
     """The engine that speaks the worker's language; made cheaply, connects when started."""
-    return RemoteEngine(upstream, model, access, progress)
+    kind = TextEngine if upstream.speaks is Speaks.TEXT else RemoteEngine
+    return kind(upstream, model, access, progress)

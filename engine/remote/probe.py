@@ -16,9 +16,10 @@ from engine.remote import wire
 from engine.remote.account import Told
 from engine.remote.connection import Connection, message_of
 from engine.remote.model import LocalModel
-from engine.types import EngineInfo, EngineRequest, Sampling, SpeculationInfo
+from engine.types import EngineInfo, EngineRequest, Health, Sampling, SpeculationInfo
 
 POLL_S = 1.0
+MODELS = "/v1/models"
 PROBE = "Was it 7 cafés, <b>naïve</b>?\n\n\tdef f(x): return {'π': [1, 2.5]}"
 """Text that tells tokenizers apart: digits, accents, markup, white space, brackets."""
 SPECULATES = re.compile(r"^vllm:spec_decode_num_drafts", re.MULTILINE)
@@ -65,16 +66,26 @@ async def wait_ready(
 
 
 async def _not_ready(connection: Connection) -> str | None:
+    found = await health(connection)
+    return None if found.live else found.reason
+
+
+async def health(connection: Connection) -> Health:
+    """As the worker says; one that has no ``/health`` is asked for its models."""
     try:
-        answer = await connection.ask("/health")
+        answer = await connection.ask(connection.health_path)
     except EngineDead as error:
-        return str(error)
-    return None if answer.status_code == httpx.codes.OK else f"status {answer.status_code}"
+        return Health(live=False, reason=str(error))
+    if answer.status_code == httpx.codes.NOT_FOUND and connection.health_path != MODELS:
+        connection.health_path = MODELS
+        return await health(connection)
+    live = answer.status_code == httpx.codes.OK
+    return Health(live, "" if live else f"{connection.upstream}: status {answer.status_code}")
 
 
 async def served_model(connection: Connection, model: LocalModel) -> tuple[str, int]:
     """Its name there and the longest sequence it takes. Raises EngineStartError."""
-    said: dict[str, Any] = await _json(connection, "/v1/models", "--upstream-key")
+    said: dict[str, Any] = await _json(connection, MODELS, "--upstream-key")
     models: dict[str, int | None] = {
         entry["id"]: entry.get("max_model_len") for entry in said.get("data", ())
     }

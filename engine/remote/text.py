@@ -1,0 +1,174 @@
+"""A server that speaks text only, as an Engine: SGLang, TensorRT-LLM, llama.cpp, TGI, Ollama, ...
+
+Over OpenAI's ``/v1/completions``, which they all have. How far each one's goes is found out by
+asking (``dialect.py``). What comes back is made tokens again, so that parsers see what they know;
+how many the worker made, and what it speculated, stays unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from engine.errors import EngineDead, EngineStartError, RequestRejected
+from engine.remote import dialect, probe
+from engine.remote.access import Access, Upstream
+from engine.remote.connection import Connection
+from engine.remote.dialect import COMPLETIONS, Dialect
+from engine.remote.model import Codec, LocalModel
+from engine.types import (
+    Constraint,
+    EngineInfo,
+    EngineRequest,
+    FinishReason,
+    Health,
+    Sampling,
+    SpeculationInfo,
+    Step,
+)
+
+FINISH = {"length": FinishReason.LENGTH, "limit": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+"""All other reasons are a stop by another name: ``eos_token``, ``stop_sequence``, ..."""
+ANCHOR = "x"
+
+
+class TextEngine:
+    """See ``engine.base.Engine``."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        model: LocalModel,
+        access: Access,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._upstream = upstream
+        self._model = model
+        self._access = access
+        self._progress = progress
+        self._connection: Connection | None = None
+        self._name = model.name
+        self._dialect = Dialect()
+        self._closed = False
+
+    async def start(self) -> EngineInfo:
+        connection = self._connection = Connection(self._upstream, self._access)
+        try:
+            await probe.wait_ready(connection, self._access.start_s, self._progress)
+            self._name, longest = await probe.served_model(connection, self._model)
+            self._progress(f"finding out what {self._upstream} understands")
+            self._dialect = await dialect.find(connection, self._model, self._name)
+        except EngineDead as error:
+            await self.aclose()
+            raise EngineStartError(str(error)) from error
+        except EngineStartError:
+            await self.aclose()
+            raise
+        return EngineInfo(
+            model=self._name,
+            max_model_len=longest,
+            vocab_size=self._model.vocab_size,
+            speculation=SpeculationInfo(
+                "unknown", 0, summary="unknown: the worker speaks text only", per_request=False
+            ),
+            reports_decode_steps=False,
+            default_sampling=self._model.default_sampling,
+            details={"worker": str(self._upstream), "dialect": self._dialect.described},
+        )
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+        connection = self._running()
+        self._refuse(request)
+        payloads = connection.stream(COMPLETIONS, self._body(request), request.trace_headers)
+        finish = None
+        async with aclosing(payloads):
+            async for payload in payloads:
+                for choice in payload.get("choices") or ():
+                    token_ids = tokens(choice.get("text") or "", self._model.codec)
+                    finish = _finish(choice) or finish
+                    if token_ids:
+                        yield Step(token_ids)
+        if finish is None:
+            raise EngineDead("The worker ended its stream before the answer.")
+        yield Step((), finish=finish)
+
+    async def health(self) -> Health:
+        if self._connection is None:
+            return Health(live=False, reason="closed" if self._closed else "not started")
+        return await probe.health(self._connection)
+
+    async def aclose(self) -> None:
+        connection, self._connection, self._closed = self._connection, None, True
+        if connection is not None:
+            await connection.aclose()
+
+    def _running(self) -> Connection:
+        if self._connection is None:
+            raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
+        return self._connection
+
+    def _refuse(self, request: EngineRequest) -> None:
+        """What a text says nothing about. Raises RequestRejected."""
+        sampling, constraint = request.sampling, request.constraint
+        if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+            raise RequestRejected(
+                "Log probabilities are not available: the worker behind this gateway speaks text "
+                "only. Ask without 'logprobs'.",
+                param="logprobs",
+            )
+        if constraint is not None and not self._dialect.can(constraint):
+            raise RequestRejected(
+                f"The worker behind this gateway speaks text only and cannot be held to a "
+                f"{constraint.kind}{' after its reasoning' if constraint.after_reasoning else ''}."
+            )
+
+    def _body(self, request: EngineRequest) -> dict[str, Any]:
+        prompt: Any = request.prompt
+        if not self._dialect.takes_tokens:
+            prompt = self._model.codec.decode(request.prompt)
+        said = {"model": self._name, "prompt": prompt, "stream": True}
+        said |= sampling_of(request.sampling) | self._dialect.extras
+        if request.constraint is not None:
+            said["response_format"] = response_format(request.constraint)
+        return said
+
+
+def sampling_of(sampling: Sampling) -> dict[str, Any]:
+    """Only what differs from everybody's default: not every server knows every name."""
+    said: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
+    neutral = Sampling(max_tokens=0)
+    names = (
+        "min_tokens", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+        "repetition_penalty", "ignore_eos", "stop_token_ids",
+    )  # fmt: skip
+    for name in names:
+        value = getattr(sampling, name)
+        if value != getattr(neutral, name):
+            said[name] = value
+    if sampling.logit_bias:
+        said["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    return said
+
+
+def response_format(constraint: Constraint) -> dict[str, Any]:
+    if constraint.kind == "json_object":
+        return {"type": "json_object"}
+    return dialect.json_schema(constraint.value)
+
+
+def tokens(text: str, codec: Codec) -> tuple[int, ...]:
+    """Token ids whose text this is, in the middle of a longer one."""
+    if not text:
+        return ()
+    token_ids = codec.encode(text, False)
+    if codec.decode(token_ids) == text:
+        return tuple(token_ids)
+    anchor, anchored = codec.encode(ANCHOR, False), codec.encode(ANCHOR + text, False)
+    behind = anchored[: len(anchor)] == anchor  # sentencepiece puts a space before a beginning
+    return tuple(anchored[len(anchor) :] if behind else token_ids)
+
+
+def _finish(choice: dict[str, Any]) -> FinishReason | None:
+    reason = choice.get("finish_reason")
+    return FINISH.get(reason, FinishReason.STOP) if reason else None
