@@ -18,6 +18,7 @@ from engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
+from engine.fleet.rules import BreakerRules
 from engine.fleet.worker import State
 from engine.scripted import DEFAULT_INFO
 from engine.speculation.accounting import Account
@@ -174,7 +175,7 @@ async def test_a_rejection_is_the_clients_and_goes_nowhere_else():
 
 
 async def test_failures_of_one_worker_open_its_circuit_and_the_other_serves():
-    place = await town("ab", poll_s=60)
+    place = await town("ab", poll_s=60, breaker=BreakerRules(backoff_s=60))
     place["a"].error = lambda request, step: EngineFailed("500")
     for number in range(12):
         request = ask(f"r{number}", prompt=(number, 2, 3))
