@@ -53,6 +53,15 @@ class Killable(Protocol):
 
 
 @runtime_checkable
+class Counting(Protocol):
+    """An engine that others use, too, and that counts what it does for all of them."""
+
+    async def counted(self) -> Totals | None:
+        """Its speculation since it began; None where it tells nothing. Raises EngineError."""
+        ...
+
+
+@runtime_checkable
 class Losing(Protocol):
     """An engine that counts the steps it made for nobody."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo
 from observability.slices import ALL, KINDS
@@ -31,6 +32,7 @@ def speculation(telemetry: Telemetry) -> Row:
         "running": telemetry.num_running,
         "tokens_per_s": throughput(telemetry, now),
         "engines": {lane: _engine(info) for lane, info in telemetry.engines.items()},
+        "workers": [_worker(worker) for worker in telemetry.workers()],
         "all": whole,
         "slices": slices,
         "history": history(telemetry, now),
@@ -123,6 +125,24 @@ def _engine(info: EngineInfo) -> Row:
         "depth": how.depth,
         "draft": how.draft,
         "summary": how.summary,
+    }
+
+
+def _worker(worker: WorkerStatus) -> Row:
+    """``acceptance_length`` is over all the worker has done, for others, too."""
+    counted = worker.counted
+    return {
+        "name": worker.name,
+        "state": worker.state.value,
+        "reason": worker.reason,
+        "running": worker.running,
+        "outstanding_tokens": round(worker.outstanding),
+        "requests": worker.requests,
+        "tokens": worker.tokens,
+        "retried": worker.retried,
+        "continued": worker.continued,
+        "openings": worker.openings,
+        "acceptance_length": None if counted is None else counted.acceptance_length,
     }
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 
 from engine.base import Losing
+from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo, EngineRequest
 from observability.batch import Batch
@@ -56,6 +57,7 @@ class Telemetry:
         self._sequences: dict[str, Sequence] = {}
         self._losing: dict[str, Losing] = {}
         self._admission: Callable[[], Admission | None] = _nothing
+        self._workers: Callable[[], Iterable[WorkerStatus]] = tuple
         self._batch = Batch()
         self._count_at = 0.0
         scope = Scope(
@@ -67,6 +69,7 @@ class Telemetry:
             self._unclaimed,
             self._running,
             lambda: self._admission(),
+            self.workers,
         )
         self.groups = [make(scope) for make in GROUPS]
         self.catalogue: list[Declared] = scope.catalogue
@@ -151,6 +154,14 @@ class Telemetry:
     def watch_admission(self, find: Callable[[], Admission | None]) -> None:
         """Read the queue in front of the engine from what ``find`` finds, if anything."""
         self._admission = find
+
+    def watch_workers(self, find: Callable[[], Iterable[WorkerStatus]]) -> None:
+        """Read the workers of a fleet from what ``find`` finds."""
+        self._workers = find
+
+    def workers(self) -> Iterable[WorkerStatus]:
+        """Those of a fleet as they are now; none where there is no fleet."""
+        return self._workers()
 
     def _unclaimed(self) -> Iterator[tuple[str, Totals]]:
         return ((name, losing.unclaimed) for name, losing in self._losing.items())

@@ -18,10 +18,12 @@ from typing import Any
 
 from engine.base import DepthBound, Engine, Losing
 from engine.errors import EngineDead, EngineFailed, EngineOverloaded, EngineUnreachable
+from engine.fleet.balance import Why
 from engine.fleet.balancer import Assignment, Balancer
 from engine.fleet.discovery import DiscoveryError, Source
 from engine.fleet.link import Link
 from engine.fleet.rules import FleetRules
+from engine.fleet.status import WorkerStatus
 from engine.fleet.worker import Misfit, Worker
 from engine.speculation.accounting import Totals
 from engine.supervision.probation import Trial
@@ -161,6 +163,10 @@ class Fleet:
         await asyncio.gather(*(worker.aclose() for worker in self.workers.values()))
         self._tell()
 
+    def status(self) -> list[WorkerStatus]:
+        """Every worker as it is now, by name."""
+        return [self._status(worker) for _, worker in sorted(self.workers.items())]
+
     @property
     def accounts(self) -> bool:
         return self._info is None or self._info.reports_decode_steps
@@ -200,7 +206,6 @@ class Fleet:
             raise EngineDead(f"No worker came back in time. {self._why_none()}") from None
         assignment = self._balancer.assign(survivor.request, [worker.name for worker in able])
         worker = self.workers[assignment.name]
-        worker.tally.requests += 1
         worker.tally.why[assignment.why] += 1
         return worker, assignment
 
@@ -247,7 +252,7 @@ class Fleet:
         self._tell()
 
     def _join(self, name: str) -> None:
-        log.warning("worker %s joins", name)
+        log.info("worker %s joins", name)
         self.workers[name] = worker = Worker(
             name, self.make, self.rules, self.patience.stall_s, self._accept, self._noted
         )
@@ -257,7 +262,7 @@ class Fleet:
     def _part(self) -> None:
         """From the workers that are no longer wanted and have ended what they ran."""
         for worker in [w for w in self.workers.values() if w.draining and w.idle]:
-            log.warning("worker %s leaves", worker.name)
+            log.info("worker %s leaves", worker.name)
             del self.workers[worker.name]
             self._balancer.leave(worker.name)
             self._run(worker.aclose())
@@ -285,6 +290,22 @@ class Fleet:
         reasons = [f"{worker.name}: {worker.reason}" for worker in self.workers.values()]
         more = f" and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
         return f"No worker serves ({'; '.join(reasons[:SHOWN])}{more})."
+
+    def _status(self, worker: Worker) -> WorkerStatus:
+        tally = worker.tally
+        return WorkerStatus(
+            name=worker.name,
+            state=worker.state,
+            reason=worker.reason,
+            running=0 if worker.link is None else worker.link.num_running,
+            outstanding=self._balancer.load(worker.name).tokens,
+            requests={why.value: tally.why[why] for why in Why},
+            tokens=tally.tokens,
+            retried=tally.retried,
+            continued=tally.continued,
+            openings=worker.breaker.num_opened,
+            counted=worker.counted,
+        )
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -48,6 +48,8 @@ class FleetRules:
     """A worker that leaves the question unanswered this long has missed it."""
     missed: int = 3
     """Questions missed in a row after which a worker is given up and its requests move."""
+    count_s: float = 15.0
+    """Pause between two readings of a worker's own counters."""
     admit_s: float = 60.0
     """A worker that starts or comes back must answer and make a token in this time."""
     retries: int = 1

@@ -10,12 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.base import Engine
+from engine.base import Counting, Engine
 from engine.errors import EngineError
 from engine.fleet.balance import Why
 from engine.fleet.breaker import Breaker, Circuit
 from engine.fleet.link import Link, close
 from engine.fleet.rules import FleetRules
+from engine.speculation.accounting import Totals
 from engine.supervision.probation import Probation
 from engine.types import EngineInfo, EngineRequest, Health, Sampling
 
@@ -44,9 +45,9 @@ class State(StrEnum):
 class Tally:
     """What became of the requests that were given to a worker."""
 
-    requests: int = 0
-    tokens: int = 0
     why: Counter[Why] = field(default_factory=Counter)
+    """How many it was given, by what decided so."""
+    tokens: int = 0
     retried: int = 0
     """Went to another one before they had made a token anywhere."""
     continued: int = 0
@@ -71,6 +72,8 @@ class Worker:
     reason: str = "not asked yet"
     """Why it does not serve."""
     draining: bool = False
+    counted: Totals | None = None
+    """What it says itself of its speculation."""
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
@@ -79,6 +82,7 @@ class Worker:
         self._tending: asyncio.Task[None] | None = None
         self._nudged = asyncio.Event()
         self._missed = 0
+        self._count_at = 0.0
 
     @property
     def serves(self) -> bool:
@@ -153,6 +157,16 @@ class Worker:
             await asyncio.sleep(self.rules.pause_s)
         elif link.silent_s > self.stall_s:
             self._give_up(f"no step for {self.stall_s:g} s")
+        elif _now() >= self._count_at:
+            await self._count(link.engine)
+
+    async def _count(self, engine: Engine) -> None:
+        """Ask for its own counters, if it has any; those it had stand when it does not answer."""
+        self._count_at = _now() + self.rules.count_s
+        if isinstance(engine, Counting):
+            with suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(self.rules.ask_s):
+                    self.counted = await engine.counted()
 
     def _give_up(self, reason: str) -> None:
         """It is dead or hangs: its requests go on elsewhere."""
@@ -208,7 +222,7 @@ class Worker:
             self.link.retire()
         self.link, self.reason, self._missed = link, "", 0
         self.breaker.close()
-        log.warning("worker %s serves", self.name)
+        log.info("worker %s serves", self.name)
         self.changed(self)
 
 

@@ -17,6 +17,7 @@ from observability.metrics.speculation import (
 )
 from observability.metrics.tokens import Tokens
 from observability.metrics.tools import ToolCalls
+from observability.metrics.workers import Workers
 
 GROUPS: tuple[type[Group], ...] = (
     Requests,
@@ -41,4 +42,5 @@ GROUPS: tuple[type[Group], ...] = (
     ToolCalls,
     EngineState,
     Gpus,
+    Workers,
 )

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo
 from observability.facts import Progress, Record
@@ -59,6 +60,8 @@ class Scope:
     """The labels of every request in the engine."""
     admission: Callable[[], Admission | None]
     """The queue in front of the engine, once there is one."""
+    workers: Callable[[], Iterable[WorkerStatus]]
+    """Those of a fleet, if the engine is one."""
     catalogue: list[Declared] = field(default_factory=list)
 
 

@@ -21,7 +21,7 @@ from engine.errors import (
 from engine.fleet.rules import BreakerRules
 from engine.fleet.worker import State
 from engine.scripted import DEFAULT_INFO
-from engine.speculation.accounting import Account
+from engine.speculation.accounting import Account, Totals
 from engine.supervision.rules import Outcome
 from engine.types import Constraint
 from tests.engine.fleet.town import PATIENCE, town, until_serving
@@ -99,7 +99,6 @@ def test_streams_survive_whichever_worker_dies_when(seed, workers, streams):
         for request, steps in zip(requests, got, strict=True):
             assert tokens_of(steps) == following(request)
             assert account(steps).imbalance == 0
-        assert all(w.tally.requests >= 0 for w in place.fleet.workers.values())
         loads = [place.fleet._balancer.load(name) for name in place.fleet.workers]
         assert [(load.tokens, load.requests) for load in loads] == [(0, 0)] * workers
         await place.fleet.aclose()
@@ -422,3 +421,19 @@ async def test_closing_ends_what_waits_and_what_runs():
         await running
     with pytest.raises(EngineDead, match="closed"):
         await collect(place.fleet, ask("later"))
+
+
+async def test_status_tells_of_every_worker():
+    place = await town("ab", count_s=0.0)
+    place["a"].counted = Totals(verify_steps=4, proposed=12, accepted=6)
+    place["b"].die()
+    await until_serving(place, 1)
+    await collect(place.fleet, ask(affinity="s"))
+    await until(lambda: place.fleet.workers["a"].counted)
+    a, b = place.fleet.status()
+    assert (a.name, a.state, a.reason) == ("a", State.SERVING, "")
+    assert (a.requests["session"], a.tokens, a.running, a.outstanding) == (1, 12, 0, 0)
+    assert a.counted.acceptance_length == 2.5
+    assert (b.name, b.reason, b.openings) == ("b", "connection refused", 1)
+    assert b.state in (State.OPEN, State.PROBING)
+    await place.fleet.aclose()

@@ -12,6 +12,7 @@ from engine.fleet import BalanceRules, Fleet, FleetRules
 from engine.fleet.discovery import DiscoveryError
 from engine.fleet.rules import BreakerRules
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
+from engine.speculation.accounting import Totals
 from engine.supervision.rules import Patience
 from engine.types import EngineInfo, EngineRequest, FinishReason, Health
 from tests.engine.supervision.mortal import Notes, following
@@ -43,6 +44,7 @@ class House:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Steps after the first wait for it."""
     engines: list[Remote] = field(default_factory=list)
+    counted: Totals | None = None
     silent: bool = False
     """Leaves questions for its health unanswered."""
 
@@ -106,6 +108,9 @@ class Remote(ScriptedEngine):
             wait.cancel()
         if self.dead:
             raise EngineDead(self.dead)
+
+    async def counted(self) -> Totals | None:
+        return self.house.counted
 
     async def health(self) -> Health:
         if self.house.silent:
