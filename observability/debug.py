@@ -125,6 +125,7 @@ def _engine(info: EngineInfo) -> Row:
         "depth": how.depth,
         "draft": how.draft,
         "summary": how.summary,
+        "worker": info.details.get("worker"),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -76,7 +77,20 @@ def _with_settings(command: str, argv: list[str]) -> int:
         progress.close()
 
 
+def _check_workers(line: CommandLine) -> int:
+    from server.backends.remote import RemoteBackend
+    from server.check import check_workers
+
+    backend = RemoteBackend(line, lambda _: None)
+    answers = asyncio.run(backend.ask_workers())
+    found = check_workers(backend.facts, answers, wanted(line.settings, line.model))
+    print(found.text)
+    return found.status
+
+
 def _check(line: CommandLine) -> int:
+    if line.remote:
+        return _check_workers(line)
     from engine.preflight import plan_of
     from server.check import check
 

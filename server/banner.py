@@ -12,8 +12,10 @@ def banner(
     url: str, operator: str, model: str, info: EngineInfo, parsers: Parsers, seconds: float
 ) -> str:
     """URL, model, speculation and why, a line to paste, and where the metrics are."""
+    workers = {"workers": info.details["workers"]} if "workers" in info.details else {}
     facts = {
         "model": f"{model} ({info.model}), context {info.max_model_len} tokens",
+        **workers,
         "speculation": info.speculation.summary or "off",
         "tools": parsers.tool_parser or "no parser",
         "reasoning": parsers.reasoning_parser or "no parser",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.errors import EngineStartError
 from engine.machine import Machine, port_is_free, this_machine
-from engine.preflight import Plan, Preflight, preflight
+from engine.preflight import Plan, preflight
 from engine.speculation.inspection import DraftReport, Severity
+from engine.types import EngineInfo
 
 Resolve = Callable[[str], object]
 """Looks a parser up by name; raises ValueError with the names there are."""
@@ -38,8 +40,38 @@ def check(plan: Plan, wanted: Wanted, machine: Machine | None = None) -> Checked
     lines = ["engine", *aligned(found.facts)]
     lines += ["", "speculation", *speculation(found.draft)]
     lines += ["", "parsers", *aligned(parsers)]
-    lines += ["", *conclusion(stops, found)]
+    lines += ["", *conclusion(stops, found.remarks)]
     return Checked("\n".join(lines), 1 if stops else 0)
+
+
+def check_workers(
+    model: Mapping[str, str], workers: Mapping[str, EngineInfo | EngineStartError], wanted: Wanted
+) -> Checked:
+    """Of a gateway that has no engine: what its workers answered."""
+    parsers, unknown = resolve_parsers(wanted)
+    lost = [str(answer) for answer in workers.values() if isinstance(answer, EngineStartError)]
+    stops = [*(lost if len(lost) == len(workers) else ()), *unknown, *busy_port(wanted)]
+    remarks = () if len(lost) == len(workers) else tuple(lost)
+    lines = ["model", *aligned(model)]
+    for address, answer in workers.items():
+        lines += ["", f"worker {address}", *_worker(answer)]
+    lines += ["", "parsers", *aligned(parsers)]
+    lines += ["", *conclusion(stops, remarks)]
+    return Checked("\n".join(lines), 1 if stops else 0)
+
+
+def _worker(answer: EngineInfo | EngineStartError) -> list[str]:
+    if isinstance(answer, EngineStartError):
+        return [f"  {answer}"]
+    told = {name: text for name, text in answer.details.items() if name != "worker"}
+    return aligned(
+        {
+            "model": answer.model,
+            "context": f"{answer.max_model_len} tokens",
+            "speculation": answer.speculation.summary,
+            **told,
+        }
+    )
 
 
 def resolve_parsers(wanted: Wanted) -> tuple[dict[str, str], list[str]]:
@@ -78,10 +110,10 @@ def aligned(facts: Mapping[str, str]) -> list[str]:
     return [f"  {name:<{width}}  {value}" for name, value in facts.items()]
 
 
-def conclusion(stops: list[str], found: Preflight) -> Iterator[str]:
-    if found.remarks:
+def conclusion(stops: list[str], remarks: Sequence[str]) -> Iterator[str]:
+    if remarks:
         yield "remarks"
-        yield from (f"  {text}" for text in found.remarks)
+        yield from (f"  {text}" for text in remarks)
         yield ""
     if stops:
         yield "The command line is valid. It cannot start here:"

@@ -64,6 +64,8 @@ class Serving:
         self._progress = progress
         errors = own_stderr()
         logging.basicConfig(level=settings.log_level.upper(), stream=errors)
+        if settings.log_level == "info":  # httpx tells of every request to a worker
+            logging.getLogger("httpx").setLevel(logging.WARNING)
         keys = keys_of(settings)
         self._tls = tls(settings)
         self._tls.check()
@@ -259,6 +261,7 @@ def _served(
     return Served(
         models=gateway.models,
         depth=info.speculation.depth,
+        depth_per_request=info.speculation.per_request,
         tools=parsers.tool_parser is not None,
         template_kwargs=settings.default_chat_template_kwargs,
         workloads=(*WORKLOADS, *settings.workloads),

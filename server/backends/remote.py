@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
 from engine.base import Engine
+from engine.errors import EngineStartError
 from engine.remote import Access, LocalModel, Upstream, remote_engine
 from engine.rendering import ModelFiles, TemplateRenderer, UnfitModel
 from engine.types import EngineInfo
 from server.commandline import CommandLine, ModelArguments, refuse_unknown_parsers
 from server.config import ConfigError, Settings
 from server.parsers import Vocabulary
+
+CHECK_S = 3.0
+"""`eaglegate check` waits this long for a worker."""
 
 
 class RemoteBackend:
@@ -30,6 +35,11 @@ class RemoteBackend:
         self.vocabulary = Vocabulary.from_directory(files.tokenizer_json)
         self.reasoning_parser = settings.reasoning_parser
         self.spec_metrics = arguments.per_request_spec_decode_metrics
+        self.facts = {
+            "model": files.name,
+            "tokenizer": str(files.tokenizer_json),
+            "context": f"{arguments.max_model_len or files.max_model_len or 'unknown'} tokens",
+        }
         self.names = settings.served_model_name or (files.name,)
         self._model = LocalModel(
             name=self.names[0],
@@ -44,10 +54,27 @@ class RemoteBackend:
         return remote_engine(upstream, self._model, self._access, self._progress)
 
     def described(self, info: EngineInfo) -> EngineInfo:
-        return replace(info, model=self.names[0])
+        details = {**info.details, "workers": ", ".join(map(str, self._upstreams))}
+        return replace(info, model=self.names[0], details=details)
+
+    async def ask_workers(self) -> dict[str, EngineInfo | EngineStartError]:
+        """What each says of itself, without waiting for those that are loading."""
+        access = replace(self._access, start_s=CHECK_S)
+        engines = [remote_engine(one, self._model, access) for one in self._upstreams]
+        answers = await asyncio.gather(*map(_answer, engines))
+        return dict(zip(map(str, self._upstreams), answers, strict=True))
 
     async def aclose(self) -> None:
         """Nothing of its own runs."""
+
+
+async def _answer(engine: Engine) -> EngineInfo | EngineStartError:
+    try:
+        return await engine.start()
+    except EngineStartError as error:
+        return error
+    finally:
+        await engine.aclose()
 
 
 def upstreams(settings: Settings) -> tuple[Upstream, ...]:

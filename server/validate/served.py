@@ -18,6 +18,8 @@ class Served:
     """Names clients may use; the first is the one shown."""
     depth: int
     """K of the engine: the most draft tokens per step."""
+    depth_per_request: bool = field(default=True, kw_only=True)
+    """A request's own depth is honoured; else everybody gets K."""
     tools: bool
     """A tool-call parser is configured."""
     template_kwargs: Mapping[str, Any]
@@ -51,6 +53,12 @@ def depth(asked: int | None, xargs: Mapping[str, Any] | None, served: Served) ->
         raise InvalidRequest(
             f"'{MAX_DEPTH_PARAM}' must be a whole number from 0 to {served.depth}, the engine's "
             f"depth; given {value!r}.",
+            param=MAX_DEPTH_PARAM,
+        )
+    if value != served.depth and not served.depth_per_request:
+        raise InvalidRequest(
+            f"'{MAX_DEPTH_PARAM}' cannot be chosen here: the workers draft {served.depth} tokens "
+            f"for everybody; given {value}. Leave it out.",
             param=MAX_DEPTH_PARAM,
         )
     return value
