@@ -12,6 +12,7 @@ from typing import Any
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.renderers import ChatParams
+from vllm.renderers.chat_utils import load_chat_template
 from vllm.renderers.registry import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
@@ -26,7 +27,7 @@ class VllmRenderer:
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
         self._renderer = renderer_from_config(config)
         self._harmony = config.model_config.hf_config.model_type == "gpt_oss"
-        self._chat_template = chat_template
+        self._chat_template = load_chat_template(chat_template)
 
     @property
     def tokenizer(self) -> Any:
