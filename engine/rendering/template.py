@@ -38,8 +38,8 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template cannot be read: {error}") from error
         self.variables = frozenset(meta.find_undeclared_variables(tree))
-        self.content_in_parts = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
-        """It walks over a message's content, which thus must be a list of parts."""
+        self.content_in_parts = _walks_over_content(tree)
+        """A message's content must be a list of parts."""
         self.knows_developer = '"developer"' in source or "'developer'" in source
 
     def render(
@@ -108,20 +108,50 @@ def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
+def _walks_over_content(tree: nodes.Template) -> bool:
+    """Whether a loop goes over a message's content, be it in a macro that is given it."""
+    inside = {id(loop) for macro in tree.find_all(nodes.Macro) for loop in _loops(macro)}
+    if any(
+        _is_content(loop.iter) or (_is_named(loop.iter, {"content"}) and id(loop) not in inside)
+        for loop in _loops(tree)
+    ):
+        return True
+    return any(
+        _is_named(loop.iter, _given_content(macro, tree))
+        for macro in tree.find_all(nodes.Macro)
+        for loop in _loops(macro)
+    )
+
+
+def _loops(node: nodes.Node) -> list[nodes.For]:
+    return list(node.find_all(nodes.For))
+
+
+def _given_content(macro: nodes.Macro, tree: nodes.Template) -> set[str]:
+    """The parameters of ``macro`` that somebody passes a message's content in."""
+    names: set[str] = set()
+    for call in tree.find_all(nodes.Call):
+        if _is_named(call.node, {macro.name}):
+            placed = zip(macro.args, call.args, strict=False)
+            names |= {parameter.name for parameter, given in placed if _is_content(given)}
+            names |= {given.key for given in call.kwargs if _is_content(given.value)}
+    return names
+
+
 def _is_content(node: nodes.Node | None) -> bool:
-    """``message.content``, ``message['content']`` or a ``content`` set aside, filtered or not."""
+    """``message.content`` or ``message['content']``, filtered, tested or sliced."""
     match node:
-        case nodes.Filter() | nodes.Test():
+        case nodes.Filter() | nodes.Test() | nodes.Getitem(arg=nodes.Slice()):
             return _is_content(node.node)
         case nodes.Getattr():
             return node.attr == "content"
         case nodes.Getitem(arg=nodes.Const(value="content")):
             return True
-        case nodes.Getitem(arg=nodes.Slice()):
-            return _is_content(node.node)
-        case nodes.Name():
-            return node.name == "content"
     return False
+
+
+def _is_named(node: nodes.Node | None, names: set[str]) -> bool:
+    return isinstance(node, nodes.Name) and node.name in names
 
 
 def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
