@@ -42,6 +42,18 @@ class DepthBound(Protocol):
         ...
 
 
+class Lasting(Engine, Protocol):
+    """An engine that outlives the engines it is made of, and its requests their deaths."""
+
+    async def set_depth(self, depth: int) -> int:
+        """Bound every request's depth; returns the bound in force. Raises ValueError."""
+        ...
+
+    async def gave_up(self) -> str:
+        """Return, with the reason, when there will be no engine any more."""
+        ...
+
+
 @runtime_checkable
 class Killable(Protocol):
     """An engine in a process of its own."""

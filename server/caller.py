@@ -15,6 +15,8 @@ class Caller:
 
     key: Key | None = None
     timeout_s: float | None = None
+    session: str | None = None
+    """What the client calls the session this request belongs to."""
 
     def visitor(self, deadline: float | None) -> Visitor:
         """As admission knows them."""

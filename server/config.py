@@ -28,6 +28,7 @@ POSITIVE = (
     "engine_start_s", "engine_hang_s", "engine_stall_s", "engine_wait_s",
     "max_running", "max_queued_tokens", "body_timeout_s", "reader_timeout_s",
     "upstream_connect_s", "upstream_first_token_s", "upstream_idle_s", "upstream_start_s",
+    "affinity_block", "affinity_epsilon",
 )  # fmt: skip
 """Settings that must be above 0."""
 
@@ -94,6 +95,16 @@ class Settings:
     )
     upstream_idle_s: float = setting(60.0, "seconds a worker may pause within a stream")
     upstream_start_s: float = setting(600.0, "seconds a worker that is loading is waited for")
+    session_header: str = setting(
+        "x-session-id", "header that names a session, whose requests go to the same worker"
+    )
+    affinity_block: int = setting(
+        64, "tokens of a prompt that count as one when workers are chosen by its beginning"
+    )
+    affinity_epsilon: float = setting(
+        0.25, "a worker with more than (1 + this) times the mean load is passed over"
+    )
+    affinity_slack: float = setting(8192.0, "load in tokens below which no worker is passed over")
     workloads: tuple[str, ...] = setting(
         (), "more workload names clients may give in x-eaglegate-workload"
     )

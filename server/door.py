@@ -87,7 +87,8 @@ class Door:
         key = self._gateway.keys.find(_given(headers)) if self._gateway.keys else None
         if scope["method"] == "POST" and path.startswith("/v1/"):
             self._gateway.require().admission.check()
-        return Caller(key, self._timeout(headers))
+        session = headers.get(self._gateway.session_header) or None
+        return Caller(key, self._timeout(headers), session)
 
     def _check_port(self, scope: Scope, path: str) -> None:
         """Each port has its own paths, where there are two."""

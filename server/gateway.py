@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.fleet.status import WorkerStatus
 from server.background import Runs
 from server.caller import caller
 from server.errors import Unavailable
@@ -40,11 +41,15 @@ class Gateway:
     request_timeout_s: float = 0.0
     """The longest a request may take; 0 for as long as it needs."""
     body_timeout_s: float = 30.0
+    session_header: str = "x-session-id"
+    """Requests with the same value here had better meet the same worker."""
     observer: Observer = field(default_factory=NullObserver)
     store: ResponseStore | None = None
     """None stores no responses."""
     runs: Runs = field(default_factory=Runs)
     controls: Controls | None = None
+    workers: Callable[[], Iterable[WorkerStatus]] = tuple
+    """Those of a fleet, if the engine is one."""
     path: Path | None = None
     state: str = "starting"
     """starting, ready or stopping."""

@@ -87,6 +87,8 @@ class Job:
     depth: int | None = None
     priority: int = 0
     cache_salt: str | None = None
+    affinity: str | None = None
+    """Whose prompts these are, as the body says; a session named in a header comes before it."""
     key: str | None = None
     """The public name of the API key, never the key."""
     caller: Caller = Caller()
@@ -124,6 +126,7 @@ class Job:
             lane=self.lane,
             workload=self.workload,
             cache_salt=self.cache_salt,
+            affinity=self.caller.session or self.affinity,
         )
 
     def _max_tokens(self, num_prompt: int, max_model_len: int) -> int:

@@ -18,7 +18,6 @@ import uvloop
 from engine.errors import EngineDead
 from engine.speculation.policy import PLAIN, SPECULATIVE, Policy, Rules
 from engine.supervision.rules import Patience
-from engine.supervisor import SupervisedEngine
 from engine.types import EngineInfo
 from observability.http import routes
 from observability.logs import AccessLog
@@ -78,10 +77,9 @@ class Serving:
         )
         self._telemetry = Telemetry(_telemetry(backend, settings), gpus=gpus())
         self._tracing = _tracing(settings.otlp_endpoint)
-        self._supervised = SupervisedEngine(
-            backend.new_engine, patience(settings), EngineWatch(self._telemetry)
-        )
-        self._engine = ObservedEngine(self._supervised, self._telemetry)
+        self._lasting = backend.lasting(patience(settings), EngineWatch(self._telemetry))
+        self._engine = ObservedEngine(self._lasting, self._telemetry)
+        self._telemetry.watch_workers(backend.workers)
         self._policy = Policy(Rules(key_depths=keys.depths))
         self._admission = Admission(bounds(settings))
         self._telemetry.watch_admission(lambda: self._admission)
@@ -112,10 +110,12 @@ class Serving:
             admin_port=_admin_port(self._listeners),
             request_timeout_s=settings.request_timeout_s,
             body_timeout_s=settings.body_timeout_s,
+            session_header=settings.session_header,
+            workers=self._backend.workers,
             observer=self._telemetry,
             store=_store(settings, self._progress),
         )
-        gateway.controls = Controls(self._reload, self._supervised.set_depth)
+        gateway.controls = Controls(self._reload, self._lasting.set_depth)
         return gateway
 
     async def _run(self) -> int:
@@ -128,7 +128,7 @@ class Serving:
 
     async def _supervise(self) -> None:
         await self._start()
-        raise EngineDead(await self._supervised.gave_up())
+        raise EngineDead(await self._lasting.gave_up())
 
     async def _start(self) -> None:
         info = self._backend.described(await self._engine.start())

@@ -13,11 +13,17 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.base import DepthBound, Engine, Losing
-from engine.errors import EngineDead, EngineFailed, EngineOverloaded, EngineUnreachable
+from engine.base import Engine, Losing
+from engine.errors import (
+    EngineDead,
+    EngineFailed,
+    EngineOverloaded,
+    EngineStartError,
+    EngineUnreachable,
+)
 from engine.fleet.balance import Why
 from engine.fleet.balancer import Assignment, Balancer
 from engine.fleet.discovery import DiscoveryError, Source
@@ -105,7 +111,6 @@ class Fleet:
     patience: Patience = field(default_factory=Patience)
     rules: FleetRules = field(default_factory=FleetRules)
     watcher: Watcher = field(default_factory=NullWatcher)
-    progress: Callable[[str], None] = log.info
 
     def __post_init__(self) -> None:
         self.workers: dict[str, Worker] = {}
@@ -120,25 +125,32 @@ class Fleet:
         self._closed = False
 
     async def start(self) -> EngineInfo:
-        """Returns when one worker serves; waits as long as that takes."""
+        """Returns when one worker serves. Raises EngineStartError when none does in time."""
         for number, source in enumerate(self.sources):
             await self._read(number, source)
             self._run(self._watch(number, source))
-        while self._info is None:
-            await self._changed.wait()
+        try:
+            async with asyncio.timeout(self.rules.start_s):
+                while self._info is None:
+                    await self._changed.wait()
+        except TimeoutError:
+            waited = f"No worker was ready after {self.rules.start_s:g} s."
+            raise EngineStartError(f"{waited} {self._why_none()}") from None
         return self._info
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        return self._survival.generate(request)
+        return self._survival.generate(self._bounded(request))
 
     async def set_depth(self, depth: int) -> int:
-        """Bound every request's depth, now and in workers to come; returns the bound in force."""
-        engines = [w.link.engine for w in self.workers.values() if w.link is not None]
-        bounded = [engine for engine in engines if isinstance(engine, DepthBound)]
-        if not bounded:
-            raise ValueError("these workers have no depth to set")
-        self._depth = depth
-        return max([await engine.set_depth(depth) for engine in bounded])
+        """Bound the depth of requests from now on; those that run keep theirs."""
+        if self._info is None or not self._info.speculation.per_request:
+            raise ValueError("these workers do not let requests choose their depth")
+        self._depth = min(depth, self._info.speculation.depth)
+        return self._depth
+
+    async def gave_up(self) -> str:
+        """Never: workers may come back as long as there is a gateway."""
+        return str(await asyncio.get_running_loop().create_future())
 
     async def health(self) -> Health:
         """From what is known: this answers at once, whatever the workers do."""
@@ -267,20 +279,22 @@ class Fleet:
             self._balancer.leave(worker.name)
             self._run(worker.aclose())
 
-    async def _accept(self, engine: Engine, info: EngineInfo) -> None:
+    def _accept(self, info: EngineInfo) -> None:
         """Make a new worker one of ours. Raises Misfit."""
         if self._info is not None:
             _check_fit(info, self._info)
-        if self._depth is not None and isinstance(engine, DepthBound):
-            await engine.set_depth(self._depth)
+
+    def _bounded(self, request: EngineRequest) -> EngineRequest:
+        if self._depth is None:
+            return request
+        depth = self._depth if request.depth is None else min(request.depth, self._depth)
+        return replace(request, depth=depth)
 
     def _noted(self, worker: Worker) -> None:
         """A worker began to serve, or does not."""
         if worker.serves and worker.link is not None:
             self._info = self._info or worker.link.info
             self._balancer.join(worker.name)
-        elif self._info is None:
-            self.progress(f"worker {worker.name} does not serve yet: {worker.reason}")
         self._part()
         self._tell()
 
@@ -319,7 +333,7 @@ class Fleet:
 
 def _check_fit(info: EngineInfo, ours: EngineInfo) -> None:
     """Whether a request that began elsewhere can go on there. Raises Misfit."""
-    for what in ("model", "vocab_size", "reports_decode_steps"):
+    for what in ("model", "vocab_size", "reports_decode_steps", "accounts_at_end"):
         theirs, wanted = getattr(info, what), getattr(ours, what)
         if theirs != wanted:
             raise Misfit(f"its {what} is {theirs}, the others' is {wanted}")

@@ -42,6 +42,8 @@ class BreakerRules:
 class FleetRules:
     """How a fleet is tended. Seconds unless it says otherwise."""
 
+    start_s: float = 600.0
+    """A fleet none of whose workers serves after this time does not start."""
     poll_s: float = 2.0
     """Pause between two questions for a worker's health."""
     ask_s: float = 5.0

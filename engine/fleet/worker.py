@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -64,7 +64,7 @@ class Worker:
     make: Callable[[str], Engine]
     rules: FleetRules
     stall_s: float
-    accept: Callable[[Engine, EngineInfo], Awaitable[None]]
+    accept: Callable[[EngineInfo], None]
     changed: Callable[[Worker], None]
     breaker: Breaker = field(init=False)
     probation: Probation = field(default_factory=Probation)
@@ -199,7 +199,7 @@ class Worker:
         try:
             async with asyncio.timeout(self.rules.admit_s):
                 info = await engine.start()
-                await self.accept(engine, info)
+                self.accept(info)
                 await _makes_a_token(engine)
         except (EngineError, TimeoutError) as error:
             await close(engine)
@@ -212,7 +212,7 @@ class Worker:
 
     def _not_admitted(self, reason: str) -> None:
         if reason != self.reason:
-            log.warning("worker %s does not serve: %s", self.name, reason)
+            log.info("worker %s does not serve: %s", self.name, reason)
         self.reason = reason
         self.breaker.open(_now())
         self.changed(self)

@@ -60,8 +60,7 @@ async def wait_ready(
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise EngineStartError(
-            f"The worker {connection.upstream} was not ready after {patience_s:g} s: {last} "
-            "(--upstream-start-s waits longer)"
+            f"The worker {connection.upstream} was not ready after {patience_s:g} s: {last}"
         ) from None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from engine.base import Engine
+from engine.base import Lasting
+from engine.fleet.status import WorkerStatus
+from engine.supervision.rules import Patience, Watcher
 from engine.types import EngineInfo
 from server.commandline import CommandLine
 from server.parsers import Vocabulary
@@ -34,8 +36,12 @@ class Backend(Protocol):
         """How much of its speculation every answer carries: none, summary or detailed."""
         ...
 
-    def new_engine(self) -> Engine:
-        """One that is not started yet."""
+    def lasting(self, patience: Patience, watcher: Watcher) -> Lasting:
+        """The engine to serve with, not started yet. Call once."""
+        ...
+
+    def workers(self) -> Iterable[WorkerStatus]:
+        """Those of a fleet; none where there is no fleet."""
         ...
 
     def described(self, info: EngineInfo) -> EngineInfo:

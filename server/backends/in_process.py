@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineStartError
+from engine.fleet.status import WorkerStatus
 from engine.machine import this_machine
 from engine.preflight import plan_of, preflight
+from engine.supervision.rules import Patience, Watcher
+from engine.supervisor import SupervisedEngine
 from engine.types import EngineInfo
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.grammar_probe import GrammarProbe
@@ -52,7 +55,13 @@ class InProcess:
             return (self._arguments.model,)
         return (names,) if isinstance(names, str) else tuple(names)
 
-    def new_engine(self) -> VllmEngine:
+    def lasting(self, patience: Patience, watcher: Watcher) -> SupervisedEngine:
+        return SupervisedEngine(self._new_engine, patience, watcher)
+
+    def workers(self) -> Iterable[WorkerStatus]:
+        return ()
+
+    def _new_engine(self) -> VllmEngine:
         return VllmEngine(self._arguments, self._progress, self._echo, self._probe)
 
     def described(self, info: EngineInfo) -> EngineInfo:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from engine.base import Engine
 from engine.errors import EngineStartError
+from engine.fleet import BalanceRules, Fleet, FleetRules
+from engine.fleet.discovery import DiscoveryError, Listed, Resolved, Source, Written
+from engine.fleet.status import WorkerStatus
 from engine.remote import Access, LocalModel, Upstream, remote_engine
 from engine.rendering import ModelFiles, TemplateRenderer, UnfitModel
+from engine.supervision.rules import Patience, Watcher
 from engine.types import EngineInfo
 from server.commandline import CommandLine, ModelArguments, refuse_unknown_parsers
 from server.config import ConfigError, Settings
 from server.parsers import Vocabulary
 
-CHECK_S = 3.0
-"""`eaglegate check` waits this long for a worker."""
+PROBE_S = 3.0
+"""A worker that is not ready in this time is asked again after a pause, or by the next `check`."""
 
 
 class RemoteBackend:
@@ -27,8 +33,10 @@ class RemoteBackend:
         assert arguments is not None
         refuse_unknown_parsers(settings, arguments)
         self._progress = progress
-        self._upstreams = upstreams(settings)
+        self._sources = sources(settings)
         self._access = access(settings)
+        self._rules = fleet_rules(settings)
+        self._fleet: Fleet | None = None
         progress("reading the tokenizer and the chat template")
         files = model_files(arguments)
         self.renderer = _renderer(files, settings)
@@ -49,20 +57,28 @@ class RemoteBackend:
             default_sampling=files.default_sampling,
         )
 
-    def new_engine(self) -> Engine:
-        (upstream,) = self._upstreams
-        return remote_engine(upstream, self._model, self._access, self._progress)
+    def lasting(self, patience: Patience, watcher: Watcher) -> Fleet:
+        self._progress("waiting for a worker that serves")
+        self._fleet = Fleet(self._drive, self._sources, patience, self._rules, watcher)
+        return self._fleet
+
+    def workers(self) -> Iterable[WorkerStatus]:
+        return () if self._fleet is None else self._fleet.status()
+
+    def _drive(self, address: str) -> Engine:
+        return remote_engine(Upstream.parse(address), self._model, self._access)
 
     def described(self, info: EngineInfo) -> EngineInfo:
-        details = {**info.details, "workers": ", ".join(map(str, self._upstreams))}
+        details = {**info.details, "workers": ", ".join(w.name for w in self.workers())}
         return replace(info, model=self.names[0], details=details)
 
     async def ask_workers(self) -> dict[str, EngineInfo | EngineStartError]:
         """What each says of itself, without waiting for those that are loading."""
-        access = replace(self._access, start_s=CHECK_S)
-        engines = [remote_engine(one, self._model, access) for one in self._upstreams]
-        answers = await asyncio.gather(*map(_answer, engines))
-        return dict(zip(map(str, self._upstreams), answers, strict=True))
+        with _blaming("workers"):
+            found = [await source.read() for source in self._sources]
+        names = sorted(frozenset[str]().union(*found))
+        answers = await asyncio.gather(*map(_answer, map(self._drive, names)))
+        return dict(zip(names, answers, strict=True))
 
     async def aclose(self) -> None:
         """Nothing of its own runs."""
@@ -77,13 +93,49 @@ async def _answer(engine: Engine) -> EngineInfo | EngineStartError:
         await engine.aclose()
 
 
-def upstreams(settings: Settings) -> tuple[Upstream, ...]:
-    """Raises ConfigError."""
+def sources(settings: Settings) -> list[Source]:
+    """All that were given; their workers make one fleet. Raises ConfigError."""
+    out: list[Source] = []
     given = [one for one in (settings.upstream or "").split(",") if one.strip()]
+    if given:
+        with _blaming("--upstream"):
+            out.append(Listed(map(canonical, given)))
+    if settings.upstream_file:
+        with _blaming("--upstream-file"):
+            written = Written(Path(settings.upstream_file), canonical)
+            written.read_now()
+            out.append(written)
+    if settings.upstream_dns:
+        with _blaming("--upstream-dns"):
+            out.append(Resolved(settings.upstream_dns))
+    if not out:
+        raise ConfigError("--upstream names no worker")
+    return out
+
+
+def canonical(address: str) -> str:
+    """One way to write each address. Raises ValueError."""
+    return str(Upstream.parse(address))
+
+
+@contextmanager
+def _blaming(flag: str) -> Iterator[None]:
+    """Raises ConfigError."""
     try:
-        return tuple(map(Upstream.parse, given))
-    except ValueError as error:
-        raise ConfigError(f"--upstream: {error}") from error
+        yield
+    except (ValueError, DiscoveryError) as error:
+        raise ConfigError(f"{flag}: {error}") from error
+
+
+def fleet_rules(settings: Settings) -> FleetRules:
+    return FleetRules(
+        start_s=settings.upstream_start_s,
+        balance=BalanceRules(
+            block=settings.affinity_block,
+            epsilon=settings.affinity_epsilon,
+            slack=settings.affinity_slack,
+        ),
+    )
 
 
 def access(settings: Settings) -> Access:
@@ -92,7 +144,7 @@ def access(settings: Settings) -> Access:
         connect_s=settings.upstream_connect_s,
         first_token_s=settings.upstream_first_token_s,
         idle_s=settings.upstream_idle_s,
-        start_s=settings.upstream_start_s,
+        start_s=PROBE_S,
         connections=2 * settings.max_running,
     )
 

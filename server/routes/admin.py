@@ -36,6 +36,7 @@ def router(gateway: Gateway) -> APIRouter:
             "served_per_s": None if rate is None else round(rate, 3),
             "bounds": asdict(admission.bounds),
             "keys": [key.name for key in gateway.keys.keys],
+            "workers": [asdict(worker) for worker in gateway.workers()],
         }
 
     @routes.get("/speculation")
@@ -50,7 +51,7 @@ def router(gateway: Gateway) -> APIRouter:
         _check(rules, given.bound, path, gateway)
         out: dict[str, Any] = {}
         if given.bound is not None:
-            out["bound"] = await _controls(gateway).bound_depth(given.bound)
+            out["bound"] = await _bound(gateway, given.bound)
         path.policy.rules = rules
         return asdict(rules) | out
 
@@ -63,6 +64,13 @@ def router(gateway: Gateway) -> APIRouter:
             raise InvalidRequest(f"Nothing was loaded: {error}", code="bad_settings") from None
 
     return routes
+
+
+async def _bound(gateway: Gateway, depth: int) -> int:
+    try:
+        return await _controls(gateway).bound_depth(depth)
+    except ValueError as error:
+        raise InvalidRequest(f"'bound' cannot be set: {error}", param="bound") from None
 
 
 def _controls(gateway: Gateway) -> Controls:

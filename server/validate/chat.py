@@ -58,6 +58,7 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
         depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
         priority=request.priority or 0,
         cache_salt=request.cache_salt,
+        affinity=request.prompt_cache_key or request.user,
         workload=slicing.workload(
             workload,
             served.workloads,

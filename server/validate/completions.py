@@ -60,6 +60,7 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
         depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
         priority=request.priority or 0,
         cache_salt=request.cache_salt,
+        affinity=request.user,
         workload=slicing.workload(
             workload,
             served.workloads,

@@ -56,6 +56,7 @@ def messages_job(request: MessagesRequest, served: Served, workload: str | None 
         tool_policy=policy,
         constraint=json_schema(shape.schema_, "output_config.format.schema") if shape else None,
         depth=depth(request.num_speculative_tokens, None, served),
+        affinity=_affinity(request),
         workload=slicing.workload(
             workload,
             served.workloads,
@@ -65,6 +66,12 @@ def messages_job(request: MessagesRequest, served: Served, workload: str | None 
         ),
         template=template_of(talk),
     )
+
+
+def _affinity(request: MessagesRequest) -> str | None:
+    """Clients that keep sessions name them in ``metadata.user_id``."""
+    named = (request.metadata or {}).get("user_id")
+    return named if isinstance(named, str) and named else None
 
 
 def counted(request: CountTokensRequest, served: Served) -> Conversation:

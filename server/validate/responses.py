@@ -61,6 +61,7 @@ def responses_job(
         constraint=wanted,
         repeated=_repeated(request, sampling),
         depth=depth(request.num_speculative_tokens, None, served),
+        affinity=request.prompt_cache_key or request.user,
         workload=slicing.workload(
             workload,
             served.workloads,

@@ -22,15 +22,15 @@ STRUCTURED = ("[", "{", "-", "workers:")
 
 
 class Written:
-    """``check`` raises ValueError for what is no address.
+    """``canonical`` gives the one way to write an address, and raises ValueError for what is none.
 
     One file with one bad entry changes nothing, so that a slip of the pen drops no worker.
     """
 
-    def __init__(self, path: Path, check: Callable[[str], object], every_s: float = 1.0) -> None:
+    def __init__(self, path: Path, canonical: Callable[[str], str], every_s: float = 1.0) -> None:
         self.every_s = every_s
         self._path = path
-        self._check = check
+        self._canonical = canonical
         self._seen: tuple[int, int] | None = None
         self._addresses: frozenset[str] = frozenset()
 
@@ -51,12 +51,10 @@ class Written:
 
     def _parsed(self, text: str) -> frozenset[str]:
         entries = self._entries(text)
-        for entry in entries:
-            try:
-                self._check(entry)
-            except ValueError as error:
-                raise DiscoveryError(f"{self._path}: {error}") from error
-        return frozenset(entries)
+        try:
+            return frozenset(map(self._canonical, entries))
+        except ValueError as error:
+            raise DiscoveryError(f"{self._path}: {error}") from error
 
     def _entries(self, text: str) -> list[str]:
         lines = _lines(text)

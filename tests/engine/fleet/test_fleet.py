@@ -15,6 +15,7 @@ from engine.errors import (
     EngineDead,
     EngineFailed,
     EngineOverloaded,
+    EngineStartError,
     RequestQuarantined,
     RequestRejected,
 )
@@ -23,7 +24,7 @@ from engine.fleet.worker import State
 from engine.scripted import DEFAULT_INFO
 from engine.speculation.accounting import Account, Totals
 from engine.supervision.rules import Outcome
-from engine.types import Constraint
+from engine.types import Constraint, SpeculationInfo
 from tests.engine.fleet.town import PATIENCE, town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 
@@ -438,4 +439,26 @@ async def test_status_tells_of_every_worker():
     assert a.counted.acceptance_length == 2.5
     assert (b.name, b.reason, b.openings) == ("b", "connection refused", 1)
     assert b.state in (State.OPEN, State.PROBING)
+    await place.fleet.aclose()
+
+
+async def test_a_fleet_without_a_worker_does_not_start_and_says_why():
+    place = await town("a", start=False, start_s=0.05)
+    place["a"].up = False
+    with pytest.raises(EngineStartError, match="a: connection refused"):
+        await place.fleet.start()
+    await place.fleet.aclose()
+
+
+async def test_a_bound_on_depth_holds_for_requests_to_come():
+    place = await town("a")
+    place.fleet._info = replace(DEFAULT_INFO, speculation=SpeculationInfo("eagle3", 3))
+    assert await place.fleet.set_depth(2) == 2
+    await collect(place.fleet, ask("free"))
+    await collect(place.fleet, ask("less", depth=1))
+    assert [request.depth for request in place["a"].requests] == [2, 1]
+    fixed = replace(place.fleet._info.speculation, per_request=False)
+    place.fleet._info = replace(DEFAULT_INFO, speculation=fixed)
+    with pytest.raises(ValueError, match="choose their depth"):
+        await place.fleet.set_depth(1)
     await place.fleet.aclose()

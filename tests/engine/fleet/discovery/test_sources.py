@@ -12,9 +12,10 @@ import pytest
 from engine.fleet.discovery import DiscoveryError, Listed, Resolved, Written
 
 
-def check(address: str) -> None:
+def check(address: str) -> str:
     if urlsplit(address).scheme not in ("http", "https"):
         raise ValueError(f"no address: {address}")
+    return address
 
 
 @pytest.fixture
