@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import time
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from engine.errors import RequestRejected
 from engine.types import Constraint
@@ -44,6 +51,77 @@ async def test_good_ones_pass_and_bad_ones_do_not():
         with pytest.raises(RequestRejected, match="too complex"):
             await probe.check(Constraint("regex", "(.?){600}"))
         assert time.perf_counter() - began < 0.1, "a verdict is remembered"
+    finally:
+        await probe.aclose()
+
+
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "was",
+    "with",
+    "be",
+    "by",
+    "on",
+    "not",
+    "he",
+    "his",
+    "but",
+    "at",
+    "are",
+    "this",
+    "have",
+]
+MARKS = tuple('":,{}[].-_/()=+*<>!?#ĠĊ')
+
+
+def many_tokens(folder: Path, size: int) -> Path:
+    """A tokenizer with as many tokens as large models have: pieces of words, marks, numbers."""
+    chance, alphabet = random.Random(1), sorted(ByteLevel.alphabet())
+    tokens = dict.fromkeys([*alphabet, "<|end|>"])
+    while len(tokens) < size:
+        word = "".join(chance.choices(WORDS, k=chance.randint(1, 3)))[: chance.randint(2, 12)]
+        marks = "".join(chance.choices(MARKS, k=chance.randint(2, 4)))
+        strange = "".join(chance.choices(alphabet, k=chance.randint(2, 5)))
+        tokens |= dict.fromkeys([chance.choice(("Ġ", "")) + word, marks, strange, word.title()])
+    tokenizer = Tokenizer(BPE({token: at for at, token in enumerate(tokens)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(), ByteLevelDecoder()
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    return folder
+
+
+async def test_a_large_vocabulary_makes_usual_schemas_slow_and_bad_ones_worse(tmp_path):
+    probe = GrammarProbe(str(many_tokens(tmp_path / "large", 151_000)))
+    bounded = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 200}}}
+    try:
+        await probe.check(Constraint("json_schema", json.dumps(bounded)))
+        await probe.check(Constraint("regex", r"[^\n]{1,100}"))
+        with pytest.raises(RequestRejected, match="too complex"):
+            await probe.check(Constraint("regex", "(.?){100}"))
+    finally:
+        await probe.aclose()
+
+
+async def test_one_that_leaves_does_not_answer_for_the_next():
+    probe = GrammarProbe(str(DEMO / "target"))
+    try:
+        await probe.check(Constraint("regex", "a"))
+        leaving = asyncio.create_task(probe.check(Constraint("regex", "(.?){600}")))
+        while probe._number < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await probe.check(Constraint("regex", "[a-c]{1,3}"))
     finally:
         await probe.aclose()
 
