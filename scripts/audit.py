@@ -1,0 +1,104 @@
+"""Check everything the locks pin against the advisories PyPI knows.
+
+    python3 scripts/audit.py [--osv-url URL]
+
+Status 1 when something vulnerable is pinned and requirements/audit-ignored.txt gives no reason to
+live with it. Where the advisories are out of reach, as behind a mirror that serves packages only,
+nothing can be checked: that is said aloud, and the status is 0. ``--osv-url`` asks another service
+that speaks OSV's protocol instead.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import venv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.install import TORCH_VERSION  # noqa: E402
+
+PIP_AUDIT = "pip-audit==2.10.1"
+PROBE = "https://pypi.org/pypi/pip/25.0/json"
+TIMEOUT_S = 15
+LOCKS = tuple(ROOT / "requirements" / f"{name}.lock" for name in ("cpu", "cuda", "dev"))
+PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", re.MULTILINE)
+IGNORED = ROOT / "requirements" / "audit-ignored.txt"
+
+
+def main(argv: Sequence[str]) -> int:
+    service = ["-s", "osv", "--osv-url", argv[1]] if argv[:1] == ["--osv-url"] else []
+    why = "" if service else unreachable(PROBE)
+    if why:
+        print(
+            f"\n*** NOT AUDITED: no advisories for the {len(LOCKS)} locks, because {why}. ***\n"
+            "*** Run `make audit` where PyPI's JSON API can be reached. ***\n",
+            flush=True,
+        )
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        return _audit(Path(folder), service)
+
+
+def unreachable(url: str) -> str:
+    """Why the advisories cannot be read there; empty when they can."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            found = b'"vulnerabilities"' in answer.read()
+    except urllib.error.HTTPError as error:
+        return f"{url} answers {error.code}"
+    except OSError as error:
+        return f"{url} is out of reach ({getattr(error, 'reason', error)})"
+    return "" if found else f"{url} says nothing of vulnerabilities"
+
+
+def ignored(text: str) -> list[str]:
+    """The advisories of lines ``ID reason``. Raises ValueError for one without a reason."""
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line and line[0] != "#"]
+    for words in lines:
+        if len(words) < 2:
+            raise ValueError(f"{words[0]}: say why it does not matter here")
+    return [words[0] for words in lines]
+
+
+def pins(locks: Iterable[str]) -> list[str]:
+    """Every name and version, in files that hold each name once, as pip-audit wants it.
+
+    Without hashes, because torch, which is installed apart, has none, and it wants all or none.
+    """
+    versions: dict[str, list[str]] = {"torch": [TORCH_VERSION]}
+    for name, version in PIN.findall("\n".join(locks)):
+        known = versions.setdefault(name, [])
+        if version not in known and name != "torch":
+            known.append(version)
+    rounds = range(max(map(len, versions.values())))
+    return [
+        "".join(f"{name}=={known[at]}\n" for name, known in versions.items() if at < len(known))
+        for at in rounds
+    ]
+
+
+def _audit(folder: Path, service: list[str]) -> int:
+    venv.create(folder / "venv", with_pip=True)
+    python = str(folder / "venv" / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "-qq", PIP_AUDIT], check=True)
+    files = []
+    for at, text in enumerate(pins(lock.read_text() for lock in LOCKS)):
+        files.append(folder / f"pins-{at}.txt")
+        files[-1].write_text(text)
+    command = [python, "-m", "pip_audit", "--no-deps", "--disable-pip", "--progress-spinner", "off"]
+    command += [*service, *(word for file in files for word in ("-r", str(file)))]
+    for advisory in ignored(IGNORED.read_text()):
+        command += ["--ignore-vuln", advisory]
+    return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

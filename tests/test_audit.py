@@ -1,0 +1,75 @@
+"""The audit says aloud when it cannot be made; pip-audit itself does the rest."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from scripts import audit
+
+
+@contextmanager
+def answering(status, body):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/pypi/pip/json"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (200, b'{"vulnerabilities": []}', ""),
+        (404, b"", "answers 404"),
+        (200, b"<html>a mirror</html>", "says nothing of vulnerabilities"),
+    ],
+)
+def test_whether_there_are_advisories(status, body, words):
+    with answering(status, body) as url:
+        why = audit.unreachable(url)
+    assert words in why
+    assert bool(why) == bool(words)
+
+
+def test_out_of_reach_is_loud_and_no_failure(monkeypatch, capsys):
+    with answering(200, b"") as url:
+        pass
+    monkeypatch.setattr(audit, "PROBE", url)
+    assert audit.main([]) == 0
+    assert "*** NOT AUDITED" in capsys.readouterr().out
+
+
+def test_every_pin_of_every_lock_is_audited():
+    locks = [lock.read_text() for lock in audit.LOCKS]
+    files = [text.split() for text in audit.pins(locks)]
+    for pinned in files:
+        names = [pin.partition("==")[0] for pin in pinned]
+        assert len(names) == len(set(names))
+    lines = [line for lock in locks for line in lock.splitlines() if line[:1].isalnum()]
+    wanted = {line.split()[0] for line in lines}
+    found = {pin for pinned in files for pin in pinned}
+    assert found - {"torch==2.13.0"} == {pin for pin in wanted if not pin.startswith("torch==")}
+    lock = "a==1.0 ; sys_platform == 'linux' \\\n    --hash=sha256:0\na==2.0\nb[c]==2.0+cpu\n"
+    assert audit.pins([lock]) == ["torch==2.13.0\na==1.0\nb==2.0+cpu\n", "a==2.0\n"]
+
+
+def test_every_exception_has_a_reason():
+    audit.ignored(audit.IGNORED.read_text())
+    assert audit.ignored("# why\n\nPYSEC-1 only on Windows\n") == ["PYSEC-1"]
+    with pytest.raises(ValueError, match="PYSEC-2"):
+        audit.ignored("PYSEC-2\n")
