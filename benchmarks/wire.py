@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,9 +81,14 @@ def commands(port: int) -> dict[str, list[str]]:
     return {"eaglegate": [*ours, *common], "vllm": [*theirs, *common]}
 
 
-@contextmanager
-def running(name: str) -> Iterator[Server]:
+def running(name: str) -> AbstractContextManager[Server]:
     port = free_port()
+    return started(name, port, commands(port)[name])
+
+
+@contextmanager
+def started(name: str, port: int, command: list[str]) -> Iterator[Server]:
+    """What ``command`` serves on ``port``, once it answers."""
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -92,7 +97,6 @@ def running(name: str) -> Iterator[Server]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     with tempfile.TemporaryFile("w+") as log:
-        command = commands(port)[name]
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
@@ -124,9 +128,8 @@ def answers(url: str) -> bool:
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
 
 
-async def stream(client: httpx.AsyncClient, url: str, tokens: int) -> tuple[int, int]:
-    """Tokens and chunks of one streamed answer."""
-    body = {
+def request(tokens: int) -> dict[str, object]:
+    return {
         "model": "demo",
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -136,8 +139,13 @@ async def stream(client: httpx.AsyncClient, url: str, tokens: int) -> tuple[int,
         "tools": [TOOL],
         "messages": [{"role": "user", "content": "Tell me a story."}],
     }
+
+
+async def stream(client: httpx.AsyncClient, url: str, tokens: int) -> tuple[int, int]:
+    """Tokens and chunks of one streamed answer."""
     raw = b""
-    async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+    path = f"{url}/v1/chat/completions"
+    async with client.stream("POST", path, json=request(tokens)) as answer:
         async for part in answer.aiter_raw():
             raw += part
     found = re.findall(rb'"completion_tokens": ?(\d+)', raw)

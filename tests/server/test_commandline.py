@@ -1,0 +1,63 @@
+"""Which command lines name workers, and what they then must and must not say."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.backends.remote import sources
+from server.commandline import read
+from server.config import ConfigError, Settings
+
+WORKER = "http://10.0.0.7:8000"
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["some/model", "--upstream", WORKER],
+        ["--upstream", WORKER, "some/model"],
+        ["--upstream=" + WORKER, "--model=some/model"],
+        ["some/model", "--upstream", WORKER, "--upstream_idle_s", "60"],
+    ],
+)
+def test_with_workers_the_model_is_only_named(argv):
+    line = read("serve", argv, quiet)
+    assert line.remote
+    assert line.model.model == "some/model"
+    assert line.settings.upstream == WORKER
+
+
+def test_workers_from_the_environment(monkeypatch):
+    monkeypatch.setenv("EAGLEGATE_UPSTREAM", WORKER)
+    monkeypatch.setenv("EAGLEGATE_UPSTREAM_KEY", "secret")
+    line = read("serve", ["some/model"], quiet)
+    assert (line.settings.upstream, line.settings.upstream_key) == (WORKER, "secret")
+
+
+def test_workers_from_a_file(tmp_path):
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"model_tag: some/model\nupstream: {WORKER}\nmax-running: 7\n")
+    line = read("serve", ["--config", str(file)], quiet)
+    assert line.model.model == "some/model"
+    assert (line.settings.upstream, line.settings.max_running) == (WORKER, 7)
+
+
+def test_workers_without_a_model_are_refused():
+    with pytest.raises(ConfigError, match="needs the model"):
+        read("serve", ["--upstream", WORKER], quiet)
+
+
+def test_an_engines_flags_are_for_the_workers():
+    with pytest.raises(ConfigError, match="--max-num-seqs"):
+        read("serve", ["some/model", "--upstream", WORKER, "--max-num-seqs", "8"], quiet)
+
+
+async def test_addresses_are_read_one_by_one():
+    (listed,) = sources(Settings(upstream=f"{WORKER}, text+{WORKER}/v1,"))
+    assert await listed.read() == {WORKER, "text+" + WORKER}
+    with pytest.raises(ConfigError, match="--upstream: a worker's address"):
+        sources(Settings(upstream="10.0.0.7:8000"))

@@ -1,0 +1,55 @@
+"""docs/workers.md is true: its command lines are the ones the tests run, its flags exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from server.commandline import read
+from server.config import Settings
+from tests.workers import ARGUMENTS, OURS, STOCK
+
+PAGE = (Path(__file__).parent.parent / "docs" / "workers.md").read_text(encoding="utf-8")
+COMMANDS = [
+    shlex.split(block.replace("\\\n", " ")) for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+]
+WORKERS = [command[2:] for command in COMMANDS if command[:2] == ["vllm", "serve"]]
+GATEWAYS = [command[2:] for command in COMMANDS if command[:2] == ["eaglegate", "serve"]]
+LOCAL = ("--model", "--served-model-name", "--host", "--enforce-eager", "--kv-cache-memory-bytes")
+"""What the tests' workers have for the sake of this machine and of comparison."""
+ALIKE = ("--distributed-executor-backend", "--reasoning-parser", "--structured-outputs-config")
+
+
+def flags(arguments) -> set[str]:
+    return {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+
+
+def test_the_page_has_commands_for_both():
+    assert (len(WORKERS), len(GATEWAYS)) == (2, 1)
+    assert len(COMMANDS) == 3
+
+
+@pytest.mark.parametrize(("command", "special"), list(zip(WORKERS, (STOCK, OURS), strict=True)))
+def test_workers_are_started_as_the_tests_start_them(command, special):
+    tested = flags(ARGUMENTS) - set(LOCAL) - set(ALIKE) | flags(special)
+    assert flags(command) - {"--port"} == tested
+    for argument in special:
+        assert set(argument.split("=")) <= set(command)
+
+
+@pytest.mark.parametrize("command", GATEWAYS)
+def test_the_gateways_line_can_be_read(command):
+    line = read("serve", command, lambda _: None)
+    assert line.remote
+    assert line.model.model == "MODEL"
+    assert line.settings.upstream == "http://127.0.0.1:8100"
+
+
+def test_flags_have_the_defaults_the_page_says():
+    rows = re.findall(r"\| `--(upstream-[a-z-]+-s)` \| (\d+) \|", PAGE)
+    assert len(rows) == 4
+    for name, default in rows:
+        assert getattr(Settings(), name.replace("-", "_")) == float(default)
