@@ -23,7 +23,7 @@ class Why(StrEnum):
     SESSION = "session"
     """Its session's worker."""
     PREFIX = "prefix"
-    """The worker that has met most of its prompt."""
+    """The worker that has met most of its prompt; of equals, the one with the least to do."""
     HASH = "hash"
     """Nobody has met its prompt: the first worker by hash."""
     SPILLED = "spilled"
@@ -84,7 +84,7 @@ def preferred(candidates: Sequence[Candidate], wish: Wish) -> tuple[Why, list[Ca
     assert wish.key is not None
     order = _ordered(candidates, wish.key)
     if any(candidate.known for candidate in order):
-        return Why.PREFIX, sorted(order, key=lambda candidate: -candidate.known)
+        return Why.PREFIX, sorted(order, key=lambda c: (-c.known, c.load))
     return Why.HASH, order
 
 

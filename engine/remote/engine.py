@@ -7,15 +7,18 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import httpx
+
 from engine.base import Engine
 from engine.errors import EngineDead, EngineFailed, EngineStartError
 from engine.remote import probe, wire
 from engine.remote.access import Access, Speaks, Upstream
 from engine.remote.account import Told, decode_steps
 from engine.remote.connection import Connection
+from engine.remote.counters import totals_of
 from engine.remote.model import LocalModel
 from engine.remote.text import TextEngine
-from engine.speculation.accounting import shared_step
+from engine.speculation.accounting import Totals, shared_step
 from engine.types import (
     DecodeStep,
     EngineInfo,
@@ -88,6 +91,10 @@ class RemoteEngine:
         if self._connection is None:
             return Health(live=False, reason="closed" if self._closed else "not started")
         return await probe.health(self._connection)
+
+    async def counted(self) -> Totals | None:
+        answer = await self._running().ask("/metrics")
+        return totals_of(answer.text) if answer.status_code == httpx.codes.OK else None
 
     async def aclose(self) -> None:
         connection, self._connection, self._closed = self._connection, None, True

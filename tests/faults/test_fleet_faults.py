@@ -1,0 +1,157 @@
+"""Three real vLLM servers behind one gateway: they come and go, streams do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import RunningGateway, serving
+from tests.faults import streams
+from tests.workers import GATEWAY, WorkerProcess, vllm_worker
+
+pytestmark = pytest.mark.slow
+
+BODIES = streams.requests(12, 160)
+SOON_S = 20.0
+
+
+@dataclass
+class Fleet:
+    """``workers`` by address; the gateway serves from those in its file."""
+
+    gateway: RunningGateway
+    workers: dict[str, WorkerProcess]
+    file: Path
+
+    def name(self, *addresses: str) -> None:
+        self.file.write_text("\n".join(addresses) + "\n")
+
+    def given(self, address: str, **labels: str) -> float:
+        """Requests a worker was given."""
+        name = "eaglegate_worker_requests_total"
+        return self.gateway.metric(name, worker=address, **labels) or 0.0
+
+    def until_serving(self, *addresses: str) -> float:
+        """Seconds until these serve and no others."""
+        began, wanted = time.monotonic(), set(addresses)
+        while time.monotonic() < began + SOON_S:
+            status = httpx.get(f"{self.gateway.url}/admin/status").json()
+            if {w["name"] for w in status["workers"] if w["state"] == "serving"} == wanted:
+                return time.monotonic() - began
+            time.sleep(0.05)
+        raise AssertionError(status["workers"])
+
+    def hear(self, bodies: list[dict]) -> list[streams.Heard]:
+        return asyncio.run(streams.hear_all(self.gateway.url, bodies))
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fleet")
+    with ExitStack() as running:
+        started = [
+            running.enter_context(vllm_worker(folder / f"worker-{at}.log")) for at in range(3)
+        ]
+        workers = {worker.url: worker for worker in started}
+        (folder / "workers").write_text("\n".join(list(workers)[:2]) + "\n")
+        arguments = (*GATEWAY, "--upstream-file", str(folder / "workers"))
+        gateway = running.enter_context(serving(folder / "serve.log", arguments))
+        made = Fleet(gateway, workers, folder / "workers")
+        for worker in started:
+            _until_healthy(worker)
+        made.until_serving(*list(workers)[:2])
+        yield made
+
+
+def _until_healthy(worker: WorkerProcess) -> None:
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{worker.url}/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            assert worker.process.poll() is None, "the worker ended"
+        time.sleep(0.2)
+    raise AssertionError("the worker does not start")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(demo_gateway) -> list[streams.Heard]:
+    """What the engine in the gateway's own process says."""
+    heard = asyncio.run(streams.hear_all(demo_gateway.url, BODIES))
+    assert all(one.whole for one in heard)
+    return heard
+
+
+def test_two_workers_say_what_one_engine_says_and_share_the_work(fleet, undisturbed):
+    heard = fleet.hear(BODIES)
+    assert all(one.whole for one in heard), [one.error for one in heard]
+    assert [one.said for one in heard] == [one.said for one in undisturbed]
+    first, second, _ = fleet.workers
+    assert min(fleet.given(first), fleet.given(second)) >= 2
+
+
+def test_a_session_stays_with_its_worker(fleet):
+    first, second, _ = fleet.workers
+    before = {url: fleet.given(url) for url in (first, second)}
+    body = {"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
+    for turn in range(6):
+        body["messages"] = [*body["messages"], {"role": "user", "content": f"and {turn}?"}]
+        url = f"{fleet.gateway.url}/v1/chat/completions"
+        assert httpx.post(url, json=body, headers={"x-session-id": "s"}).status_code == 200
+    given = sorted(fleet.given(url) - before[url] for url in before)
+    assert given == [0, 6]
+
+
+def test_a_worker_added_to_the_file_takes_requests_in_seconds(fleet):
+    fleet.name(*fleet.workers)
+    seconds = fleet.until_serving(*fleet.workers)
+    third = list(fleet.workers)[2]
+    assert all(one.whole for one in fleet.hear(BODIES))
+    assert fleet.given(third) > 0
+    print(f"\na worker serves {seconds:.1f} s after it was added")
+
+
+def test_streams_survive_the_death_of_a_worker(fleet, undisturbed):
+    victim = next(iter(fleet.workers))
+
+    async def heard():
+        began = asyncio.Event()
+        hearing = asyncio.create_task(streams.hear_all(fleet.gateway.url, BODIES, began))
+        await began.wait()
+        while not fleet.workers[victim].metric("vllm:num_requests_running"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        fleet.workers[victim].kill()
+        return await hearing
+
+    moved = fleet.gateway.metric("eaglegate_worker_moved_requests_total", worker=victim) or 0.0
+    disturbed = asyncio.run(heard())
+    assert [one.error for one in disturbed] == [None] * len(BODIES)
+    assert all(one.whole for one in disturbed)
+    assert [one.said for one in disturbed] == [one.said for one in undisturbed]
+    assert fleet.gateway.metric("eaglegate_worker_moved_requests_total", worker=victim) > moved
+    rest = list(fleet.workers)[1:]
+    fleet.until_serving(*rest)
+    fleet.name(*rest)
+
+
+def test_a_worker_taken_out_of_the_file_ends_what_it_runs(fleet):
+    _, leaving, staying = fleet.workers
+
+    async def heard():
+        began = asyncio.Event()
+        hearing = asyncio.create_task(streams.hear_all(fleet.gateway.url, BODIES, began))
+        await began.wait()
+        fleet.name(staying)
+        return await hearing
+
+    fleet.until_serving(leaving, staying)
+    assert all(one.whole for one in asyncio.run(heard()))
+    fleet.until_serving(staying)
+    assert httpx.get(f"{leaving}/health").status_code == 200
