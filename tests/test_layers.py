@@ -10,6 +10,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOMS = ("server", "engine", "observability")
 KNOWS_ALL = {"server/serving.py", "server/app.py"}
+HTTP_CLIENTS = ("engine/remote/", "engine/machine.py")
+LIGHT = ("engine/remote/", "engine/rendering/", "engine/fleet/", "server/backends/remote")
+"""What a gateway in front of workers is made of."""
 MAY_IMPORT_VLLM: set[str] = set()
 """Adapters outside engine/vllm_backend that need vLLM; keep this short."""
 
@@ -42,6 +45,11 @@ def test_layers(path: Path) -> None:
         assert not names(path, "fastapi")
     if not inside.startswith("engine/vllm_backend/") and inside not in MAY_IMPORT_VLLM:
         assert not names(path, "vllm"), "vLLM lives in engine/vllm_backend"
+    if not inside.startswith(HTTP_CLIENTS):
+        assert not names(path, "httpx"), "workers are talked to in engine/remote"
+    if inside.startswith(LIGHT):
+        assert not names(path, "torch")
+        assert not names(path, "transformers")
     if inside.startswith("server/") and inside not in KNOWS_ALL:
         assert not names(path, "observability")
     if not inside.startswith("observability/"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -84,8 +84,11 @@ class Connection:
         Closing it closes the connection, by which the worker aborts the request.
         """
         payloads = Payloads()
-        async with self._sent(path, body, headers) as response:
-            async for piece in self._patient(response):
+        async with (
+            self._sent(path, body, headers) as response,
+            aclosing(self._patient(response)) as pieces,
+        ):
+            async for piece in pieces:
                 for data in payloads.feed(piece):
                     if data != DONE:
                         yield await self._read(data)
@@ -113,7 +116,7 @@ class Connection:
             if response is not None:
                 await response.aclose()
 
-    async def _patient(self, response: httpx.Response) -> AsyncIterator[bytes]:
+    async def _patient(self, response: httpx.Response) -> AsyncGenerator[bytes, None]:
         """Each piece in its time; the first one takes longer."""
         pieces, patience_s = response.aiter_raw(), self._access.first_token_s
         while True:

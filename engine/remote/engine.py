@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -10,12 +10,13 @@ from typing import Any
 import httpx
 
 from engine.base import Engine
-from engine.errors import EngineDead, EngineFailed, EngineStartError
+from engine.errors import EngineDead, EngineFailed
 from engine.remote import probe, wire
 from engine.remote.access import Access, Speaks, Upstream
 from engine.remote.account import Told, decode_steps
 from engine.remote.connection import Connection
 from engine.remote.counters import totals_of
+from engine.remote.driver import Driver, quiet
 from engine.remote.model import LocalModel
 from engine.remote.text import TextEngine
 from engine.speculation.accounting import Totals, shared_step
@@ -24,53 +25,25 @@ from engine.types import (
     EngineInfo,
     EngineRequest,
     FinishReason,
-    Health,
     PositionLogprobs,
     Step,
     Undrafted,
 )
 
 
-def quiet(_: str) -> None:
-    """Progress nobody asked for."""
-
-
-class RemoteEngine:
+class RemoteEngine(Driver):
     """See ``engine.base.Engine``: token ids over HTTP to and from one vLLM server.
 
     The account of an answer's decode steps comes with its last step, because the worker tells it
     then. Answers that are broken off have none.
     """
 
-    def __init__(
-        self,
-        upstream: Upstream,
-        model: LocalModel,
-        access: Access,
-        progress: Callable[[str], None] = quiet,
-    ) -> None:
-        self._upstream = upstream
-        self._model = model
-        self._access = access
-        self._progress = progress
-        self._connection: Connection | None = None
-        self._speculation = probe.Speculation(active=False, told=False)
-        self._closed = False
+    _speculation = probe.Speculation(active=False, told=False)
 
-    async def start(self) -> EngineInfo:
-        connection = self._connection = Connection(self._upstream, self._access)
-        try:
-            await probe.wait_ready(connection, self._access.start_s, self._progress)
-            name, longest = await probe.served_model(connection, self._model)
-            await probe.check_vocabulary(connection, self._model, name)
-            self._progress(f"warming up {self._upstream}")
-            self._speculation = await probe.speculation(connection, self._model)
-        except EngineDead as error:
-            await self.aclose()
-            raise EngineStartError(str(error)) from error
-        except EngineStartError:
-            await self.aclose()
-            raise
+    async def _meet(self, connection: Connection, name: str, longest: int) -> EngineInfo:
+        await probe.check_vocabulary(connection, self._model, name)
+        self._progress(f"warming up {self._upstream}")
+        self._speculation = await probe.speculation(connection, self._model)
         found = probe.Found(name, longest, self._speculation)
         return probe.info_of(found, self._model, connection)
 
@@ -81,33 +54,19 @@ class RemoteEngine:
         answer = Answer(request, self._speculation)
         if stream:
             payloads = connection.stream(wire.GENERATE, body, request.trace_headers)
-            async for step in _steps(payloads, answer):
-                yield step
+            async with aclosing(_steps(payloads, answer)) as steps:
+                async for step in steps:
+                    yield step
         else:
             answer.read_whole(await connection.whole(wire.GENERATE, body, request.trace_headers))
         yield answer.last()
-
-    async def health(self) -> Health:
-        if self._connection is None:
-            return Health(live=False, reason="closed" if self._closed else "not started")
-        return await probe.health(self._connection)
 
     async def counted(self) -> Totals | None:
         answer = await self._running().ask("/metrics")
         return totals_of(answer.text) if answer.status_code == httpx.codes.OK else None
 
-    async def aclose(self) -> None:
-        connection, self._connection, self._closed = self._connection, None, True
-        if connection is not None:
-            await connection.aclose()
 
-    def _running(self) -> Connection:
-        if self._connection is None:
-            raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
-        return self._connection
-
-
-async def _steps(payloads: AsyncGenerator[Any, None], answer: Answer) -> AsyncIterator[Step]:
+async def _steps(payloads: AsyncGenerator[Any, None], answer: Answer) -> AsyncGenerator[Step, None]:
     """All but the last. A stream that breaks behind its last token has lost its account alone."""
     async with aclosing(payloads):
         try:

@@ -7,22 +7,21 @@ how many the worker made, and what it speculated, stays unknown.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from engine.errors import EngineDead, EngineStartError, RequestRejected
-from engine.remote import dialect, probe
-from engine.remote.access import Access, Upstream
+from engine.errors import EngineDead, RequestRejected
+from engine.remote import dialect
 from engine.remote.connection import Connection
-from engine.remote.dialect import COMPLETIONS, Dialect
-from engine.remote.model import Codec, LocalModel
+from engine.remote.dialect import COMPLETIONS
+from engine.remote.driver import Driver
+from engine.remote.model import Codec
 from engine.types import (
     Constraint,
     EngineInfo,
     EngineRequest,
     FinishReason,
-    Health,
     Sampling,
     SpeculationInfo,
     Step,
@@ -33,40 +32,15 @@ FINISH = {"length": FinishReason.LENGTH, "limit": FinishReason.LENGTH, "abort": 
 ANCHOR = "x"
 
 
-class TextEngine:
+class TextEngine(Driver):
     """See ``engine.base.Engine``."""
 
-    def __init__(
-        self,
-        upstream: Upstream,
-        model: LocalModel,
-        access: Access,
-        progress: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._upstream = upstream
-        self._model = model
-        self._access = access
-        self._progress = progress
-        self._connection: Connection | None = None
-        self._name = model.name
-        self._dialect = Dialect()
-        self._closed = False
-
-    async def start(self) -> EngineInfo:
-        connection = self._connection = Connection(self._upstream, self._access)
-        try:
-            await probe.wait_ready(connection, self._access.start_s, self._progress)
-            self._name, longest = await probe.served_model(connection, self._model)
-            self._progress(f"finding out what {self._upstream} understands")
-            self._dialect = await dialect.find(connection, self._model, self._name)
-        except EngineDead as error:
-            await self.aclose()
-            raise EngineStartError(str(error)) from error
-        except EngineStartError:
-            await self.aclose()
-            raise
+    async def _meet(self, connection: Connection, name: str, longest: int) -> EngineInfo:
+        self._progress(f"finding out what {self._upstream} understands")
+        self._name = name
+        self._dialect = await dialect.find(connection, self._model, name)
         return EngineInfo(
-            model=self._name,
+            model=name,
             max_model_len=longest,
             vocab_size=self._model.vocab_size,
             speculation=SpeculationInfo(
@@ -92,21 +66,6 @@ class TextEngine:
         if finish is None:
             raise EngineDead("The worker ended its stream before the answer.")
         yield Step((), finish=finish)
-
-    async def health(self) -> Health:
-        if self._connection is None:
-            return Health(live=False, reason="closed" if self._closed else "not started")
-        return await probe.health(self._connection)
-
-    async def aclose(self) -> None:
-        connection, self._connection, self._closed = self._connection, None, True
-        if connection is not None:
-            await connection.aclose()
-
-    def _running(self) -> Connection:
-        if self._connection is None:
-            raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
-        return self._connection
 
     def _refuse(self, request: EngineRequest) -> None:
         """What a text says nothing about. Raises RequestRejected."""
