@@ -98,7 +98,7 @@ EVERY_POD = [(name, part) for name in OVERLAYS for part in templates(name)] if _
 
 
 def test_the_overlays_are_these():
-    assert OVERLAYS == ["cpu-demo", "multi-node", "single-gpu", "tp4"]
+    assert OVERLAYS == ["cpu-demo", "fleet", "multi-node", "single-gpu", "tp4"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -232,8 +232,11 @@ def test_ports_are_the_gateways(overlay):
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_selectors_find_the_pods(overlay):
     labels = templates(overlay)["gateway"]["metadata"]["labels"]
+    services = [item for item in rendered(overlay) if item["kind"] == "Service"]
     selectors = [
-        item["spec"]["selector"] for item in rendered(overlay) if item["kind"] == "Service"
+        item["spec"]["selector"]
+        for item in services
+        if item["metadata"]["labels"].get("app.kubernetes.io/component") != "worker"
     ]
     selectors.append(only(overlay, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"])
     assert len(selectors) == 3
@@ -334,7 +337,7 @@ def test_the_route_is_fit_for_long_streams(overlay):
     assert {"name": "x-accel-buffering", "value": "no"} in headers
 
 
-@pytest.mark.parametrize("overlay", WITH_GPU)
+@pytest.mark.parametrize("overlay", [name for name in WITH_GPU if name != "fleet"])
 def test_the_gpus_are_as_many_as_the_shards(overlay):
     pods = [template["spec"] for template in templates(overlay).values()]
     limits = [int(container(pod)["resources"]["limits"]["nvidia.com/gpu"]) for pod in pods]
@@ -381,3 +384,75 @@ def test_a_group_is_one_ray_cluster_and_one_unit():
     arguments = container(gateway("multi-node"))["args"]
     assert arguments[arguments.index("--distributed-executor-backend") + 1] == "ray"
     assert "\nray==" in (ROOT / "requirements/cuda.lock").read_text(encoding="utf-8")
+
+
+def test_a_fleets_gateways_find_its_workers_by_name():
+    (service,) = (
+        item
+        for item in rendered("fleet")
+        if item["kind"] == "Service" and item["metadata"]["name"] == "eaglegate-workers"
+    )
+    assert service["spec"]["clusterIP"] == "None", "the name must lead to every pod"
+    assert not service["spec"].get("publishNotReadyAddresses")
+    worker = templates("fleet")["worker"]
+    assert service["spec"]["selector"].items() <= worker["metadata"]["labels"].items()
+    (port,) = container(worker["spec"])["ports"]
+    arguments = container(gateway("fleet"))["args"]
+    dns = arguments[arguments.index("--upstream-dns") + 1]
+    assert dns == f"{service['metadata']['name']}:{port['containerPort']}"
+    assert f"--port={port['containerPort']}" in container(worker["spec"])["args"]
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+
+
+def test_a_fleets_workers_run_what_its_gateways_render():
+    theirs, ours = (container(templates("fleet")[part]["spec"]) for part in ("worker", "gateway"))
+    assert theirs["args"][0] == ours["args"][1]
+    assert {"--enable-scale-out", "--enable-prompt-tokens-details"} <= set(theirs["args"])
+    assert theirs["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "nvidia.com/gpu" not in ours["resources"]["limits"]
+    keys = {
+        item["name"]: item["valueFrom"]["secretKeyRef"]
+        for made in (theirs, ours)
+        for item in made["env"]
+        if item["name"] in ("VLLM_API_KEY", "EAGLEGATE_UPSTREAM_KEY")
+    }
+    assert keys["VLLM_API_KEY"] == keys["EAGLEGATE_UPSTREAM_KEY"]
+
+
+def test_only_gateways_speak_to_workers():
+    worker = templates("fleet")["worker"]
+    labels = worker["metadata"]["labels"].items()
+    ports = {port["name"] for port in container(worker["spec"])["ports"]}
+    policies = [item["spec"] for item in rendered("fleet") if item["kind"] == "NetworkPolicy"]
+    rules = [
+        rule
+        for policy in policies
+        if policy["podSelector"]["matchLabels"].items() <= labels
+        for rule in policy["ingress"]
+        if ports & {port["port"] for port in rule["ports"]}
+    ]
+    assert len(rules) == 1
+    (source,) = rules[0]["from"]
+    assert source == {
+        "podSelector": {
+            "matchLabels": {
+                "app.kubernetes.io/name": "eaglegate",
+                "app.kubernetes.io/component": "gateway",
+            }
+        }
+    }
+
+
+def test_a_worker_that_leaves_has_time_to_end_what_it_runs():
+    pod = templates("fleet")["worker"]["spec"]
+    made = container(pod)
+    slept = made["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert 60 <= slept < pod["terminationGracePeriodSeconds"]
+    probes = {name: made[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+    assert {probe["httpGet"]["path"] for probe in probes.values()} == {"/health"}
+    assert probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"] >= 3600
+
+
+def test_load_scales_the_workers():
+    target = only("fleet", "ScaledObject")["spec"]["scaleTargetRef"]
+    assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "eaglegate-worker"}
