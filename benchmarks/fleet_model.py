@@ -17,9 +17,10 @@ import heapq
 import random
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle
 
 from engine.fleet.balancer import Assignment, Balancer
 from engine.fleet.prefix import Memory, chain
@@ -82,7 +83,8 @@ class Job:
     arrived: float
     answer: int
     blocks: Sequence[bytes]
-    assignment: Assignment | None = None
+    gateway: Gateway
+    assignment: Assignment | None
     prefill: int = 0
     made: int = 0
 
@@ -98,21 +100,30 @@ class Worker:
 
 
 CACHE_BLOCK = 64
-Place = Callable[[EngineRequest], tuple[str, Assignment | None]]
 
 
 class Simulation:
-    """Deterministic by ``seed``; all policies see the same sessions."""
+    """Deterministic by ``seed``; all policies see the same sessions.
+
+    With several gateways each request comes to any of them: none sees what the others do.
+    """
 
     def __init__(
-        self, trace: Trace, machine: Machine, workers: int, policy: str, seed: int
+        self,
+        trace: Trace,
+        machine: Machine,
+        workers: int,
+        policy: str,
+        seed: int,
+        gateways: int = 1,
     ) -> None:
         self.trace, self.machine = trace, machine
+        self.door = random.Random(seed)
         self.seed = seed
         self.names = [f"worker-{at}" for at in range(workers)]
         blocks = machine.cache_tokens // CACHE_BLOCK
         self.workers = {name: Worker(machine, Memory(blocks)) for name in self.names}
-        self.balancer, self.place = placing(policy, self.names, machine)
+        self.gateways = [Gateway(policy, self.names, machine) for _ in range(gateways)]
         self.events: list[tuple[float, int, Callable[[float], None]]] = []
         self.count = 0
         self.prompt_tokens = self.cached_tokens = 0
@@ -154,8 +165,9 @@ class Simulation:
             affinity=session.name,
         )
         blocks = chain(session.prompt, CACHE_BLOCK, len(session.prompt))
-        job = Job(session, request, now, answer, blocks)
-        name, job.assignment = self.place(request)
+        gateway = self.door.choice(self.gateways)
+        name, assignment = gateway.place(request)
+        job = Job(session, request, now, answer, blocks, gateway, assignment)
         worker = self.workers[name]
         worker.waiting.append(job)
         if not worker.busy:
@@ -223,9 +235,7 @@ class Simulation:
     def _ended(self, worker: Worker, job: Job, now: float) -> None:
         """The answer becomes part of the session's next prompt, and of the worker's cache."""
         session = job.session
-        if job.assignment is not None:
-            job.assignment.charge.settle()
-            self.balancer.expected.learn(job.made)
+        job.gateway.ended(job.assignment, job.made)
         session.prompt += words(session.dice, job.made)
         worker.cache.meet(chain(session.prompt, CACHE_BLOCK, len(session.prompt)))
         session.turns -= 1
@@ -248,31 +258,30 @@ POLICIES: dict[str, str] = {
 }
 
 
-def placing(policy: str, names: list[str], machine: Machine) -> tuple[Balancer, Place]:
-    """The gateway's balancer, with what the policy does without taken from it."""
-    rules = BalanceRules(memory_blocks=machine.cache_tokens // BalanceRules().block)
-    if policy == "least outstanding":
-        rules = replace(rules, most_blocks=0)
-    if policy == "hash":
-        rules = replace(rules, memory_blocks=0)
-    balancer = Balancer(rules)
-    for name in names:
-        balancer.join(name)
-    if policy == "round robin":
-        return balancer, _in_turn(names)
+class Gateway:
+    """One gateway's balancer, with what the policy does without taken from it."""
 
-    def assigned(request: EngineRequest) -> tuple[str, Assignment]:
-        asked = request if policy == "session" else replace(request, affinity=None)
-        assignment = balancer.assign(asked, names)
+    def __init__(self, policy: str, names: list[str], machine: Machine) -> None:
+        rules = BalanceRules(memory_blocks=machine.cache_tokens // BalanceRules().block)
+        if policy == "least outstanding":
+            rules = replace(rules, most_blocks=0)
+        if policy == "hash":
+            rules = replace(rules, memory_blocks=0)
+        self._by_session = policy == "session"
+        self._names = names
+        self._turn = cycle(names) if policy == "round robin" else None
+        self._balancer = Balancer(rules)
+        for name in names:
+            self._balancer.join(name)
+
+    def place(self, request: EngineRequest) -> tuple[str, Assignment | None]:
+        if self._turn is not None:
+            return next(self._turn), None
+        asked = request if self._by_session else replace(request, affinity=None)
+        assignment = self._balancer.assign(asked, self._names)
         return assignment.name, assignment
 
-    return balancer, assigned
-
-
-def _in_turn(names: list[str]) -> Place:
-    def turns() -> Iterator[str]:
-        while True:
-            yield from names
-
-    turn = turns()
-    return lambda _request: (next(turn), None)
+    def ended(self, assignment: Assignment | None, tokens: int) -> None:
+        if assignment is not None:
+            assignment.charge.settle()
+            self._balancer.expected.learn(tokens)

@@ -19,6 +19,7 @@ import socket
 import statistics
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -41,6 +42,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("what", choices=("balance", "sweep", "gateway"))
     options.add_argument("--workers", type=int, default=NUM_WORKERS)
+    options.add_argument("--gateways", type=int, default=1, help="that know nothing of one another")
     options.add_argument("--sessions-per-s", type=float, nargs="+", default=None)
     options.add_argument("--seconds", type=float, default=60.0, help="in which sessions begin")
     options.add_argument("--policies", nargs="+", choices=tuple(POLICIES), default=None)
@@ -54,7 +56,24 @@ def main() -> None:
     many = given.what == "sweep"
     rates = given.sessions_per_s or ([1, 2, 3, 4, 6, 8] if many else [4])
     policies = given.policies or ([*POLICIES] if not many else ["round robin", "affinity"])
-    simulate(given.workers, rates, given.seconds, policies, given.seed)
+    fleet = Fleets(given.workers, given.gateways, given.seconds, given.seed)
+    simulate(fleet, rates, policies)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleets:
+    """What is simulated, whatever the load and the policy."""
+
+    workers: int
+    gateways: int
+    seconds: float
+    seed: int
+
+    def run(self, rate: float, policy: str) -> Simulation:
+        trace = Trace(sessions_per_s=rate, seconds=self.seconds)
+        run = Simulation(trace, Machine(), self.workers, policy, self.seed, self.gateways)
+        run.run()
+        return run
 
 
 HEAD = (
@@ -63,18 +82,14 @@ HEAD = (
 )  # fmt: skip
 
 
-def simulate(
-    workers: int, rates: Sequence[float], seconds: float, policies: Sequence[str], seed: int
-) -> None:
+def simulate(fleet: Fleets, rates: Sequence[float], policies: Sequence[str]) -> None:
     """Print a table; *prefilled* is beside what the first policy prefills at that load."""
-    print(f"{workers} workers, {seconds:g} s, seed {seed}\n")
+    print(f"{fleet}\n")
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD))
     for rate in rates:
         first = None
         for policy in policies:
-            trace = Trace(sessions_per_s=rate, seconds=seconds)
-            run = Simulation(trace, Machine(), workers, policy, seed)
-            run.run()
+            run = fleet.run(rate, policy)
             first = first or run
             print("| " + " | ".join((f"{rate:g}", policy, *figures(run, first))) + " |", flush=True)
 
