@@ -33,7 +33,7 @@ class BreakerRules:
     """Failures of requests in a row."""
     backoff_s: float = 1.0
     """Pause before the first probe; doubles with each probe that fails."""
-    max_backoff_s: float = 30.0
+    max_backoff_s: float = 10.0
     jitter: float = 0.5
     """Part of the pause that is left to chance, so that gateways do not probe in step."""
 

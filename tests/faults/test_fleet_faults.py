@@ -18,7 +18,7 @@ from tests.workers import GATEWAY, WorkerProcess, vllm_worker
 pytestmark = pytest.mark.slow
 
 BODIES = streams.requests(12, 160)
-SOON_S = 20.0
+SOON_S = 45.0
 
 
 @dataclass
@@ -70,7 +70,7 @@ def fleet(tmp_path_factory):
 
 
 def _until_healthy(worker: WorkerProcess) -> None:
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         try:
             if httpx.get(f"{worker.url}/health").status_code == 200:
