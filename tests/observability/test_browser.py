@@ -23,6 +23,9 @@ import websockets
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
+from engine.fleet.status import WorkerStatus
+from engine.fleet.worker import State
+from engine.speculation.accounting import Totals
 from engine.types import (
     DecodeStep,
     EngineInfo,
@@ -41,6 +44,14 @@ from server.observer import Ending, RequestFacts
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium")
 DEVICES = {"phone": (390, 844, True), "desk": (1280, 900, False)}
+GIVEN = {"session": 12, "prefix": 80, "hash": 3, "spilled": 5, "least": 0}
+WORKERS = [
+    WorkerStatus(f"http://10.0.0.{at}:8000", state, "", 7, 9120.4, GIVEN, 51_000, 1, 2, 1, counted)
+    for at, state, counted in (
+        (5, State.SERVING, Totals(verify_steps=10, proposed=30, accepted=16)),
+        (6, State.OPEN, None),
+    )
+]
 EVENTS = {"chat": ContentDelta("x"), "tools": ToolCallStart(0, "i", "f")}
 
 
@@ -195,11 +206,13 @@ async def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(tmp_path):
     clock = Clock()
     telemetry = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry(), clock=clock)
     traffic(telemetry, clock)
+    telemetry.watch_workers(lambda: WORKERS)
     async with asyncio.timeout(120), serving(telemetry) as url, browser(tmp_path / "p") as page:
         for device, scheme in itertools.product(DEVICES, ("light", "dark")):
             await show(page, url, device, scheme)
             text = await page.value("document.body.innerText")
             assert "eagle3.1, K = 3" in text
+            assert "http://10.0.0.6:8000" in text
             assert "NaN" not in text
             assert "undefined" not in text
             wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -208,7 +221,7 @@ async def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(tmp_path):
             assert (dark == "rgb(15, 19, 25)") is (scheme == "dark")
             await shoot(page, tmp_path / f"{device}-{scheme}.png")
         await page.value("[...document.querySelectorAll('nav button')].at(-1).click()")
-        assert "9f86d081" in await page.value("document.querySelector('tbody').innerText")
+        assert "9f86d081" in await page.value("document.querySelector('#slices tbody').innerText")
         assert await page.value("document.querySelectorAll('polyline').length") == 4
         assert page.problems == []
 
@@ -221,6 +234,7 @@ async def test_the_page_without_traffic(tmp_path):
         text = await page.value("document.body.innerText")
         assert "no draft verified" in text
         assert "Nothing in the last minutes." in text
+        assert await page.value("document.getElementById('fleet').hidden")
         assert "NaN" not in text
         await shoot(page, tmp_path / "empty.png")
         assert page.problems == []
