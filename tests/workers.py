@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -60,6 +61,9 @@ GATEWAY = (
 """What a gateway in front of such workers is started with, besides their addresses."""
 
 
+PR_SET_PDEATHSIG = 1
+
+
 @dataclass(frozen=True)
 class WorkerProcess:
     url: str
@@ -89,6 +93,7 @@ def vllm_worker(log: Path, arguments: Sequence[str] = OURS) -> Iterator[WorkerPr
             cwd=ROOT,
             env=os.environ | ENVIRONMENT,
             start_new_session=True,
+            preexec_fn=_die_with_parent,
         )
     worker = WorkerProcess(f"http://127.0.0.1:{port}", process)
     try:
@@ -96,6 +101,11 @@ def vllm_worker(log: Path, arguments: Sequence[str] = OURS) -> Iterator[WorkerPr
     finally:
         if process.poll() is None:
             worker.kill()
+
+
+def _die_with_parent() -> None:
+    """A test run that is killed leaves no server behind."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_port() -> int:
