@@ -17,28 +17,25 @@ from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMError
 from vllm.inputs.engine import tokens_input
-from vllm.outputs import RequestOutput
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from engine.errors import EngineDead, EngineFailed, EngineStartError
+from engine.errors import EngineDead, EngineStartError
 from engine.speculation.accounting import Totals
 from engine.types import (
-    DecodeStep,
     EngineInfo,
     EngineRequest,
-    FinishReason,
     Health,
     Sampling,
     Step,
 )
 from engine.vllm_backend import translate
+from engine.vllm_backend.accounts import reader
 from engine.vllm_backend.child_log import ChildLog
 from engine.vllm_backend.describe import describe
 from engine.vllm_backend.grammar_probe import GrammarProbe
-from engine.vllm_backend.tap import StepTap, reader
+from engine.vllm_backend.outputs import Inbox, StepOutputs, take_over
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +75,7 @@ class VllmEngine:
         self._progress = progress
         self._log = ChildLog(echo=echo)
         self._llm: AsyncLLM | None = None
-        self._tap: StepTap | None = None
+        self._outputs: StepOutputs | None = None
         self._closed = False
 
     async def start(self) -> EngineInfo:
@@ -87,7 +84,7 @@ class VllmEngine:
             llm = await self._loaded()
             self._llm = llm
             info = describe(llm.vllm_config)
-            self._tap = StepTap(llm.output_processor, reader(info))
+            self._outputs = take_over(llm, reader(info))
             await self._warm_up(info)
         except Exception as error:
             await self.aclose()
@@ -102,21 +99,18 @@ class VllmEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         if self._probe is not None and request.constraint is not None:
             await self._probe.check(request.constraint)
-        llm, tap = self._running()
-        queue = await _add(llm, request)
-        ended = False
+        llm, outputs = self._running()
+        inbox = await _add(llm, request)
         try:
-            while not ended:
-                output = queue.get_nowait() or await queue.get()
-                ended = output.finished
-                yield _step(request, output, tap.take(queue.request_id))
-        except VLLMError as error:
-            ended = isinstance(error, EngineDeadError)
-            raise translate.engine_error(error) from error
+            while True:
+                step = await inbox.get()
+                yield step
+                if step.finish is not None:
+                    return
         finally:
-            tap.leave(queue.request_id)
-            if not ended and not llm.errored:
-                await llm.abort(queue.request_id, internal=True)
+            outputs.leave(inbox)
+            if not inbox.ended and not llm.errored:
+                await llm.abort(inbox.request_id, internal=True)
 
     async def set_depth(self, depth: int) -> int:
         """Bound every request's depth, running ones included, from the next step on.
@@ -129,7 +123,7 @@ class VllmEngine:
     @property
     def unclaimed(self) -> Totals:
         """Steps made for requests whose consumer had already left."""
-        return self._tap.unclaimed if self._tap else Totals()
+        return self._outputs.unclaimed if self._outputs else Totals()
 
     async def health(self) -> Health:
         if self._llm is None:
@@ -154,12 +148,12 @@ class VllmEngine:
         llm.output_processor.propagate_error(EngineDeadError())
         await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
 
-    def _running(self) -> tuple[AsyncLLM, StepTap]:
-        if self._llm is None or self._tap is None:
+    def _running(self) -> tuple[AsyncLLM, StepOutputs]:
+        if self._llm is None or self._outputs is None:
             raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
         if self._llm.errored:
             raise EngineDead("The engine has died.")
-        return self._llm, self._tap
+        return self._llm, self._outputs
 
     async def _loaded(self) -> AsyncLLM:
         others = set(multiprocessing.active_children())
@@ -233,9 +227,9 @@ async def _answers(llm: AsyncLLM) -> bool:
         answer.cancel()
 
 
-async def _add(llm: AsyncLLM, request: EngineRequest) -> RequestOutputCollector:
+async def _add(llm: AsyncLLM, request: EngineRequest) -> Inbox:
     try:
-        return await llm.add_request(
+        queue = await llm.add_request(
             request.id,
             tokens_input(list(request.prompt), cache_salt=request.cache_salt),
             translate.sampling_params(request),
@@ -243,29 +237,10 @@ async def _add(llm: AsyncLLM, request: EngineRequest) -> RequestOutputCollector:
             priority=request.priority,
             reasoning_ended=translate.reasoning_ended(request.constraint),
         )
+        inbox: Inbox = queue.inbox
+        return inbox
     except (VLLMError, ValueError) as error:
         raise translate.engine_error(error) from error
     except asyncio.CancelledError:
         await llm.abort(request.id)
         raise
-
-
-def _step(request: EngineRequest, output: RequestOutput, decode: tuple[DecodeStep, ...]) -> Step:
-    completion = output.outputs[0]
-    token_ids = tuple(completion.token_ids)
-    if completion.finish_reason == "error":
-        raise EngineFailed("The engine failed on this request.")
-    finish = translate.FINISH.get(completion.finish_reason or "")
-    return Step(
-        token_ids,
-        decode=decode,
-        logprobs=translate.output_logprobs(
-            token_ids, completion.logprobs, request.sampling.logprobs
-        ),
-        prompt_logprobs=translate.prompt_logprobs(
-            request.prompt, output.prompt_logprobs, request.sampling.prompt_logprobs
-        ),
-        cached_tokens=output.num_cached_tokens,
-        finish=finish,
-        stop_token=token_ids[-1] if finish is FinishReason.STOP and token_ids else None,
-    )

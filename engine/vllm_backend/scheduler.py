@@ -133,7 +133,7 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
         return outputs
 
     def _attach(self, outputs: Iterable[EngineCoreOutputs], depths: dict[str, int]) -> None:
-        """Put this step's account on every output; ``tap.py`` takes it off."""
+        """Put this step's account on every output; ``accounts.py`` reads it."""
         for batch in outputs:
             for output in batch.outputs:
                 drafted, accepted = self._verified.get(output.request_id, (0, 0))

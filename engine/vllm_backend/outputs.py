@@ -1,0 +1,298 @@
+"""Turns what the engine core puts out into the steps of each request, inside vLLM's AsyncLLM.
+
+vLLM makes two large objects and a detokenizer's round of every output; the gateway needs a
+``Step``. So AsyncLLM keeps what it does for requests on their way in, for aborts, errors and
+statistics, and gets this in place of its ``OutputProcessor``. A request whose consumer lags gets
+several steps as one, with every decode step's account; what comes after its consumer has left is
+counted apart.
+
+Private parts of vLLM 0.32 this stands on, and ``check`` compares: ``AsyncLLM.output_processor``
+may be replaced until ``output_handler`` runs; ``OutputProcessor`` has the methods overridden here,
+``request_states``, ``_finish_request`` and ``_update_stats_from_finished``; a ``RequestState`` puts
+the output of an abort, and ``propagate_error`` an exception, into its ``queue``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import vllm
+from vllm import envs
+from vllm.outputs import RequestOutput
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import (
+    OutputProcessor,
+    OutputProcessorOutput,
+    RequestOutputCollector,
+    RequestState,
+)
+from vllm.v1.metrics.stats import IterationStats
+
+from engine.errors import EngineError, EngineFailed
+from engine.speculation.accounting import Totals, total
+from engine.types import DecodeStep, FinishReason, Step
+from engine.vllm_backend import translate
+from engine.vllm_backend.accounts import Reader
+
+PARAMETERS: dict[Callable[..., Any], str] = {
+    OutputProcessor.__init__: (
+        "self tokenizer log_stats stream_interval tracing_enabled admission_stats"
+    ),
+    OutputProcessor.add_request: "self request prompt parent_req request_index queue",
+    OutputProcessor.process_outputs: (
+        "self engine_core_outputs engine_core_timestamp iteration_stats weight_version"
+    ),
+    OutputProcessor.abort_requests: "self request_ids internal",
+    OutputProcessor.propagate_error: "self e",
+    OutputProcessor._finish_request: "self req_state",
+    OutputProcessor._update_stats_from_finished: "self req_state finish_reason iteration_stats",
+    OutputProcessor._update_stats_from_output: (
+        "self req_state engine_core_output engine_core_timestamp iteration_stats"
+    ),
+    OutputProcessor.do_tracing: "self engine_core_output req_state iteration_stats",
+}
+"""What is overridden or called, as vLLM 0.32 declares it."""
+
+NOTHING_TO_DO = OutputProcessorOutput([], [])
+
+
+class Inbox:
+    """The steps that have come for one request, until its one reader takes them.
+
+    With an ``interval`` above 1 the reader is woken for that many tokens at a time, after the
+    first step and before the last (vLLM's ``--stream-interval``).
+    """
+
+    __slots__ = ("_error", "_interval", "_left", "_steps", "_waiting", "ended", "request_id")
+
+    def __init__(self, request_id: str, interval: int) -> None:
+        self.request_id = request_id
+        self.ended = False
+        """The engine has done with the request, whether or not the reader knows."""
+        self._interval = interval
+        self._left = 1
+        self._steps: list[Step] = []
+        self._error: EngineError | None = None
+        self._waiting: asyncio.Future[None] | None = None
+
+    def push(self, step: Step) -> None:
+        self._steps.append(step)
+        self.ended = step.finish is not None
+        self._left -= len(step.token_ids)
+        if self._left <= 0 or self.ended:
+            self._left = self._interval
+            self._wake()
+
+    def fail(self, error: EngineError) -> None:
+        """The reader gets this after the steps that are there."""
+        self._error = error
+        self.ended = True
+        self._wake()
+
+    def put(self, output: RequestOutput | Exception) -> None:
+        """vLLM's word for it: the end of an aborted request, or an error."""
+        if isinstance(output, Exception):
+            error = translate.engine_error(output)
+            error.__cause__ = output
+            self.fail(error)
+        else:
+            self.push(Step((), finish=FinishReason.ABORT))
+
+    async def get(self) -> Step:
+        """What has come since the last call, as one step. Raises what was put."""
+        while not self._steps:
+            if self._error is not None:
+                raise self._error
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        steps, self._steps = self._steps, []
+        return steps[0] if len(steps) == 1 else joined(steps)
+
+    def take(self) -> list[Step]:
+        """What the reader has left behind."""
+        steps, self._steps = self._steps, []
+        return steps
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+def joined(steps: Sequence[Step]) -> Step:
+    """Steps in a row, as one."""
+    first, last = steps[0], steps[-1]
+    return Step(
+        tuple(chain.from_iterable(step.token_ids for step in steps)),
+        decode=tuple(chain.from_iterable(step.decode for step in steps)),
+        logprobs=tuple(chain.from_iterable(step.logprobs for step in steps)),
+        prompt_logprobs=first.prompt_logprobs,
+        cached_tokens=first.cached_tokens,
+        finish=last.finish,
+        stop_token=last.stop_token,
+    )
+
+
+class StepOutputs(OutputProcessor):  # type: ignore[misc]
+    """vLLM's OutputProcessor, made to fill inboxes. ``unclaimed`` sums what nobody was given.
+
+    Those are steps the engine made for a request after its consumer had left; together with the
+    accounts of all requests they equal the engine's own counters.
+    """
+
+    def __init__(self, replaced: OutputProcessor, read: Reader) -> None:
+        super().__init__(
+            replaced.tokenizer,
+            log_stats=replaced.log_stats,
+            tracing_enabled=replaced.tracing_enabled,
+            admission_stats=replaced.admission_stats,
+        )
+        self.unclaimed = Totals()
+        self._read = read
+        self._interval = replaced.stream_interval
+        self._looks_for_nans = envs.VLLM_COMPUTE_NANS_IN_LOGITS
+
+    def add_request(
+        self,
+        request: EngineCoreRequest,
+        prompt: str | None,
+        parent_req: Any = None,
+        request_index: int = 0,
+        queue: RequestOutputCollector | None = None,
+    ) -> None:
+        """The inbox is found as ``queue.inbox``: AsyncLLM returns only the queue it has made."""
+        assert queue is not None
+        queue.inbox = Inbox(request.request_id, self._interval)
+        super().add_request(request, prompt, parent_req, request_index, queue.inbox)
+
+    def process_outputs(
+        self,
+        engine_core_outputs: Sequence[EngineCoreOutput],
+        engine_core_timestamp: float | None = None,
+        iteration_stats: IterationStats | None = None,
+        weight_version: str | None = None,  # noqa: ARG002
+    ) -> OutputProcessorOutput:
+        states, read = self.request_states, self._read
+        for output in engine_core_outputs:
+            state = states.get(output.request_id)
+            if state is None:
+                self._unclaimed(read(output, output.prefill_stats is not None))
+                continue
+            first = state.is_prefilling
+            if iteration_stats is not None:
+                self._count(state, output, engine_core_timestamp, iteration_stats)
+            if first:
+                _prefilled(state, output)
+            decode = read(output, first)
+            self._deliver(state, output, () if decode is None else (decode,), first)
+            if output.finish_reason is not None:
+                self._end(state, output, iteration_stats)
+        return NOTHING_TO_DO
+
+    def leave(self, inbox: Inbox) -> None:
+        """The consumer has left; what it did not take stays with nobody."""
+        for step in inbox.take():
+            self._unclaimed(*step.decode)
+
+    def _deliver(
+        self,
+        state: RequestState,
+        output: EngineCoreOutput,
+        decode: tuple[DecodeStep, ...],
+        first: bool,
+    ) -> None:
+        token_ids = tuple(output.new_token_ids)
+        told = output.new_logprobs is not None or output.new_prompt_logprobs_tensors is not None
+        if not (first or told or output.finish_reason is not None):
+            state.queue.push(Step(token_ids, decode))
+            return
+        reason = str(output.finish_reason) if output.finish_reason is not None else ""
+        if reason == "error":
+            state.queue.fail(EngineFailed("The engine failed on this request."))
+            self._unclaimed(*decode)
+            return
+        finish = translate.FINISH.get(reason)
+        stopped = finish is FinishReason.STOP and token_ids
+        state.queue.push(
+            Step(
+                token_ids,
+                decode,
+                *(_logprobs(state, output) if told else ((), None)),
+                cached_tokens=state.num_cached_tokens if first else None,
+                finish=finish,
+                stop_token=token_ids[-1] if stopped else None,
+            )
+        )
+
+    def _count(
+        self,
+        state: RequestState,
+        output: EngineCoreOutput,
+        timestamp: float | None,
+        counts: IterationStats,
+    ) -> None:
+        """vLLM's own statistics; for an output with nothing but tokens, without its calls."""
+        if state.is_prefilling or output.events is not None or self._looks_for_nans:
+            self._update_stats_from_output(state, output, timestamp, counts)
+            return
+        stats, new = state.stats, len(output.new_token_ids)
+        counts.num_generation_tokens += new
+        stats.num_generation_tokens += new
+        counts.inter_token_latencies_iter.append(timestamp - stats.last_token_ts)
+        stats.last_token_ts = timestamp
+
+    def _end(
+        self, state: RequestState, output: EngineCoreOutput, counts: IterationStats | None
+    ) -> None:
+        self._finish_request(state)
+        self._update_stats_from_finished(state, output.finish_reason, counts)
+        if self.tracing_enabled:
+            self.do_tracing(output, state, counts)
+
+    def _unclaimed(self, *steps: DecodeStep | None) -> None:
+        self.unclaimed += total([step for step in steps if step is not None], requests=0)
+
+
+def _prefilled(state: RequestState, output: EngineCoreOutput) -> None:
+    state.is_prefilling = False
+    if output.prefill_stats is not None:
+        state.num_cached_tokens = output.prefill_stats.num_cached_tokens
+
+
+def _logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, Any]:
+    """Those of the output's tokens, and those of the prompt when it brings them."""
+    token_ids, processor = output.new_token_ids, state.logprobs_processor
+    processor.update_from_output(output)
+    given = processor.logprobs[-len(token_ids) :] if processor.logprobs and token_ids else None
+    prompt = processor.pop_prompt_logprobs()
+    return (
+        translate.output_logprobs(token_ids, given, processor.num_logprobs),
+        translate.prompt_logprobs(state.prompt_token_ids, prompt, processor.num_prompt_logprobs),
+    )
+
+
+def check(llm: AsyncLLM) -> None:
+    """Raises RuntimeError for a vLLM whose outputs are not handed over as this module expects."""
+    differing = [
+        method.__qualname__
+        for method, expected in PARAMETERS.items()
+        if list(inspect.signature(method).parameters) != expected.split()
+    ]
+    if type(llm.output_processor) is not OutputProcessor or llm.output_handler is not None:
+        differing.append("AsyncLLM.output_processor")
+    if differing:
+        raise RuntimeError(
+            f"This gateway takes vLLM 0.32's outputs; in vLLM {vllm.__version__} these differ: "
+            f"{', '.join(differing)}. Install the version that the gateway pins."
+        )
+
+
+def take_over(llm: AsyncLLM, read: Reader) -> StepOutputs:
+    """Have ``llm`` put its outputs into inboxes; before its first request. Raises RuntimeError."""
+    check(llm)
+    llm.output_processor = outputs = StepOutputs(llm.output_processor, read)
+    return outputs
