@@ -19,11 +19,11 @@ from typing import Any
 from benchmarks.drive import QUESTIONS, Outcome, at, greedy, run, running, speculation
 from engine.speculation.accounting import Totals
 from engine.types import EngineRequest
+from engine.vllm_backend.accounts import decode_step
 from engine.vllm_backend.arguments import DEMO_DEPTH, demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.names import SCHEDULER
 from engine.vllm_backend.renderer import VllmRenderer
-from engine.vllm_backend.tap import decode_step
 
 WAYS = {
     "ours": SCHEDULER,
@@ -77,8 +77,8 @@ async def measure(rounds: int, ways: list[str]) -> None:
     for way in ways:
         chosen = {"block_size": BLOCK, "scheduler_cls": WAYS[way]}
         async with running(**chosen, speculative_config=speculation(DEMO_DEPTH)) as engine:
-            assert engine._tap is not None
-            engine._tap._read = decode_step
+            assert engine._outputs is not None
+            engine._outputs._read = decode_step
             for first in (DEMO_DEPTH, 0):
                 answers = [
                     await conversation(engine, renderer, start, first, f"talk-{first}-{start}")

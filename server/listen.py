@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import ConfigError
+from server.direct import Direct
 from server.drain import Drain
 
 log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ async def serve(
 
 def _config(app: ASGIApp, tls: Tls) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
+        Direct(app),
         log_level="warning",
         access_log=False,
         lifespan="off",

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
+from server import direct
 from server.errors import GatewayError, ReaderTooSlow, from_engine
 from server.events import Event
 from server.generate import Batch
@@ -76,8 +77,10 @@ class Watched(Response):
         self._source = source
         self._error_body = error_body
         self._extra = headers
+        self._write: direct.Write = direct.nowhere
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._write = direct.found(scope)
         work = asyncio.create_task(self._run(send))
         watcher = asyncio.create_task(_client_gone(receive))
         try:
@@ -148,7 +151,7 @@ class StreamedResponse(Watched):
             await _settle(first)
 
     async def _stream(self, first: asyncio.Future[Batch], batches: Batches, send: Send) -> None:
-        stream = _Stream(send, self._timing.reader_s)
+        stream = _Stream(send, self._write, self._timing.reader_s)
         await stream.open(sse.HEADERS + self._extra)
         keeper = asyncio.create_task(stream.keep_alive(self._timing.keep_alive_s))
         try:
@@ -173,19 +176,23 @@ class StreamedResponse(Watched):
 class _Stream:
     """An open response body; knows when it last said something, and that it was taken in."""
 
-    def __init__(self, send: Send, reader_s: float) -> None:
+    def __init__(self, send: Send, write: direct.Write, reader_s: float) -> None:
         self._send = send
+        self._write = write
+        self._clock = asyncio.get_running_loop().time
         self._reader_s = reader_s
         self._last = 0.0
 
     async def open(self, headers: Headers) -> None:
         await self._send({"type": "http.response.start", "status": 200, "headers": list(headers)})
-        self._touch()
+        self._last = self._clock()
 
     async def write(self, data: bytes) -> None:
-        if data:
+        if not data:
+            return
+        if not self._write(data):
             await self._put({"type": "http.response.body", "body": data, "more_body": True})
-            self._touch()
+        self._last = self._clock()
 
     async def close(self, data: bytes) -> None:
         await self._put({"type": "http.response.body", "body": data})
@@ -199,15 +206,11 @@ class _Stream:
             raise ReaderTooSlow(f"The client read nothing for {self._reader_s:g} s.") from None
 
     async def keep_alive(self, interval_s: float) -> None:
-        clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(max(0.0, self._last + interval_s - clock()))
-            if clock() - self._last >= interval_s:
+            await asyncio.sleep(max(0.0, self._last + interval_s - self._clock()))
+            if self._clock() - self._last >= interval_s:
                 with suppress(ReaderTooSlow):  # the next write of the stream finds out, too
                     await self.write(sse.KEEP_ALIVE)
-
-    def _touch(self) -> None:
-        self._last = asyncio.get_running_loop().time()
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -100,6 +100,10 @@ class Place(Protocol):
         ...
 
 
+Attempt = tuple[Place, AsyncGenerator[Step, None]]
+"""One submission of a request: where it runs, and what comes of it; each token once."""
+
+
 class Host(Protocol):
     """Who has the engines."""
 
@@ -130,28 +134,29 @@ class Survival:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         survivor = Survivor(request, Continuation(request, accounts=self.host.accounts))
+        going_on = survivor.continuation
         while not survivor.ended:
-            if survivor.continuation.complete:
+            if going_on.complete:
                 yield Step((), finish=FinishReason.LENGTH)
                 return
-            async with aclosing(self._attempt(survivor)) as steps:
+            async with self._attempt(survivor) as (place, steps):
                 async for step in steps:
-                    yield step
+                    if not place.proven:
+                        survivor.proven()
+                    place.made(step)
+                    new = going_on.take(step)
+                    if new is not None:
+                        yield new
+                survivor.ended = True
 
-    async def _attempt(self, survivor: Survivor) -> AsyncGenerator[Step, None]:
-        """Steps from one engine, each token once."""
+    @asynccontextmanager
+    async def _attempt(self, survivor: Survivor) -> AsyncGenerator[Attempt, None]:
+        """One engine's steps. Ends well after a loss that the request survives."""
         going_on = survivor.continuation
         async with self.host.place(survivor) as place:
             try:
                 async with aclosing(place.engine.generate(going_on.rest())) as steps:
-                    async for step in steps:
-                        if not place.proven:
-                            survivor.proven()
-                        place.made(step)
-                        new = going_on.take(step)
-                        if new is not None:
-                            yield new
-                survivor.ended = True
+                    yield place, steps
             except (EngineDead, EngineOverloaded, EngineFailed) as error:
                 self._interrupted(survivor, place, await place.fate(error))
             except Diverged:

@@ -36,7 +36,7 @@ from vllm.v1.metrics.stats import IterationStats
 from engine.errors import EngineError, EngineFailed
 from engine.speculation.accounting import Totals, total
 from engine.types import DecodeStep, FinishReason, Step
-from engine.vllm_backend import translate
+from engine.vllm_backend import intake, translate
 from engine.vllm_backend.accounts import Reader
 
 PARAMETERS: dict[Callable[..., Any], str] = {
@@ -282,6 +282,7 @@ def check(llm: AsyncLLM) -> None:
         for method, expected in PARAMETERS.items()
         if list(inspect.signature(method).parameters) != expected.split()
     ]
+    differing += intake.differences(llm.engine_core)
     if type(llm.output_processor) is not OutputProcessor or llm.output_handler is not None:
         differing.append("AsyncLLM.output_processor")
     if differing:
@@ -292,7 +293,11 @@ def check(llm: AsyncLLM) -> None:
 
 
 def take_over(llm: AsyncLLM, read: Reader) -> StepOutputs:
-    """Have ``llm`` put its outputs into inboxes; before its first request. Raises RuntimeError."""
+    """Have ``llm`` put its outputs into inboxes, on the running loop and before its first request.
+
+    Raises RuntimeError.
+    """
     check(llm)
     llm.output_processor = outputs = StepOutputs(llm.output_processor, read)
+    intake.take_over(llm.engine_core)
     return outputs

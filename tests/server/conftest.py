@@ -27,6 +27,7 @@ from engine.types import (
     TokenLogprob,
 )
 from server.app import create_app
+from server.direct import Direct
 from server.gateway import Gateway
 from server.generate import Path
 from server.parsers import Parsers, Vocabulary
@@ -235,7 +236,9 @@ def url(lab: Lab) -> Iterator[str]:
 @contextmanager
 def on_a_port(app: ASGIApp) -> Iterator[str]:
     """The app on a real port of the loopback, in a thread of its own."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(Direct(app), port=0, log_level="warning", lifespan="off")
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

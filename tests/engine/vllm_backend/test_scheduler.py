@@ -19,10 +19,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from benchmarks.drive import speculation
 from engine.types import DecodeStep, Undrafted
+from engine.vllm_backend.accounts import decode_step
 from engine.vllm_backend.arguments import demo_arguments
 from engine.vllm_backend.names import DEPTH, SKIP, declared_depths
 from engine.vllm_backend.scheduler import DepthScheduling, scheduler
-from engine.vllm_backend.tap import decode_step
 
 BLOCK = 32
 MOST = 3

@@ -1,0 +1,42 @@
+import pytest
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+
+from engine.types import DecodeStep, EngineInfo, SpeculationInfo, Undrafted
+from engine.vllm_backend.accounts import decode_step, no_step, plain_step, reader
+
+
+def output(tokens: int, drafted: int = 0, reached: int = 0, depth: int = 3) -> EngineCoreOutput:
+    account = RequestSpecDecodeMetrics(depth, [reached], num_draft_tokens=drafted)
+    return EngineCoreOutput("a", [5] * tokens, spec_decode_metrics=account)
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        (output(3, drafted=3, reached=2), DecodeStep(3, 2, 3)),
+        (output(2, drafted=3, reached=3), DecodeStep(3, 2, 2, cut=1)),
+        (output(1, drafted=2, reached=0), DecodeStep(2, 0, 1)),
+        (output(1), DecodeStep(0, 0, 1, undrafted=Undrafted.REFUSED)),
+        (output(1, depth=0), DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)),
+        (output(0), None),
+    ],
+)
+def test_what_a_step_says(given: EngineCoreOutput, want: DecodeStep | None) -> None:
+    assert decode_step(given, first=False) == want
+
+
+def test_the_first_token_is_no_decode_step_unless_drafts_were_verified() -> None:
+    assert decode_step(output(1), first=True) is None
+    assert decode_step(output(2, drafted=3, reached=1), first=True) == DecodeStep(3, 1, 2)
+
+
+def test_readers() -> None:
+    def info(depth: int, reports: bool) -> EngineInfo:
+        return EngineInfo("m", 10, 10, SpeculationInfo("x", depth), reports_decode_steps=reports)
+
+    assert reader(info(3, True)) is decode_step
+    assert reader(info(0, True)) is plain_step
+    assert reader(info(3, False)) is no_step
+    assert plain_step(output(1), False) == DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)
+    assert plain_step(output(1), True) is None

@@ -1,0 +1,212 @@
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine import FinishReason as Reason
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.metrics.stats import IterationStats, PrefillStats, RequestSpecDecodeMetrics
+from vllm.v1.outputs import LogprobsLists
+
+from engine.errors import EngineDead, EngineFailed
+from engine.types import DecodeStep, FinishReason, Step
+from engine.vllm_backend import outputs as module
+from engine.vllm_backend.accounts import decode_step
+from engine.vllm_backend.outputs import Inbox, StepOutputs, check
+
+FIRST = PrefillStats(num_prompt_tokens=3, num_computed_tokens=1, num_cached_tokens=2)
+
+
+def output(
+    tokens: int, drafted: int = 0, reached: int = 0, name: str = "a", **more: Any
+) -> EngineCoreOutput:
+    account = RequestSpecDecodeMetrics(3, [reached], num_draft_tokens=drafted)
+    return EngineCoreOutput(name, [5] * tokens, spec_decode_metrics=account, **more)
+
+
+def processor(interval: int = 1) -> StepOutputs:
+    replaced = OutputProcessor(None, log_stats=True, stream_interval=interval)
+    return StepOutputs(replaced, decode_step)
+
+
+def begin(outputs: StepOutputs, name: str = "a", **sampling: Any) -> Inbox:
+    params = SamplingParams(
+        detokenize=False, output_kind=RequestOutputKind.DELTA, max_tokens=99, **sampling
+    )
+    request = EngineCoreRequest(name, [1, 2, 3], None, params, None, 0.0, None, None, None)
+    request.external_req_id = name
+    queue = RequestOutputCollector(RequestOutputKind.DELTA, name)
+    outputs.add_request(request, None, None, 0, queue)
+    inbox: Inbox = queue.inbox
+    return inbox
+
+
+async def test_an_output_becomes_a_step() -> None:
+    outputs = processor()
+    inbox = begin(outputs)
+    outputs.process_outputs([output(1, prefill_stats=FIRST)])
+    assert await inbox.get() == Step((5,), cached_tokens=2)
+    outputs.process_outputs([output(3, 3, 2)])
+    assert await inbox.get() == Step((5, 5, 5), (DecodeStep(3, 2, 3),))
+    outputs.process_outputs([output(2, 3, 1, finish_reason=Reason.STOP)])
+    end = Step((5, 5), (DecodeStep(3, 1, 2),), finish=FinishReason.STOP, stop_token=5)
+    assert await inbox.get() == end
+    assert inbox.ended
+    assert not outputs.request_states
+    assert not outputs.external_req_ids
+
+
+async def test_a_reader_is_woken_by_what_comes() -> None:
+    outputs = processor()
+    inbox = begin(outputs)
+    reading = asyncio.create_task(inbox.get())
+    await asyncio.sleep(0)
+    outputs.process_outputs([output(1)])
+    assert (await reading).token_ids == (5,)
+
+
+async def test_a_lagging_reader_gets_several_steps_as_one_with_every_account() -> None:
+    outputs = processor()
+    inbox = begin(outputs)
+    for given in (output(1, prefill_stats=FIRST), output(4, 3, 3), output(2, 3, 1)):
+        outputs.process_outputs([given])
+    step = await inbox.get()
+    assert step.token_ids == (5,) * 7
+    assert step.decode == (DecodeStep(3, 3, 4), DecodeStep(3, 1, 2))
+    assert step.cached_tokens == 2
+    assert not inbox.take()
+
+
+async def test_what_nobody_took_is_unclaimed() -> None:
+    outputs = processor()
+    inbox = begin(outputs)
+    outputs.process_outputs([output(1, prefill_stats=FIRST)])
+    outputs.process_outputs([output(4, 3, 3)])
+    outputs.leave(inbox)
+    assert outputs.abort_requests(["a"], internal=True) == ["a"]
+    outputs.process_outputs([output(2, 3, 1), output(1, prefill_stats=FIRST)])
+    unclaimed = outputs.unclaimed
+    assert (unclaimed.verify_steps, unclaimed.accepted, unclaimed.requests) == (2, 4, 0)
+    assert unclaimed.decode_steps == 2
+
+
+async def test_an_abort_from_elsewhere_ends_the_request() -> None:
+    outputs = processor()
+    inbox = begin(outputs)
+    assert outputs.abort_requests(["a"], internal=False) == ["a"]
+    assert await inbox.get() == Step((), finish=FinishReason.ABORT)
+    assert inbox.ended
+
+
+async def test_what_came_before_the_engine_died_is_delivered_first() -> None:
+    outputs = processor()
+    inbox = begin(outputs)
+    outputs.process_outputs([output(1)])
+    outputs.propagate_error(EngineDeadError())
+    assert (await inbox.get()).token_ids == (5,)
+    with pytest.raises(EngineDead):
+        await inbox.get()
+
+
+async def test_a_request_the_engine_failed_on() -> None:
+    outputs = processor()
+    inbox = begin(outputs)
+    outputs.process_outputs([output(0, finish_reason=Reason.ERROR)])
+    with pytest.raises(EngineFailed):
+        await inbox.get()
+    assert not outputs.request_states
+
+
+async def test_log_probabilities_belong_to_the_tokens_of_their_step() -> None:
+    outputs = processor()
+    inbox = begin(outputs, logprobs=1)
+    for token in (5, 7):
+        given = LogprobsLists(
+            np.array([[token, 9]]), np.array([[-0.5, -0.1 * token]]), np.array([2])
+        )
+        outputs.process_outputs([EngineCoreOutput("a", [token], new_logprobs=given)])
+        (position,) = (await inbox.get()).logprobs
+        assert (position.chosen.token_id, position.chosen.rank) == (token, 2)
+        assert [entry.token_id for entry in position.top] == [9]
+        assert position.top[0].logprob == pytest.approx(-0.1 * token)
+
+
+async def test_vllms_statistics_are_those_of_its_own_processor() -> None:
+    ours, theirs = processor(), OutputProcessor(None, log_stats=True)
+    begin(ours)
+    state = RequestOutputCollector(RequestOutputKind.DELTA, "a")
+    params = SamplingParams(detokenize=False, output_kind=RequestOutputKind.DELTA, max_tokens=99)
+    request = EngineCoreRequest("a", [1, 2, 3], None, params, None, 0.0, None, None, None)
+    request.external_req_id = "a"
+    theirs.add_request(request, None, None, 0, state)
+    steps = [
+        output(1, prefill_stats=FIRST),
+        output(4, 3, 3),
+        output(2, 3, 1),
+        output(1, 3, 0, finish_reason=Reason.LENGTH),
+    ]
+    for at, given in enumerate(steps):
+        mine, vllms = IterationStats(), IterationStats()
+        mine.iteration_timestamp = vllms.iteration_timestamp = 7.0
+        ours.process_outputs([given], 1.0 + at, mine)
+        theirs.process_outputs([given], 1.0 + at, vllms)
+        assert repr(mine) == repr(vllms)
+
+
+async def test_a_stream_interval_gathers_tokens_between_the_first_and_the_last() -> None:
+    outputs = processor(interval=5)
+    inbox = begin(outputs)
+    outputs.process_outputs([output(1, prefill_stats=FIRST)])
+    assert len((await inbox.get()).token_ids) == 1
+    reading = asyncio.create_task(inbox.get())
+    await asyncio.sleep(0)
+    outputs.process_outputs([output(3, 3, 2)])
+    await asyncio.sleep(0)
+    assert not reading.done()
+    outputs.process_outputs([output(2, 3, 1)])
+    assert len((await reading).token_ids) == 5
+    outputs.process_outputs([output(1, 3, 0, finish_reason=Reason.LENGTH)])
+    assert (await inbox.get()).finish is FinishReason.LENGTH
+
+
+class Llm:
+    """As much of an AsyncLLM as the check looks at."""
+
+    def __init__(self) -> None:
+        self.output_processor: Any = OutputProcessor(None, log_stats=False)
+        self.output_handler = None
+        self.engine_core = Core()
+
+
+class Core:
+    resources = decoder = outputs_queue = utility_results = None
+
+
+def test_the_pinned_vllm_is_the_one_that_is_expected() -> None:
+    check(Llm())
+
+
+def test_a_vllm_that_differs_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = module.PARAMETERS | {OutputProcessor.propagate_error: "self e reason"}
+    monkeypatch.setattr(module, "PARAMETERS", parameters)
+    llm = Llm()
+    llm.output_processor = object()
+    with pytest.raises(RuntimeError, match=r"OutputProcessor\.propagate_error, AsyncLLM\.output"):
+        check(llm)
+
+
+def test_vllm_still_ends_an_abort_with_a_request_output() -> None:
+    outputs = processor()
+    put: list[object] = []
+    inbox = begin(outputs)
+    outputs.request_states["a"].queue = type(
+        "Queue", (), {"put": lambda _, item: put.append(item)}
+    )()
+    outputs.abort_requests([inbox.request_id], internal=True)
+    (end,) = put
+    assert isinstance(end, RequestOutput)
+    assert end.finished

@@ -1,0 +1,95 @@
+"""Frames written straight to the connection arrive as if they had been sent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from urllib.parse import urlsplit
+
+import httpx
+
+from server.direct import found, nowhere
+from tests.server.conftest import on_a_port
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+PIECE = b"x" * 65536
+
+
+def test_written_and_sent_parts_come_in_their_order():
+    taken = []
+
+    async def app(scope, receive, send):
+        write = found(scope)
+        taken.append(write(b"too early"))
+        await send(START)
+        for at in range(20):
+            if at % 3 == 2:
+                await send({"type": "http.response.body", "body": b"%d " % at, "more_body": True})
+            else:
+                taken.append(write(b"%d " % at))
+        await send({"type": "http.response.body", "body": b"end"})
+        taken.append(write(b"too late"))
+
+    with on_a_port(app) as url:
+        assert httpx.get(url).text == "".join(f"{at} " for at in range(20)) + "end"
+    assert taken == [False] + [True] * 14 + [False]
+
+
+def test_a_whole_answer_of_a_known_length_is_not_written_to():
+    async def app(scope, receive, send):
+        await send(START | {"headers": [(b"content-length", b"2")]})
+        assert not found(scope)(b"ok")
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    with on_a_port(app) as url:
+        assert httpx.get(url).text == "ok"
+
+
+def test_a_client_that_does_not_read_stops_the_writing_until_it_does():
+    full, read = threading.Event(), threading.Event()
+    sizes = []
+
+    async def app(scope, receive, send):
+        write, parts = found(scope), 0
+        await send(START)
+        while write(PIECE):
+            parts += 1
+        full.set()
+        await asyncio.to_thread(read.wait, 10)
+        await send({"type": "http.response.body", "body": PIECE, "more_body": True})
+        assert write(b"")
+        await send({"type": "http.response.body", "body": b""})
+        sizes.append((parts + 1) * len(PIECE))
+
+    with on_a_port(app) as url:
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname, address.port)) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert full.wait(10)
+            read.set()
+            body = b"".join(iter(lambda: client.recv(1 << 20), b""))
+    assert body.count(b"x") == sizes[0]
+
+
+def test_what_is_written_after_the_client_has_left_is_dropped():
+    gone, taken = threading.Event(), []
+
+    async def app(scope, receive, send):
+        await send(START)
+        assert found(scope)(b"hello")
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        taken.append(found(scope)(b"nobody"))
+        gone.set()
+
+    with on_a_port(app) as url:
+        with httpx.stream("GET", url) as answer:
+            assert next(answer.iter_raw()) == b"hello"
+        assert gone.wait(10)
+    assert taken == [True]
+
+
+def test_without_uvicorn_there_is_nothing_to_write_to():
+    assert found({"type": "http"}) is nowhere
+    assert not nowhere(b"x")
