@@ -142,7 +142,9 @@ class Account:
     def add(self, step: Step) -> None:
         """Take in one engine step; its tokens beyond those of ``decode`` came from prefill."""
         self._decode.extend(step.decode)
-        self._first += len(step.token_ids) - sum(s.delivered for s in step.decode)
+        self._first += len(step.token_ids)
+        for decode in step.decode:
+            self._first -= decode.delivered
 
     def trim(self, delivered_tokens: int) -> None:
         """Keep the first ``delivered_tokens`` tokens, those that reached the client.

@@ -41,9 +41,12 @@ class Framed:
             text = self._opening(text)
         body = text.rstrip(self._trail) if self._trail else text
         if body:
-            self._held.append(body)
-            self._emit("".join(self._held))
-            self._held.clear()
+            if self._held:
+                self._held.append(body)
+                self._emit("".join(self._held))
+                self._held.clear()
+            else:
+                self._emit(body)
             self._at_marker = False
         if len(body) < len(text):
             self._held.append(text[len(body) :])
