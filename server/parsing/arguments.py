@@ -11,16 +11,20 @@ import ast
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from json.encoder import encode_basestring
 from typing import Any
 
+from server.parsing.markers import Stops
 from server.parsing.output import Calls
+from server.parsing.reader import Ended, Until, Want
 from server.parsing.tools import refuse_constant
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 STRING = frozenset({"string"})
+Step = Generator[Want, str, str]
+"""A part of a grammar that returns what ended it."""
 
 
 def kinds(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str]:
@@ -156,6 +160,23 @@ class Arguments:
         """What is no parameter goes out as it stands; the arguments are no object then."""
         self._verbatim = True
         self._calls.write(text)
+
+    def loose(self, stops: Stops, parameter: str, before: str = "") -> Step:
+        """What stands before the first ``parameter``, or in place of all of them."""
+        parts = [before]
+        try:
+            marker = yield Until(stops, parts.append)
+        except Ended:
+            self.inline("".join(parts))
+            raise
+        if marker != parameter:
+            self.inline("".join(parts))
+        return marker
+
+    def inline(self, text: str) -> None:
+        """Some models write an object after all, in a format that has parameters."""
+        if text.lstrip().startswith("{"):
+            self.verbatim(text.strip())
 
     def close(self) -> None:
         """The call is finished, and with it the object."""

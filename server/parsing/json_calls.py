@@ -40,13 +40,18 @@ class JsonCalls:
     others: Sequence[str] = ("type", "id")
 
     def read(self) -> Step:
-        """Objects, in a list or not: the marker that ended them, or DONE."""
+        """Objects, in a list or not: the marker that ended them, or DONE.
+
+        A brace too many behind one is none of the text.
+        """
+        found = False
         while True:
             skipped: list[str] = []
             char = yield Next(self.stops, skipped.append, markup=True)
             if char == "{":
                 char = yield from self.object()
-            elif char not in self.stops.markers and char not in "[,;]":
+                found = True
+            elif char not in self.stops.markers and char not in ("[,;]}" if found else "[,;]"):
                 self.lost("".join(skipped))
                 char = (yield Until(self.stops, self.lost)) if self.closed else NO_CALL
             if char in self.stops.markers:

@@ -54,7 +54,7 @@ class ToolFormat:
     framing: str = "\n"
     """White space the template writes around calls, and that is no content."""
     closer: str = ""
-    """The marker that closes what an opener opened."""
+    """The marker that closes what an opener opened; without one the end of the answer does."""
     fragment: str = ""
     """A token that plain-text markers are written with."""
     fragmented: ToolFormat | None = None
@@ -116,7 +116,7 @@ def _reasoning(context: Context) -> Grammar:
     if reasoning.inline:
         thinking.write(reasoning.starts[0])
     out.phase = Phase.REASONING
-    calls = context.tools.openers if reasoning.forgets_end and context.tools.closer else ()
+    calls = _sure_openers(context) if reasoning.forgets_end else ()
     stops = context.lexicon.stops(*reasoning.starts, *reasoning.ends, *calls)
     begun = False
     while (marker := (yield Until(stops, thinking.write))) not in reasoning.ends:
@@ -132,6 +132,11 @@ def _reasoning(context: Context) -> Grammar:
     out.reasoning.marker()
     out.phase = Phase.CONTENT
     out.content.lead = reasoning.framing
+
+
+def _sure_openers(context: Context) -> tuple[str, ...]:
+    """Openers that are tokens: the same characters as text are a quotation."""
+    return tuple(filter(context.lexicon.is_token, context.tools.openers))
 
 
 def _meant(opener: str, context: Context) -> Grammar:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from server.parsing.message import Reasoning
 
-THINK = Reasoning(("<think>",), ("</think>",))
-"""Qwen3, DeepSeek R1, GLM-4.5, MiniMax-M2: line breaks inside the markers are framing."""
+THINK = Reasoning(("<think>",), ("</think>",), forgets_end=True)
+"""Qwen3, DeepSeek R1, GLM-4.5, MiniMax-M2: line breaks inside the markers are framing. vLLM's
+parsers of qwen3, glm47 and minimax_m2 end the thinking at a call, too; see ``unclosed.py``."""
 
 KIMI_K2 = Reasoning(("<think>",), ("</think>",), framing="", forgets_end=True)
 """Kimi-K2-Thinking: no white space around the markers. It is known to forget ``</think>`` before a
@@ -19,7 +20,7 @@ section of calls (vllm-project/vllm pull request 32216); see ``unclosed.py``."""
 DEEPSEEK_V3 = Reasoning(("<think>",), ("</think>",), framing="")
 """DeepSeek V3.1 and V3.2: ``</think>`` directly follows and precedes text."""
 
-MISTRAL = Reasoning(("[THINK]",), ("[/THINK]",), framing="")
+MISTRAL = Reasoning(("[THINK]",), ("[/THINK]",), framing="", forgets_end=True)
 """Magistral; mistral-common writes both as control tokens, without white space around them."""
 
 GRANITE = Reasoning(

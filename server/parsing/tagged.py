@@ -185,7 +185,7 @@ class Tags:
     def format(self, framing: str = "\n", fragment: str = "") -> ToolFormat:
         """``fragment``: a token that the tags are written with."""
         inner = (self.section_end, self.call, self.call_end, self.parameter, self.parameter_end)
-        form = ToolFormat((self.section,), self._section, inner, framing)
+        form = ToolFormat((self.section,), self._section, inner, framing, self.section_end)
         if not fragment:
             return form
         spelled = Tags(*(part.replace(fragment, FRAGMENT) for part in astuple(self)))
@@ -243,7 +243,7 @@ class _Call:
     def _parameters(self, arguments: Arguments) -> Step:
         tags = self._tags
         stops = self._context.lexicon.stops(tags.parameter, tags.call, tags.call_end, *self._outer)
-        marker = yield Until(stops, ignore)
+        marker = yield from arguments.loose(stops, tags.parameter)
         while marker == tags.parameter:
             name, text, marker = yield from self._header()
             if marker not in self._outer:

@@ -2,7 +2,8 @@
 
 Whether a section of calls inside open thinking is quoted or meant only shows behind it. So it is
 kept until then: where the model ends its answer with it, it was meant; where anything else follows,
-or the output was cut off, it was thinking.
+or the output was cut off, it was thinking. In formats without a closing marker a call goes on to
+the end of the answer, or up to the end marker of the thinking it was quoted in.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ def unclosed(opener: str, meant: Grammar, context: Context) -> Generator[Want, s
                 marker = yield Until(stops, kept.text)
             if marker not in stops.markers:
                 break
-            kept.marker(marker)
+            if marker in stops.tokens:
+                kept.marker(marker)
+            else:
+                kept.text(marker)
     except Ended as ended:
         if ended.by_model:
             kept.play(meant)

@@ -40,14 +40,15 @@ def _call(context: Context) -> Generator[Want, str, str]:
     marker = yield Until(context.lexicon.stops("\n", KEY, *_OUTER), parts.append)
     while marker == "\n" and not "".join(parts).strip():
         marker = yield Until(context.lexicon.stops("\n", KEY, *_OUTER), parts.append)
-    name = "".join(parts).strip()
-    if not _NAME.fullmatch(name):
-        context.out.content.write(name)
+    written = "".join(parts).strip()
+    name, brace, inline = written.partition("{")
+    if not _NAME.fullmatch(name := name.rstrip()):
+        context.out.content.write(written)
         return (yield Until(context.lexicon.stops(*_OUTER), ignore)) if marker == "\n" else marker
     context.calls.begin(name)
     arguments = Arguments(context.calls)
     try:
-        marker = yield from _arguments(marker, arguments, context)
+        marker = yield from _arguments(marker, brace + inline, arguments, context)
     except Ended as ended:
         arguments.cut(ended.by_model)
         raise
@@ -56,8 +57,15 @@ def _call(context: Context) -> Generator[Want, str, str]:
     return marker
 
 
-def _arguments(marker: str, arguments: Arguments, context: Context) -> Generator[Want, str, str]:
+def _arguments(
+    marker: str, inline: str, arguments: Arguments, context: Context
+) -> Generator[Want, str, str]:
+    """Keys and values; ``inline`` is what stands before the first."""
     lexicon = context.lexicon
+    if marker not in (KEY, *_OUTER):
+        marker = yield from arguments.loose(lexicon.stops(KEY, *_OUTER), KEY, inline)
+    elif marker != KEY:
+        arguments.inline(inline)
     while marker not in _OUTER:
         if marker != KEY:
             marker = yield Until(lexicon.stops(KEY, *_OUTER), ignore)
@@ -75,4 +83,5 @@ def _arguments(marker: str, arguments: Arguments, context: Context) -> Generator
     return marker
 
 
-FORMAT = ToolFormat((CALL,), _calls, (CALL_END, KEY, KEY_END, VALUE, VALUE_END))
+_INNER = (CALL_END, KEY, KEY_END, VALUE, VALUE_END)
+FORMAT = ToolFormat((CALL,), _calls, _INNER, closer=CALL_END)

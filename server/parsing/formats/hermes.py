@@ -30,4 +30,4 @@ def _calls(opener: str, context: Context) -> Grammar:
         marker = yield from JsonCalls(context.calls, stops, content).read()
 
 
-FORMAT = ToolFormat((CALL,), _calls, (CALL_END,))
+FORMAT = ToolFormat((CALL,), _calls, (CALL_END,), closer=CALL_END)
