@@ -63,7 +63,7 @@ class Intake:
         self._queue: asyncio.Queue[Any] = core.outputs_queue
         self._utility_results = core.utility_results
         self._socket = core.resources.output_socket
-        self._now = zmq.Socket.shadow(self._socket)
+        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
         """The same socket without asyncio. What closes ``_socket`` does so on this loop."""
 
     async def run(self) -> None:

@@ -9,6 +9,9 @@ import orjson
 from server.errors import InvalidRequest
 from server.protocol.chat import Message, TextPart
 
+RAW = "raw_arguments"
+"""Where text that is no JSON object stands; the messages API delivers it under the same name."""
+
 
 def template_message(message: Message, at: int) -> dict[str, Any]:
     out = message.model_dump(exclude_none=True)
@@ -20,10 +23,8 @@ def template_message(message: Message, at: int) -> dict[str, Any]:
         )
     elif message.content is None and message.role == "assistant":
         out["content"] = ""
-    for i, call in enumerate(out.get("tool_calls", ())):
-        call["function"]["arguments"] = parsed_arguments(
-            call["function"]["arguments"], f"messages[{at}].tool_calls[{i}].function.arguments"
-        )
+    for call in out.get("tool_calls", ()):
+        call["function"]["arguments"] = parsed_arguments(call["function"]["arguments"])
     return out
 
 
@@ -37,9 +38,14 @@ def _part_text(part: Any, path: str) -> str:
     )
 
 
-def parsed_arguments(text: str, path: str) -> Any:
-    """Templates iterate over arguments, so they get an object; the model wrote it as text."""
+def parsed_arguments(text: str) -> dict[str, Any]:
+    """Templates iterate over arguments, so they get an object; the model wrote it as text.
+
+    What it wrote badly stays in the history for good: it is shown to the model as it was, in an
+    object of its own, for a refusal here would end every turn that follows.
+    """
     try:
-        return orjson.loads(text or "{}")
+        arguments = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
-        raise InvalidRequest(f"'{path}' must be JSON text.", param=path) from None
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {RAW: text}

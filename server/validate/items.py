@@ -100,8 +100,7 @@ def _other(item: Item) -> dict[str, Any]:
 
 
 def _call(item: Item) -> dict[str, Any]:
-    arguments = parsed_arguments(item["arguments"], "input")
-    function = {"name": item["name"], "arguments": arguments}
+    function = {"name": item["name"], "arguments": parsed_arguments(item["arguments"])}
     return {"id": item["call_id"], "type": "function", "function": function}
 
 
