@@ -216,12 +216,14 @@ class StepOutputs(OutputProcessor):  # type: ignore[misc]
             self._unclaimed(*decode)
             return
         finish = translate.FINISH.get(reason)
+        logprobs, prompt_logprobs = _logprobs(state, output) if told else ((), None)
         stopped = finish is FinishReason.STOP and token_ids
         state.queue.push(
             Step(
                 token_ids,
                 decode,
-                *(_logprobs(state, output) if told else ((), None)),
+                logprobs,
+                prompt_logprobs,
                 cached_tokens=state.num_cached_tokens if first else None,
                 finish=finish,
                 stop_token=token_ids[-1] if stopped else None,

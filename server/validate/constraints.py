@@ -14,6 +14,7 @@ from server.errors import InvalidRequest
 from server.protocol.chat import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, TextFormat
 from server.protocol.sampling import SamplingFields, StructuredOutputs
 from server.protocol.strict_json import BadJSON, loads
+from server.validate.strict_schema import check_strict
 
 Named = tuple[str, Constraint]
 """The field a constraint came from, and the constraint."""
@@ -30,8 +31,8 @@ def constraint(
     return found[0][1] if found else None
 
 
-def json_schema(schema: dict[str, Any] | str, param: str) -> Constraint:
-    """``schema`` as an object or as JSON text."""
+def json_schema(schema: dict[str, Any] | str, param: str, strict: bool = False) -> Constraint:
+    """``schema`` as an object or as JSON text; with ``strict`` all of it must be enforceable."""
     if isinstance(schema, str):
         try:
             schema = loads(schema.encode())
@@ -40,6 +41,8 @@ def json_schema(schema: dict[str, Any] | str, param: str) -> Constraint:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"'{param}' must be a JSON schema object.", param=param)
     check_schema(schema, param)
+    if strict:
+        check_strict(schema, param)
     return Constraint("json_schema", orjson.dumps(schema).decode())
 
 
@@ -62,7 +65,8 @@ def _response_format(wanted: ResponseFormat | None) -> Iterator[Named]:
             yield "response_format", Constraint("json_object")
         case JsonSchemaFormat():
             schema = wanted.json_schema.schema_ or {"type": "object"}
-            yield "response_format", json_schema(schema, "response_format")
+            strict = wanted.json_schema.strict is True
+            yield "response_format", json_schema(schema, "response_format", strict)
 
 
 def _structured(request: SamplingFields) -> Iterator[Named]:

@@ -32,6 +32,7 @@ from server.validate.constraints import json_schema
 from server.validate.served import Served, check_model, depth
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+SHAPE = "output_config.format.schema"
 FUNCTION_TYPES = (None, "custom", "function")
 
 
@@ -41,6 +42,7 @@ def messages_job(request: MessagesRequest, served: Served, workload: str | None 
     policy = _policy(request, served)
     talk = conversation(request, policy, served)
     shape = request.output_config.format if request.output_config else None
+    wanted = json_schema(shape.schema_, SHAPE, strict=True) if shape else None
     thinks = request.thinking is not None and request.thinking.type != "disabled"
     return Job(
         id=f"msg_{uuid.uuid4().hex[:24]}",
@@ -54,14 +56,14 @@ def messages_job(request: MessagesRequest, served: Served, workload: str | None 
         tells_prompt=True,
         spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
         tool_policy=policy,
-        constraint=json_schema(shape.schema_, "output_config.format.schema") if shape else None,
+        constraint=wanted,
         depth=depth(request.num_speculative_tokens, None, served),
         affinity=_affinity(request),
         workload=slicing.workload(
             workload,
             served.workloads,
             tools=policy.choice != "none",
-            structured=shape is not None,
+            structured=wanted is not None,
             reasoning=thinks,
         ),
         template=template_of(talk),

@@ -122,7 +122,7 @@ def _constraint(request: ResponsesRequest) -> Constraint | None:
     if isinstance(wanted, JsonObjectFormat):
         return Constraint("json_object")
     if isinstance(wanted, JsonSchemaFormat):
-        return json_schema(wanted.schema_, "text.format.schema")
+        return json_schema(wanted.schema_, "text.format.schema", wanted.strict is True)
     return None
 
 

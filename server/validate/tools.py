@@ -8,7 +8,9 @@ from typing import Any
 
 from server.errors import InvalidRequest
 from server.job import ToolPolicy
+from server.validate.constraints import check_schema
 from server.validate.served import Served
+from server.validate.strict_schema import check_strict
 
 OfferedTool = Mapping[str, Any]
 """A tool as chat completions write it: {"type": "function", "function": {...}}."""
@@ -50,6 +52,11 @@ def _check_offered(tools: Sequence[OfferedTool], choice: Choice, served: Served)
     if len(set(names)) < len(names):
         raise InvalidRequest("Two of the 'tools' have the same name.", param="tools")
     _check_known(choice.names, names)
+    for at, tool in enumerate(tools):
+        function = tool["function"]
+        if function.get("strict") is True and "parameters" in function:
+            check_schema(function["parameters"], f"tools[{at}]")
+            check_strict(function["parameters"], f"tools[{at}]")
 
 
 def _check_known(wanted: Collection[str], offered: Collection[str]) -> None:

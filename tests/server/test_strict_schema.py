@@ -1,0 +1,392 @@
+"""A strict schema is enforced whole, or refused: each rule against xgrammar itself."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import orjson
+import pydantic
+import pytest
+import xgrammar
+from openai.lib._pydantic import to_strict_json_schema
+from xgrammar.testing import _is_grammar_accept_string
+
+from server.errors import InvalidRequest
+from server.structure.tools import matching
+from server.validate.strict_schema import FORMATS, check_strict
+
+S, I = {"type": "string"}, {"type": "integer"}  # noqa: E741
+BROKEN: dict[str, tuple[Any, str]] = {
+    "multipleOf int": ({"type": "integer", "multipleOf": 5}, "7"),
+    "multipleOf num": ({"type": "number", "multipleOf": 0.5}, "0.3"),
+    "minimum int": ({"type": "integer", "minimum": 5}, "3"),
+    "maximum int": ({"type": "integer", "maximum": 5}, "7"),
+    "exclusiveMinimum int": ({"type": "integer", "exclusiveMinimum": 5}, "5"),
+    "minimum num": ({"type": "number", "minimum": 5}, "3.5"),
+    "maximum num": ({"type": "number", "maximum": 5}, "7.5"),
+    "exclusiveMaximum num": ({"type": "number", "exclusiveMaximum": 5}, "5"),
+    "minLength": ({"type": "string", "minLength": 3}, '"ab"'),
+    "maxLength": ({"type": "string", "maxLength": 3}, '"abcd"'),
+    "pattern": ({"type": "string", "pattern": "^a+$"}, '"b"'),
+    "pattern+maxLength": ({"type": "string", "pattern": "^a+$", "maxLength": 2}, '"aaa"'),
+    "format+maxLength": ({"type": "string", "format": "email", "maxLength": 5}, '"aaaa@b.cd"'),
+    "minItems": ({"type": "array", "items": I, "minItems": 2}, "[1]"),
+    "maxItems": ({"type": "array", "items": I, "maxItems": 1}, "[1, 2]"),
+    "uniqueItems": ({"type": "array", "items": I, "uniqueItems": True}, "[1, 1]"),
+    "contains": ({"type": "array", "items": I, "contains": {"const": 3}}, "[1]"),
+    "prefixItems": ({"type": "array", "prefixItems": [I, S], "items": False}, '["a", 1]'),
+    "minContains": (
+        {"type": "array", "items": I, "contains": {"const": 3}, "minContains": 2},
+        "[3]",
+    ),
+    "minProperties": (
+        {"type": "object", "additionalProperties": I, "minProperties": 2},
+        '{"a": 1}',
+    ),
+    "maxProperties": (
+        {"type": "object", "additionalProperties": I, "maxProperties": 1},
+        '{"a": 1, "b": 2}',
+    ),
+    "minProperties with properties": (
+        {
+            "type": "object",
+            "properties": {"a": I, "b": I},
+            "minProperties": 2,
+            "additionalProperties": False,
+        },
+        '{"a": 1}',
+    ),
+    "patternProperties": (
+        {"type": "object", "patternProperties": {"^a": I}, "additionalProperties": False},
+        '{"b": 1}',
+    ),
+    "propertyNames": (
+        {"type": "object", "propertyNames": {"pattern": "^a+$"}, "additionalProperties": I},
+        '{"b": 1}',
+    ),
+    "dependentRequired": (
+        {
+            "type": "object",
+            "properties": {"a": I, "b": I},
+            "dependentRequired": {"a": ["b"]},
+            "additionalProperties": False,
+        },
+        '{"a": 1}',
+    ),
+    "dependentSchemas": (
+        {
+            "type": "object",
+            "properties": {"a": I, "b": I},
+            "dependentSchemas": {"a": {"required": ["b"]}},
+            "additionalProperties": False,
+        },
+        '{"a": 1}',
+    ),
+    "not": ({"type": "integer", "not": {"const": 3}}, "3"),
+    "not only": ({"not": {"type": "string"}}, '"a"'),
+    "if/then": (
+        {
+            "type": "object",
+            "properties": {"a": I, "b": I},
+            "required": ["a"],
+            "if": {"properties": {"a": {"const": 1}}},
+            "then": {"required": ["b"]},
+            "additionalProperties": False,
+        },
+        '{"a": 1}',
+    ),
+    "oneOf": (
+        {"oneOf": [{"type": "integer", "minimum": 1}, {"type": "integer", "maximum": 5}]},
+        "3",
+    ),
+    "oneOf disjoint": ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, "true"),
+    "anyOf": ({"anyOf": [I, S]}, "true"),
+    "anyOf beside type": (
+        {
+            "type": "object",
+            "properties": {"a": I, "b": I},
+            "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+            "additionalProperties": False,
+        },
+        "{}",
+    ),
+    "allOf one": ({"allOf": [{"type": "integer", "minimum": 5}]}, "3"),
+    "allOf two": (
+        {"allOf": [{"type": "integer", "minimum": 5}, {"type": "integer", "maximum": 9}]},
+        "12",
+    ),
+    "allOf objects": (
+        {
+            "allOf": [
+                {"type": "object", "properties": {"a": I}, "required": ["a"]},
+                {"type": "object", "properties": {"b": I}, "required": ["b"]},
+            ]
+        },
+        '{"a": 1}',
+    ),
+    "allOf beside": (
+        {
+            "type": "object",
+            "properties": {"a": I},
+            "required": ["a"],
+            "allOf": [{"properties": {"b": I}, "required": ["b"]}],
+        },
+        '{"a": 1}',
+    ),
+    "ref beside": ({"$defs": {"x": {"type": "integer"}}, "$ref": "#/$defs/x", "minimum": 5}, "3"),
+    "const": ({"const": 3}, "4"),
+    "enum": ({"enum": [1, "a"]}, "2"),
+    "enum beside type": ({"type": "string", "enum": ["a", 1]}, "1"),
+    "const beside": ({"type": "string", "const": "a", "pattern": "b"}, '"b"'),
+    "type list": ({"type": ["integer", "null"]}, '"a"'),
+    "type list with bounds": ({"type": ["integer", "null"], "minimum": 5}, "3"),
+    "unevaluatedProperties": (
+        {"type": "object", "properties": {"a": I}, "unevaluatedProperties": False},
+        '{"b": 1}',
+    ),
+    "unevaluatedItems": (
+        {"type": "array", "prefixItems": [I], "unevaluatedItems": False},
+        "[1, 2]",
+    ),
+    "no type minimum": ({"minimum": 5}, "3"),
+    "no type properties": ({"properties": {"a": I}, "required": ["a"]}, "{}"),
+    "no type items": ({"items": I}, '["a"]'),
+    "no type pattern": ({"pattern": "^a$"}, '"b"'),
+    "no type minLength": ({"minLength": 3}, '"a"'),
+    "no type minItems": ({"minItems": 1}, "[]"),
+    "dependencies": (
+        {
+            "type": "object",
+            "properties": {"a": I, "b": I},
+            "dependencies": {"a": ["b"]},
+            "additionalProperties": False,
+        },
+        '{"a": 1}',
+    ),
+    "pattern unanchored": ({"type": "string", "pattern": "a"}, '"b"'),
+    "required undeclared": (
+        {"type": "object", "properties": {"a": I}, "required": ["a", "z"]},
+        '{"a": 1}',
+    ),
+    "mult+min": ({"type": "integer", "multipleOf": 5, "minimum": 7}, "5"),
+    "mult+min b": ({"type": "integer", "multipleOf": 5, "minimum": 7}, "11"),
+    "mult+max": ({"type": "integer", "multipleOf": 5, "maximum": 7}, "10"),
+    "mult big": ({"type": "integer", "multipleOf": 1000}, "1500"),
+    "mult big2": ({"type": "integer", "multipleOf": 997}, "998"),
+    "mult neg": ({"type": "integer", "multipleOf": 5}, "-7"),
+    "mult int|null": ({"type": ["integer", "null"], "multipleOf": 5}, "7"),
+    "mult 0.5 int": ({"type": "integer", "multipleOf": 1.5}, "1"),
+    "pp+prop": (
+        {
+            "type": "object",
+            "properties": {"b": I},
+            "patternProperties": {"^a": I},
+            "additionalProperties": False,
+        },
+        '{"c": 1}',
+    ),
+    "pp+prop val": (
+        {
+            "type": "object",
+            "properties": {"b": I},
+            "patternProperties": {"^a": I},
+            "additionalProperties": False,
+        },
+        '{"a": "x"}',
+    ),
+    "pn+prop": (
+        {"type": "object", "properties": {"b": I}, "propertyNames": {"pattern": "^a+$"}},
+        '{"c": 1}',
+    ),
+    "pn+prop2": (
+        {
+            "type": "object",
+            "properties": {"b": I},
+            "propertyNames": {"pattern": "^a+$"},
+            "additionalProperties": I,
+        },
+        '{"c": 1}',
+    ),
+    "pp+pn": (
+        {"type": "object", "patternProperties": {"^a": I}, "propertyNames": {"maxLength": 2}},
+        '{"aaa": 1}',
+    ),
+    "pp+minP": (
+        {
+            "type": "object",
+            "patternProperties": {"^a": I},
+            "additionalProperties": False,
+            "minProperties": 2,
+        },
+        '{"a": 1}',
+    ),
+    "pn+maxP": (
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^a+$"},
+            "additionalProperties": I,
+            "maxProperties": 1,
+        },
+        '{"a": 1, "aa": 1}',
+    ),
+    "minItems no type": ({"items": I, "minItems": 2}, "[1]"),
+    "minItems prefix": ({"type": "array", "prefixItems": [I], "items": I, "minItems": 3}, "[1, 2]"),
+    "minProps no type": ({"minProperties": 2}, '{"a": 1}'),
+    "req no type": ({"required": ["a"]}, "{}"),
+    "addl schema": (
+        {"type": "object", "properties": {"a": I}, "additionalProperties": S},
+        '{"b": 1}',
+    ),
+    "type list str bounds": ({"type": ["string", "null"], "maxLength": 2}, '"abc"'),
+    "type list obj": (
+        {"type": ["object", "null"], "properties": {"a": I}, "required": ["a"]},
+        "{}",
+    ),
+    "minmax num": ({"type": "number", "minimum": 0.5, "maximum": 1.5}, "1.75"),
+    "exmin num": ({"type": "number", "exclusiveMinimum": 0.5}, "0.5"),
+    "enum in anyOf": ({"anyOf": [{"const": 1}, {"const": 2}]}, "3"),
+    "nested ref": (
+        {
+            "$defs": {
+                "n": {
+                    "type": "object",
+                    "properties": {
+                        "v": {"type": "integer", "maximum": 5},
+                        "next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]},
+                    },
+                    "required": ["v", "next"],
+                    "additionalProperties": False,
+                }
+            },
+            "$ref": "#/$defs/n",
+        },
+        '{"v": 1, "next": {"v": 9, "next": null}}',
+    ),
+    "allOf ref": (
+        {"$defs": {"x": {"type": "integer", "maximum": 5}}, "allOf": [{"$ref": "#/$defs/x"}]},
+        "9",
+    ),
+    "minLength unicode": ({"type": "string", "maxLength": 1}, '"éé"'),
+    "type obj no props additional false": (
+        {"type": "object", "additionalProperties": False},
+        '{"a": 1}',
+    ),
+}
+"""Schemas, and a text that does not match each."""
+ANNOTATIONS = ("iri", "regex", "binary", "path", "password", "byte", "phone", "decimal", "color")
+
+
+def enforced(schema: Any, text: str) -> bool:
+    """Whether the grammar the gateway would use refuses ``text``."""
+    tag = {"type": "structural_tag", "format": matching(schema)}
+    return not _is_grammar_accept_string(xgrammar.Grammar.from_structural_tag(tag), text)
+
+
+def refused(schema: Any) -> bool:
+    try:
+        check_strict(schema, "x")
+    except InvalidRequest:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_strict_schema_is_enforced_or_refused(name):
+    schema, text = BROKEN[name]
+    nested = {
+        "type": "object",
+        "properties": {"a": schema},
+        "required": ["a"],
+        "additionalProperties": False,
+        "$defs": schema.get("$defs", {}),
+    }
+    assert refused(schema) == refused(nested)
+    assert refused(schema) or enforced(schema, text)
+
+
+def test_most_of_what_xgrammar_enforces_is_taken():
+    needless = [n for n, (s, text) in BROKEN.items() if refused(s) and enforced(s, text)]
+    assert len(needless) <= 11, needless
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_format_that_is_taken_is_enforced(name):
+    assert not refused(S | {"format": name})
+    assert enforced(S | {"format": name}, '"- {"')
+
+
+@pytest.mark.parametrize("name", ANNOTATIONS)
+def test_other_formats_are_refused(name):
+    assert refused(S | {"format": name})
+
+
+class Circle(pydantic.BaseModel):
+    kind: Literal["circle"]
+    radius: float = pydantic.Field(gt=0, le=10)
+
+
+class Square(pydantic.BaseModel):
+    kind: Literal["square"]
+    side: int = pydantic.Field(ge=1)
+
+
+class Drawing(pydantic.BaseModel):
+    """What people send through ``.parse()``."""
+
+    name: str = pydantic.Field(min_length=1, max_length=40, description="Shown above.")
+    shapes: list[Circle | Square] = pydantic.Field(max_length=8)
+    main: Circle | Square = pydantic.Field(discriminator="kind")
+    colour: Literal["red", "green"] | None
+    made: str = pydantic.Field(pattern="^[0-9]{4}$")
+    within: Drawing | None
+
+
+def test_a_pydantic_model_is_taken():
+    schema = to_strict_json_schema(Drawing)
+    check_strict(schema, "x")
+    check_strict(Drawing.model_json_schema(), "x")
+    assert enforced(schema, "{}")
+
+
+def test_a_set_of_pydantic_s_is_refused_by_the_name_of_its_keyword():
+    class Tags(pydantic.BaseModel):
+        tags: set[str]
+
+    with pytest.raises(InvalidRequest, match=r"'uniqueItems' at \$\.properties\.tags") as error:
+        check_strict(to_strict_json_schema(Tags), "response_format")
+    assert error.value.param == "response_format"
+
+
+def strict_format(schema: Any) -> dict[str, Any]:
+    named = {"name": "x", "strict": True, "schema": schema}
+    return {"type": "json_schema", "json_schema": named}
+
+
+ARRAY = {"type": "array", "items": S, "uniqueItems": True}
+HOLDER = {"type": "object", "properties": {"a": ARRAY}}
+
+
+async def test_every_way_to_say_strict(lab):
+    lab.says("[]")
+    chat = await lab.chat(response_format=strict_format(ARRAY))
+    assert (chat.status, chat.json["error"]["param"]) == (400, "response_format")
+    function = {"name": "f", "strict": True, "parameters": HOLDER}
+    tools = await lab.chat(tools=[{"type": "function", "function": function}])
+    assert (tools.status, tools.json["error"]["param"]) == (400, "tools[0]")
+    text = {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": ARRAY}}
+    responses = await lab.post("/v1/responses", {"model": "demo", "input": "x", "text": text})
+    assert (responses.status, responses.json["error"]["param"]) == (400, "text.format.schema")
+    shape = {"format": {"type": "json_schema", "schema": ARRAY}}
+    asked = {"model": "demo", "max_tokens": 9, "output_config": shape}
+    asked["messages"] = [{"role": "user", "content": "x"}]
+    messages = await lab.post("/v1/messages", asked)
+    assert messages.status == 400
+    assert "uniqueItems" in messages.json["error"]["message"]
+
+
+async def test_without_strict_it_is_taken_as_before(lab):
+    lab.says("[]")
+    wanted = strict_format(ARRAY)
+    wanted["json_schema"]["strict"] = False
+    assert (await lab.chat(response_format=wanted)).status == 200
+    assert orjson.loads((await lab.chat(response_format=wanted)).body)["choices"]
