@@ -129,6 +129,7 @@ def _limit(step: Step, left: int) -> Step:
         step.token_ids[:left],
         decode=cut_decode(step.decode, cut),
         logprobs=step.logprobs[:left],
+        prompt_logprobs=step.prompt_logprobs,
         cached_tokens=step.cached_tokens,
         finish=FinishReason.LENGTH,
     )

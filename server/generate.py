@@ -230,6 +230,8 @@ class _Reading:
         self.account.add(step)
         self.cached = step.cached_tokens or self.cached
         batch: list[Event] = [] if self.begun else self._opening(step)
+        if self.job.echo_only:
+            return [*batch, self._nothing_more(step)]
         if self.job.stop:
             parsed, num_kept = self._parse_to_stop(step.token_ids)
         else:
@@ -244,6 +246,11 @@ class _Reading:
             batch.extend(self.parser.flush(step.finish or FinishReason.STOP))
             batch.append(self._finish(step))
         return batch
+
+    def _nothing_more(self, step: Step) -> Finish:
+        self.account.trim(0)
+        self.ended = True
+        return self._finish(replace(step, finish=FinishReason.LENGTH))
 
     def _opening(self, step: Step) -> list[Event]:
         self.begun = True

@@ -70,6 +70,8 @@ class Job:
     """Whether the events begin with the prompt."""
     echo: bool = False
     """Completions: the answer begins with the prompt."""
+    echo_only: bool = False
+    """The prompt is all of the answer: what the engine makes is dropped."""
     add_special_tokens: bool = True
     """Text prompts: with the special tokens that the tokenizer adds."""
     spec_metrics: str = "none"

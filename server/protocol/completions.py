@@ -22,6 +22,8 @@ class CompletionRequest(SamplingFields):
 
     model: str
     prompt: Text | TokenIds | Annotated[list[Text], Prompts] | Annotated[list[TokenIds], Prompts]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0 goes with ``echo``: the prompt alone, for its log probabilities."""
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None

@@ -38,7 +38,7 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
         sampling=fields.sampling(
             request,
             served,
-            max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
+            max_tokens=_max_tokens(request),
             logprobs=request.logprobs,
             prompt_logprobs=request.logprobs if request.echo else None,
         ),
@@ -51,6 +51,7 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
         include_usage=fields.include_usage(request),
         parses=False,
         echo=bool(request.echo),
+        echo_only=request.max_tokens == 0,
         add_special_tokens=request.add_special_tokens is not False,
         spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
         return_token_ids=bool(request.return_token_ids),
@@ -69,6 +70,17 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
             reasoning=False,
         ),
     )
+
+
+def _max_tokens(request: CompletionRequest) -> int:
+    """An engine makes one token at least; ``Job.echo_only`` has it dropped."""
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest(
+            "'max_tokens' of 0 leaves nothing to answer; it goes with 'echo', for the prompt and "
+            "its log probabilities.",
+            param="max_tokens",
+        )
+    return DEFAULT_MAX_TOKENS if request.max_tokens is None else max(1, request.max_tokens)
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int | None, param: str) -> None:

@@ -360,3 +360,20 @@ async def test_messages_and_tools_are_bounded_in_number(lab):
     assert (answer.status, answer.json["error"]["param"]) == (400, "messages")
     answer = await lab.chat(tools=[WEATHER] * 1025)
     assert (answer.status, answer.json["error"]["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize("arguments", ['{"city": Oslo}', "[1]", '"Oslo"', "no"])
+async def test_a_badly_written_call_does_not_end_the_conversation(lab, arguments):
+    """Agents send back what the model wrote, whatever it was."""
+    function = {"name": "get_weather", "arguments": arguments}
+    call = {"id": "a", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "That is no JSON."},
+    ]
+    lab.says("Sorry.")
+    answer = await lab.chat(messages=messages)
+    assert answer.status == 200
+    (given,) = lab.renderer.seen[-1]["messages"][1]["tool_calls"]
+    assert given["function"]["arguments"] == {"raw_arguments": arguments}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from engine.types import FinishReason, PositionLogprobs, Step, TokenLogprob
@@ -124,3 +126,27 @@ async def test_usage_metrics_and_token_ids(lab):
     assert all(chunk["usage"] is None for chunk in chunks)
     assert [i for c in chunks for i in c["choices"][0]["token_ids"]] == ids
     assert chunks[0]["choices"][0]["prompt_token_ids"] == list(lab.engine.requests[0].prompt)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_without_tokens_the_prompt_is_all_of_the_answer(lab, stream):
+    lab.says_with_logprobs("three four", size=1)
+    ids = lab.renderer.encode("one two", False)
+    first = lab.engine.script[0]
+    known = tuple(PositionLogprobs(TokenLogprob(i, -0.25, 1)) for i in ids[1:])
+    lab.engine.script[0] = dataclasses.replace(first, prompt_logprobs=(None, *known))
+    answer = await complete(lab, max_tokens=0, echo=True, logprobs=0, stream=stream)
+    chunks = answer.chunks if stream else [answer.json]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in choices) == "one two"
+    assert choices[-1]["finish_reason"] == "length"
+    (told,) = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    assert told["token_logprobs"] == [None] + [-0.25] * (len(ids) - 1)
+    if not stream:
+        assert answer.json["usage"]["completion_tokens"] == 0
+    assert [request.sampling.max_tokens for request in lab.engine.requests] == [1]
+
+
+async def test_no_tokens_and_no_prompt_are_nothing(lab):
+    answer = await complete(lab, max_tokens=0)
+    assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
