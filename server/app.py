@@ -24,6 +24,7 @@ from server.routes import (
     admin,
     chat,
     completions,
+    conversations,
     documented,
     messages,
     responses,
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastAPI:
     """``more_routes`` are those of other rooms, such as /metrics."""
     app = FastAPI(title="eaglegate", docs_url=None, redoc_url=None)
-    for room in (admin, chat, completions, messages, responses, status, tokens):
+    for room in (admin, chat, completions, conversations, messages, responses, status, tokens):
         app.include_router(room.router(gateway))
     app.router.routes.extend(more_routes)
     documented.complete(app)

@@ -128,6 +128,10 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: bool | None = None
 
 
+class ConversationName(RequestModel):
+    id: str
+
+
 class ResponsesRequest(CacheHints):
     """OpenAI's fields for a text model, then the extensions of ``vllm serve``."""
 
@@ -135,6 +139,7 @@ class ResponsesRequest(CacheHints):
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
@@ -165,7 +170,11 @@ class ResponsesRequest(CacheHints):
 
     refused: ClassVar[Mapping[str, str]] = {
         "context_management": "nothing is compacted here; use 'truncation'",
-        "conversation": "there are no conversation objects here; use 'previous_response_id'",
         "moderation": "there is no moderation service here",
         "prompt": "there are no stored prompts here; write 'instructions' and 'input'",
     }
+
+    @property
+    def conversation_id(self) -> str | None:
+        named = self.conversation
+        return named.id if isinstance(named, ConversationName) else named

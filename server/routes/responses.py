@@ -29,17 +29,17 @@ from server.response import (
     tell_source,
 )
 from server.routes.answering import WORKLOAD_HEADER, permitted, rendering
+from server.routes.conversations import Conversations
 from server.routes.documented import accepts
-from server.store import ResponseStore, Stored
+from server.routes.listing import Items, page
+from server.store import ConversationStore, ResponseStore, Stored
 from server.validate.items import Item, input_items
-from server.validate.responses import responses_job
+from server.validate.responses import check_keeping, responses_job
 from server.wire import sse
 from server.wire.responses import Building, ResponseFold, ResponseStream
 
 LONGEST_CHAIN = 1000
 """Responses that may hang on one another by previous_response_id."""
-
-Items = list[dict[str, Any]]
 
 
 class Desk:
@@ -47,22 +47,31 @@ class Desk:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._conversations = Conversations(gateway)
 
     async def create(self, request: Request, arrived: float) -> Response:
         gateway = self._gateway
         body = await read_body(request, gateway.max_body_bytes)
         path = gateway.require()
         asked = parse(body, ResponsesRequest)
+        check_keeping(asked)
         kept = self._is_kept(asked)
         owner = gateway.owner()
         given = input_items(asked)
-        before = await self._before(asked.previous_response_id, owner)
+        talk = asked.conversation_id
+        before = (
+            await self._before(asked.previous_response_id, owner)
+            if talk is None
+            else await self._conversations.items(talk)
+        )
         named = request.headers.get(WORKLOAD_HEADER)
         job = responses_job(asked, [*before, *given], path.served, named)
         job = permitted(job, caller.get())
         source = events(job, path, gateway.observer, arrived)
         store = gateway.store if kept else None
         making = _Making(job, owner, given, store, gateway.observer)
+        if talk is not None:
+            making.conversations = (talk, self._conversations.store)
         if asked.background:
             return await self._in_background(making, path, source)
         return self._now(making, path, source)
@@ -183,6 +192,8 @@ class _Making:
         self._given = given
         self._store = store
         self._observer = observer
+        self.conversations: tuple[str, ConversationStore] | None = None
+        """Which conversation it belongs to, and where that is kept."""
 
     async def kept(self, source: Batches, building: Building) -> Batches:
         """The batches; after the last, the response is stored before the client hears of it."""
@@ -200,9 +211,17 @@ class _Making:
         """The answer is worth more than its copy: without one it is delivered and says so."""
         try:
             await self.keep(building)
+            await self._add(building)
         except StoreFailed:
             building.kept = False
             self._observer.not_stored()
+
+    async def _add(self, building: Building) -> None:
+        """What was said becomes part of the conversation. Raises StoreFailed."""
+        if self.conversations is None or building.status not in ("completed", "incomplete"):
+            return
+        id, store = self.conversations
+        await store.append(id, [*self._given, *building.response()["output"]])
 
     async def keep(self, building: Building) -> None:
         """Raises StoreFailed."""
@@ -244,22 +263,6 @@ def _as_it_is(response: dict[str, Any]) -> dict[str, Any]:
 
 def _unknown(id: str) -> NotFound:
     return NotFound(f"Response with id '{id[:80]}' not found.", param="response_id")
-
-
-def page(items: Items, limit: int, order: str, after: str | None) -> dict[str, Any]:
-    """OpenAI's list object: the newest first unless asked otherwise."""
-    listed = items if order == "asc" else items[::-1]
-    ids = [item["id"] for item in listed]
-    if after is not None and after in ids:
-        listed = listed[ids.index(after) + 1 :]
-    shown = listed[:limit]
-    return {
-        "object": "list",
-        "data": shown,
-        "has_more": len(listed) > limit,
-        "first_id": shown[0]["id"] if shown else "",
-        "last_id": shown[-1]["id"] if shown else "",
-    }
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from server.store.base import ResponseStore, Stored
+from server.store.base import ConversationStore, ResponseStore, Stored, StoredConversation
 
-__all__ = ["ResponseStore", "Stored"]
+__all__ = ["ConversationStore", "ResponseStore", "Stored", "StoredConversation"]

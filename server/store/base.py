@@ -21,6 +21,40 @@ class Stored:
     previous: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StoredConversation:
+    """A conversation without its items."""
+
+    id: str
+    owner: str
+    created: float
+    metadata: dict[str, str]
+
+
+class ConversationStore(Protocol):
+    """Keeps conversations per owner, and their items in order. All raise StoreFailed."""
+
+    async def put(self, conversation: StoredConversation) -> None:
+        """Add, or replace the metadata of the one with the same id."""
+        ...
+
+    async def get(self, id: str, owner: str) -> StoredConversation | None: ...
+
+    async def delete(self, id: str, owner: str) -> bool:
+        """With its items. Whether there was one."""
+        ...
+
+    async def append(self, id: str, items: list[dict[str, Any]]) -> None: ...
+
+    async def items(self, id: str) -> list[dict[str, Any]]:
+        """The oldest first."""
+        ...
+
+    async def remove(self, id: str, item: str) -> bool:
+        """Whether the conversation had that item."""
+        ...
+
+
 class ResponseStore(Protocol):
     """Keeps responses per owner: one never sees those of another. All raise StoreFailed."""
 
@@ -32,6 +66,11 @@ class ResponseStore(Protocol):
 
     async def delete(self, id: str, owner: str) -> bool:
         """Whether there was one."""
+        ...
+
+    @property
+    def conversations(self) -> ConversationStore:
+        """In the same place."""
         ...
 
     async def aclose(self) -> None: ...

@@ -31,6 +31,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from server.errors import StoreFailed
+from server.store import conversations
 from server.store.base import Stored
 
 log = logging.getLogger(__name__)
@@ -77,11 +78,13 @@ class SqlStore:
         try:
             self._engine = _connect(url)
             METADATA.create_all(self._engine)
+            conversations.METADATA.create_all(self._engine)
         except (SQLAlchemyError, ArgumentError, ImportError, OSError) as error:
             raise StoreError(f"responses cannot be stored at {_shown(url)}: {error}") from error
         workers = 1 if self._engine.dialect.name == "sqlite" else CONNECTIONS
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="responses")
         self._sweep()
+        self.conversations = conversations.SqlConversations(self._engine, self._run)
 
     async def put(self, stored: Stored) -> None:
         await self._run("stored", self._put, stored)
@@ -141,6 +144,7 @@ class SqlStore:
     def _remove_surplus(self) -> None:
         oldest = time.time() - self._retention.seconds
         with self._engine.begin() as connection:
+            conversations.remove_old(connection, oldest)
             connection.execute(delete(RESPONSES).where(RESPONSES.c.created < oldest))
             count = connection.execute(select(func.count()).select_from(RESPONSES)).scalar() or 0
             if count > self._retention.most:

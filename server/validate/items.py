@@ -19,7 +19,12 @@ def input_items(request: ResponsesRequest) -> list[dict[str, Any]]:
     if isinstance(request.input, str):
         given = [{"type": "message", "role": "user", "content": request.input}]
         return [_listed(item) for item in given if item["content"]]
-    return [_listed(_checked(item, f"input[{at}]")) for at, item in enumerate(request.input)]
+    return given_items(request.input, "input")
+
+
+def given_items(items: Iterable[InputItem], param: str) -> list[dict[str, Any]]:
+    """Items of the client's, as the API lists them. Raises InvalidRequest for what is no text."""
+    return [_listed(_checked(item, f"{param}[{at}]")) for at, item in enumerate(items)]
 
 
 def _checked(item: InputItem, path: str) -> dict[str, Any]:

@@ -41,7 +41,6 @@ def responses_job(
     Raises InvalidRequest or NotFound; nothing has been started by then.
     """
     check_model(request.model, served)
-    check_background(request)
     policy = _policy(request, served)
     talk = _conversation(request, items, policy, served)
     wanted = _constraint(request)
@@ -73,7 +72,14 @@ def responses_job(
     )
 
 
-def check_background(request: ResponsesRequest) -> None:
+def check_keeping(request: ResponsesRequest) -> None:
+    """Raises InvalidRequest for what cannot be found before, or kept after."""
+    if request.conversation is not None and request.previous_response_id is not None:
+        raise InvalidRequest(
+            "'conversation' and 'previous_response_id' exclude each other: each says what came "
+            "before.",
+            param="conversation",
+        )
     if request.background and request.store is False:
         raise InvalidRequest(
             "'background' needs 'store': a response that is not stored cannot be fetched later.",
@@ -190,7 +196,13 @@ def _repeated(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "truncation": request.truncation or "disabled",
         **({} if request.user is None else {"user": request.user}),
+        **_belonging(request),
     }
+
+
+def _belonging(request: ResponsesRequest) -> dict[str, Any]:
+    id = request.conversation_id
+    return {} if id is None else {"conversation": {"id": id}}
 
 
 def _shown(tool: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,29 @@
+"""/v1/conversations: what a client may send."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from server.protocol.base import RequestModel
+from server.protocol.chat import Metadata
+from server.protocol.responses import InputItem
+
+MAX_ITEMS = 20
+"""At a time, as OpenAI has it."""
+
+Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]
+
+
+class ConversationRequest(RequestModel):
+    items: Items | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(RequestModel):
+    metadata: Metadata
+
+
+class ConversationItems(RequestModel):
+    items: Annotated[Items, Field(min_length=1)]

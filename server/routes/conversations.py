@@ -1,0 +1,147 @@
+"""/v1/conversations: items that responses read first and add to."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from server.body import read_body
+from server.errors import InvalidRequest, NotFound
+from server.gateway import Gateway
+from server.protocol.conversations import (
+    ConversationItems,
+    ConversationRequest,
+    ConversationUpdate,
+)
+from server.protocol.parse import parse
+from server.routes.documented import accepts
+from server.routes.listing import Items, page
+from server.store import ConversationStore, StoredConversation
+from server.validate.items import given_items
+
+
+class Conversations:
+    """The conversations of whoever asks."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    @property
+    def store(self) -> ConversationStore:
+        """Raises InvalidRequest where nothing is stored."""
+        if self._gateway.store is None:
+            raise InvalidRequest(
+                "This gateway stores no conversations; it was started with --responses-store none.",
+                param="conversation",
+            )
+        return self._gateway.store.conversations
+
+    async def create(self, asked: ConversationRequest) -> dict[str, Any]:
+        id, owner = f"conv_{uuid.uuid4().hex}", self._gateway.owner()
+        made = StoredConversation(id, owner, int(time.time()), asked.metadata or {})
+        items = given_items(asked.items or (), "items")
+        await self.store.put(made)
+        await self.store.append(id, items)
+        return _shown(made)
+
+    async def get(self, id: str) -> StoredConversation:
+        """Raises NotFound."""
+        found = await self.store.get(id, self._gateway.owner())
+        if found is None:
+            raise NotFound(f"Conversation with id '{id[:80]}' not found.", param="conversation_id")
+        return found
+
+    async def update(self, id: str, asked: ConversationUpdate) -> dict[str, Any]:
+        old = await self.get(id)
+        new = StoredConversation(id, old.owner, old.created, asked.metadata)
+        await self.store.put(new)
+        return _shown(new)
+
+    async def delete(self, id: str) -> dict[str, Any]:
+        await self.get(id)
+        await self.store.delete(id, self._gateway.owner())
+        return {"id": id, "object": "conversation.deleted", "deleted": True}
+
+    async def items(self, id: str) -> Items:
+        """The oldest first. Raises NotFound."""
+        await self.get(id)
+        return await self.store.items(id)
+
+    async def item(self, id: str, item: str) -> dict[str, Any]:
+        for one in await self.items(id):
+            if one["id"] == item:
+                return one
+        raise NotFound(f"Item with id '{item[:80]}' not found.", param="item_id")
+
+    async def add(self, id: str, asked: ConversationItems) -> dict[str, Any]:
+        await self.get(id)
+        items = given_items(asked.items, "items")
+        await self.store.append(id, items)
+        return page(items, len(items), "asc", None)
+
+    async def remove(self, id: str, item: str) -> dict[str, Any]:
+        conversation = await self.get(id)
+        if not await self.store.remove(id, item):
+            raise NotFound(f"Item with id '{item[:80]}' not found.", param="item_id")
+        return _shown(conversation)
+
+
+def _shown(conversation: StoredConversation) -> dict[str, Any]:
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": int(conversation.created),
+        "metadata": conversation.metadata,
+    }
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter()
+    desk = Conversations(gateway)
+
+    async def body(request: Request) -> bytes:
+        return await read_body(request, gateway.max_body_bytes)
+
+    @routes.post("/v1/conversations", openapi_extra=accepts(ConversationRequest))
+    async def create(request: Request) -> dict[str, Any]:
+        return await desk.create(parse(await body(request) or b"{}", ConversationRequest))
+
+    @routes.get("/v1/conversations/{conversation_id}")
+    async def get(conversation_id: str) -> dict[str, Any]:
+        return _shown(await desk.get(conversation_id))
+
+    @routes.post("/v1/conversations/{conversation_id}", openapi_extra=accepts(ConversationUpdate))
+    async def update(conversation_id: str, request: Request) -> dict[str, Any]:
+        return await desk.update(conversation_id, parse(await body(request), ConversationUpdate))
+
+    @routes.delete("/v1/conversations/{conversation_id}")
+    async def delete(conversation_id: str) -> dict[str, Any]:
+        return await desk.delete(conversation_id)
+
+    @routes.get("/v1/conversations/{conversation_id}/items")
+    async def items(
+        conversation_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: str = "desc",
+        after: str | None = None,
+    ) -> dict[str, Any]:
+        return page(await desk.items(conversation_id), limit, order, after)
+
+    @routes.post(
+        "/v1/conversations/{conversation_id}/items", openapi_extra=accepts(ConversationItems)
+    )
+    async def add(conversation_id: str, request: Request) -> dict[str, Any]:
+        return await desk.add(conversation_id, parse(await body(request), ConversationItems))
+
+    @routes.get("/v1/conversations/{conversation_id}/items/{item_id}")
+    async def item(conversation_id: str, item_id: str) -> dict[str, Any]:
+        return await desk.item(conversation_id, item_id)
+
+    @routes.delete("/v1/conversations/{conversation_id}/items/{item_id}")
+    async def remove(conversation_id: str, item_id: str) -> dict[str, Any]:
+        return await desk.remove(conversation_id, item_id)
+
+    return routes

@@ -1,0 +1,121 @@
+"""Conversation objects, on the wire and with the OpenAI SDK."""
+
+from __future__ import annotations
+
+import pytest
+from openai import NotFoundError, OpenAI
+
+from server.store.sql import Retention, SqlStore
+
+URL = "/v1/conversations"
+HELLO = {"type": "message", "role": "user", "content": "hello"}
+
+
+async def test_a_conversation_is_made_found_changed_and_gone(lab):
+    made = (await lab.post(URL, {"metadata": {"a": "b"}})).json
+    assert made["object"] == "conversation"
+    assert made["id"].startswith("conv_")
+    at = f"{URL}/{made['id']}"
+    assert (await lab.get(at)).json == made
+    assert (await lab.post(at, {"metadata": {"c": "d"}})).json["metadata"] == {"c": "d"}
+    assert (await lab.get(at)).json == made | {"metadata": {"c": "d"}}
+    gone = (await lab.delete(at)).json
+    assert gone == {"id": made["id"], "object": "conversation.deleted", "deleted": True}
+    assert (await lab.get(at)).status == 404
+    assert (await lab.get(f"{at}/items")).status == 404
+
+
+async def test_items_come_go_and_are_listed(lab):
+    made = (await lab.post(URL, {"items": [HELLO]})).json
+    at = f"{URL}/{made['id']}/items"
+    more = {"type": "message", "role": "assistant", "content": "good day"}
+    (added,) = (await lab.post(at, {"items": [more]})).json["data"]
+    assert added["content"][0]["type"] == "output_text"
+    listed = (await lab.get(f"{at}?order=asc")).json
+    assert [item["role"] for item in listed["data"]] == ["user", "assistant"]
+    assert [item["role"] for item in (await lab.get(at)).json["data"]] == ["assistant", "user"]
+    assert (await lab.get(f"{at}/{added['id']}")).json == added
+    assert (await lab.delete(f"{at}/{added['id']}")).json["id"] == made["id"]
+    assert (await lab.get(f"{at}/{added['id']}")).status == 404
+    assert len((await lab.get(at)).json["data"]) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_reads_the_conversation_and_adds_to_it(lab, stream):
+    made = (await lab.post(URL, {"items": [HELLO]})).json
+    for said in ("one", "two"):
+        lab.says(said)
+        body = {"model": "demo", "input": f"say {said}", "conversation": made["id"]}
+        answer = await lab.post("/v1/responses", body | {"stream": stream, "store": False})
+        assert answer.status == 200
+        if not stream:
+            assert answer.json["conversation"] == {"id": made["id"]}
+    seen = [(m["role"], m["content"]) for m in lab.renderer.seen[-1]["messages"]]
+    assert seen == [
+        ("user", "hello"),
+        ("user", "say one"),
+        ("assistant", "one"),
+        ("user", "say two"),
+    ]
+    items = (await lab.get(f"{URL}/{made['id']}/items?order=asc")).json["data"]
+    assert [item["content"][0]["text"] for item in items][-2:] == ["say two", "two"]
+    assert len({item["id"] for item in items}) == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"conversation": "conv_nobody"}, 404, "conversation_id"),
+        ({"conversation": {"id": "conv_nobody"}}, 404, "conversation_id"),
+        ({"conversation": "x", "previous_response_id": "y"}, 400, "conversation"),
+    ],
+)
+async def test_what_is_refused(lab, fields, status, param):
+    answer = await lab.post("/v1/responses", {"model": "demo", "input": "x"} | fields)
+    assert (answer.status, answer.json["error"]["param"]) == (status, param)
+
+
+async def test_items_that_are_no_text_are_refused_by_their_place(lab):
+    picture = {"type": "input_image", "image_url": "data:"}
+    item = {"type": "message", "role": "user", "content": [picture]}
+    answer = await lab.post(URL, {"items": [HELLO, item]})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "items[1].content[0]")
+
+
+async def test_without_a_store_there_are_none(lab):
+    lab.gateway.store = None
+    answer = await lab.post(URL, {})
+    assert answer.status == 400
+    assert "--responses-store" in answer.json["error"]["message"]
+
+
+async def test_one_owner_s_conversation_is_nobody_else_s(lab, monkeypatch):
+    made = (await lab.post(URL, {})).json
+    monkeypatch.setattr(type(lab.gateway), "owner", lambda _: "somebody")
+    assert (await lab.get(f"{URL}/{made['id']}")).status == 404
+    assert (await lab.delete(f"{URL}/{made['id']}")).status == 404
+
+
+async def test_what_nobody_uses_goes_with_its_items(lab, tmp_path):
+    lab.gateway.store = store = SqlStore(f"sqlite:///{tmp_path}/x.sqlite", Retention(3600))
+    kept = (await lab.post(URL, {"items": [HELLO]})).json["id"]
+    store._retention = Retention(-1)
+    store._sweep()
+    assert (await lab.get(f"{URL}/{kept}")).status == 404
+    assert await store.conversations.items(kept) == []
+
+
+def test_the_sdk_talks(lab, url):
+    client = OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
+    talk = client.conversations.create(items=[HELLO], metadata={"topic": "x"})
+    lab.says("Good day.")
+    client.responses.create(model="demo", input="And you?", conversation=talk.id)
+    listed = list(client.conversations.items.list(talk.id, order="asc"))
+    assert [item.type for item in listed] == ["message"] * 3
+    one = client.conversations.items.retrieve(listed[0].id, conversation_id=talk.id)
+    assert one.content[0].text == "hello"
+    client.conversations.update(talk.id, metadata={"topic": "y"})
+    assert client.conversations.retrieve(talk.id).metadata == {"topic": "y"}
+    assert client.conversations.delete(talk.id).deleted
+    with pytest.raises(NotFoundError):
+        client.conversations.retrieve(talk.id)
