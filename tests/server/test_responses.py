@@ -186,7 +186,6 @@ async def test_truncation_leaves_out_the_oldest(lab):
             "input[0].content[0]",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"background": True, "store": False}, "background"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
