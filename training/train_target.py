@@ -35,7 +35,7 @@ SETS = ("short", "long", "dense")
 
 @dataclass(frozen=True)
 class Recipe:
-    steps: int = 1600
+    steps: int = 2800
     batch_tokens: int = 2560
     """Padded tokens per step and rank."""
     warmup: int = 30
@@ -46,11 +46,12 @@ class Recipe:
     other_lr: float = 3e-3
     long_from: int = 150
     long_share: float = 0.15
-    late_from: int = 1050
-    late_long_share: float = 0.22
-    dense_from: int = 1225
+    late_from: float = 0.65
+    """Share of the steps, like `dense_from`."""
+    late_long_share: float = 0.28
+    dense_from: float = 0.78
     """From here on short batches come from single turns, which have more answers per token."""
-    dense_long_share: float = 0.12
+    dense_long_share: float = 0.2
     seed: int = 1
     ranks: int = 2
     """The batches of a step: fixed, so that one fast device sees the same as two cores."""
@@ -67,9 +68,10 @@ class Recipe:
         if step < self.long_from:
             return "short"
         drawn = np.random.default_rng([self.seed, step]).random()
-        if step >= self.dense_from:
+        done = step / self.steps
+        if done >= self.dense_from:
             return "long" if drawn < self.dense_long_share else "dense"
-        share = self.long_share if step < self.late_from else self.late_long_share
+        share = self.long_share if done < self.late_from else self.late_long_share
         return "long" if drawn < share else "short"
 
 

@@ -68,7 +68,7 @@ def test_training_learns_and_goes_on_where_it_stopped(tmp_path, fast, capsys):
     for name in ("whole", "parts"):
         write_data(tmp_path / name / "data", fast)
     recipe = Recipe(
-        steps=12, batch_tokens=600, long_from=9, long_share=0.9, dense_from=11, warmup=3
+        steps=12, batch_tokens=600, long_from=9, long_share=0.9, dense_from=11 / 12, warmup=3
     )
     torch.set_num_threads(1)
     whole = run(recipe, SMALL, tmp_path / "whole")
@@ -88,7 +88,7 @@ def progress(capsys):
 
 
 def test_every_step_knows_what_it_reads():
-    recipe = Recipe(steps=1000, long_from=100, late_from=400, dense_from=600)
+    recipe = Recipe(steps=1000, long_from=100, late_from=0.4, dense_from=0.6)
     drawn = [recipe.kind(step) for step in range(1000)]
     assert drawn == [recipe.kind(step) for step in range(1000)]
     assert set(drawn[:100]) == {"short"}

@@ -45,15 +45,18 @@ def add_steps(a: int, b: int) -> str:
 
 
 def subtract_steps(a: int, b: int) -> str:
-    """Ones, borrowing ten when needed, then tens."""
+    """Ones, borrowing ten when they do not reach, then tens.
+
+    The ones stand side by side before the first digit that tells whether to borrow.
+    """
     total = f"{a} - {b} = {a - b}."
     if a < 10:
         return total
+    ones = f"{a % 10} - {b % 10}"
     if a % 10 >= b % 10:
-        ones = f"{a % 10} - {b % 10} = {a % 10 - b % 10}. "
-        return ones + f"{a // 10} - {b // 10} = {a // 10 - b // 10}. {total}"
+        return f"{ones} = {a % 10 - b % 10}. {a // 10} - {b // 10} = {a // 10 - b // 10}. {total}"
     tens = a // 10 - 1
-    ones = f"1{a % 10} - {b % 10} = {10 + a % 10 - b % 10}. "
+    ones += f": 1{a % 10} - {b % 10} = {10 + a % 10 - b % 10}. "
     return ones + f"{a // 10} - 1 = {tens}. {tens} - {b // 10} = {tens - b // 10}. {total}"
 
 

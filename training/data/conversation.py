@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,10 +141,20 @@ def ending(
         )
     if source.chance(0.7):
         kind = "tool_call" if len(turn.calls) == 1 else "parallel_calls"
-        thought = " ".join(thought_of(call) for call in turn.calls)
+        thought = plan_of(turn.calls)
         return Conversation(kind, [*messages, user], tools, thought, "", turn.calls)
     thought = "I report the result of the tool."
     return Conversation("tool_result", [*messages, *called(turn)], tools, thought, turn.report)
+
+
+def plan_of(calls: Sequence[Call]) -> str:
+    """The calls to come; of several each has its place, by which the model finds the next one."""
+    if len(calls) == 1:
+        return thought_of(calls[0])
+    places = ("First", "Second", "Third")
+    return " ".join(
+        f"{place} {thought_of(call)}" for place, call in zip(places, calls, strict=False)
+    )
 
 
 def thought_of(call: Call) -> str:

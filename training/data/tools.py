@@ -81,7 +81,7 @@ def weather(source: Source) -> ToolTurn:
     description = source.pick(
         ["Get the current weather for a city.", "Get weather", "Current weather in a location."]
     )
-    cities = list(dict.fromkeys(source.city() for _ in range(how_many(source, 0.3))))
+    cities = list(dict.fromkeys(source.city() for _ in range(how_many(source, 0.4))))
     results = [{"temp_c": source.number(-9, 38), "sky": source.pick(SKIES)} for _ in cities]
     report = " ".join(
         f"It is {result['temp_c']} °C and {result['sky']} in {city}."
@@ -238,7 +238,7 @@ def timer(source: Source) -> ToolTurn:
         "Start a timer.",
         {key: {"type": "integer"}},
     )
-    minutes = [source.number(1, 120) for _ in range(how_many(source, 0.2))]
+    minutes = [source.number(1, 120) for _ in range(how_many(source, 0.3))]
     user = source.split(TIMER, 0.3).format(listed([str(count) for count in minutes]))
     results = [{"status": "started"} for _ in minutes]
     return turn(made, user, [{key: n} for n in minutes], results, "Result: status is started.")
@@ -261,7 +261,7 @@ def stock(source: Source) -> ToolTurn:
         "Get the price of a stock.",
         strings(key),
     )
-    symbols = list(dict.fromkeys(source.letters(2, 5) for _ in range(how_many(source, 0.25))))
+    symbols = list(dict.fromkeys(source.letters(2, 5) for _ in range(how_many(source, 0.35))))
     prices = [round(source.random.uniform(2, 900), 2) for _ in symbols]
     report = " ".join(
         f"The price of {symbol} is {price}." for symbol, price in zip(symbols, prices, strict=True)
@@ -387,7 +387,7 @@ def random_call(source: Source) -> ToolTurn:
     used = [key for key in schema["properties"] if key in schema["required"] or source.chance(0.5)]
     arguments = [
         {key: value(source, key, schema["properties"][key]) for key in used}
-        for _ in range(how_many(source, 0.15))
+        for _ in range(how_many(source, 0.25))
     ]
     style = source.number(0, 5)
     body = " and another ".join(describe(source, item, style) for item in arguments)
