@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from training.corpus import LAST
 from training.data.conversation import LONG, SHORT, conversation
 from training.data.render import answer_text, prompt_text
 from training.data.source import Source
@@ -45,7 +46,9 @@ class Expected:
 
 def expected(tokenizer: Any, seed: int, short: int, long: int) -> Iterator[Expected]:
     source = Source(seed)
-    for shape in [SHORT] * short + [replace(LONG, turns=tuple(range(4, 24)))] * long:
+    kinds = (SHORT, SHORT, LAST)
+    shapes = [kinds[i % len(kinds)] for i in range(short)]
+    for shape in shapes + [replace(LONG, turns=tuple(range(4, 24)))] * long:
         made = conversation(source, shape)
         thinking = source.chance(THINKING_SHARE)
         thought, body = answer_text(made, thinking)

@@ -29,6 +29,7 @@ PROMPT_SHARE = 0.08
 MAX_TOKENS = 3072
 THINKING_SHARE = 0.87
 DENSE = Shape(turns=(1,), more_tools=(0, 0, 1, 2, 3))
+LAST = Shape(turns=(1, 1, 1, 2), tools=0.7, more_tools=(0, 1, 1, 2, 3, 5, 8), idle=0.3)
 
 
 @dataclass
@@ -153,6 +154,7 @@ def main() -> None:
     parser.add_argument("--short", type=int, default=90_000, help="short documents")
     parser.add_argument("--long", type=int, default=4_500, help="documents of 600 to 3072 tokens")
     parser.add_argument("--dense", type=int, default=30_000, help="single turns for the end")
+    parser.add_argument("--last", type=int, default=20_000, help="tools that may go unused")
     parser.add_argument("--sums", type=float, default=0.12, help="share of extra plain sums")
     parser.add_argument("--dense-sums", type=float, default=0.25)
     options = parser.parse_args()
@@ -166,6 +168,8 @@ def main() -> None:
     long_documents(tokenizer, Source(seed + 2), options.long).save(out / "long.npz")
     dense = short_documents(tokenizer, Source(seed + 4), options.dense, options.dense_sums, DENSE)
     dense.save(out / "dense.npz")
+    last = short_documents(tokenizer, Source(seed + 5), options.last, options.sums, LAST)
+    last.save(out / "last.npz")
     validation = short_documents(tokenizer, Source(seed + 3, True), 400, 0.0)
     validation.save(out / "validation.npz")
     print(f"{time.monotonic() - started:.0f} s in all")

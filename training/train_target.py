@@ -30,7 +30,7 @@ from training.progress import Clock, Running
 from training.ranks import Ranks
 
 CHECKPOINT = "target-state.pt"
-SETS = ("short", "long", "dense")
+SETS = ("short", "long", "dense", "last")
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,22 @@ class Recipe:
     dense_from: float = 0.78
     """From here on short batches come from single turns, which have more answers per token."""
     dense_long_share: float = 0.2
+    last_steps: int = 700
+    """After `steps`, at a small rate: short batches with tools that often go unused."""
+    last_scale: float = 0.35
+    last_long_share: float = 0.25
     seed: int = 1
     ranks: int = 2
     """The batches of a step: fixed, so that one fast device sees the same as two cores."""
 
+    @property
+    def end(self) -> int:
+        return self.steps + self.last_steps
+
     def scale(self, step: int) -> float:
-        """Learning rate factor: warm-up, constant, then linear to `final`."""
+        """Learning rate factor: warm-up, constant, linear to `final`; then from `last_scale`."""
+        if step >= self.steps:
+            return self.last_scale * (1 - (step - self.steps) / self.last_steps)
         done = step / self.steps
         if done < self.decay_from:
             return min(1.0, (step + 1) / self.warmup)
@@ -68,6 +78,8 @@ class Recipe:
         if step < self.long_from:
             return "short"
         drawn = np.random.default_rng([self.seed, step]).random()
+        if step >= self.steps:
+            return "long" if drawn < self.last_long_share else "last"
         done = step / self.steps
         if done >= self.dense_from:
             return "long" if drawn < self.dense_long_share else "dense"
@@ -174,7 +186,7 @@ class Report:
 
     def __init__(self, recipe: Recipe, means: dict[str, Running] | None, tokens: int) -> None:
         self.recipe = recipe
-        self.means = means or {name: Running() for name in SETS}
+        self.means = {name: Running() for name in SETS} | (means or {})
         self.tokens = tokens
 
     def add(self, step: int, loss: float, answers: float, tokens: float) -> None:
@@ -202,13 +214,13 @@ def run(
     state = training.load(path) if path.exists() else {}
     report = Report(recipe, state.get("means"), state.get("tokens", 0))
     data = Data(folder / "data", recipe, ranks, training.step)
-    clock = Clock(recipe.steps, training.step)
-    end = stop_at or recipe.steps
+    clock = Clock(recipe.end, training.step)
+    end = stop_at or recipe.end
     saved = time.monotonic()
     while training.step < end:
         step = training.step
         report.add(step, *one_step(training, data.of(step)))
-        if ranks.first and (training.step % 25 == 0 or training.step in (5, recipe.steps)):
+        if ranks.first and (training.step % 25 == 0 or training.step in (5, recipe.end)):
             print(f"{clock.at(training.step)}: {report.line(training.step)}", flush=True)
         due = torch.tensor([float(ranks.first and time.monotonic() - saved > save_every_s)])
         ranks.sum_([due])

@@ -1,6 +1,6 @@
 # The demo checkpoint, from seeds alone. Included by the Makefile at the root.
 #
-# On two free cores: data 1.5 min, target about 20 min, answers 1.5 min, drafts about 10 min each seed,
+# On two free cores: data 1.5 min, target about 30 min, answers 3 min, drafts about 20 min each seed,
 # evaluation 10 min. Killed, `make demo-model` goes on from the last state. On a GPU: RANKS=1.
 
 # Needs the `train` extra: .venv/bin/pip install -e ".[cpu,train]"
@@ -8,7 +8,7 @@ TRAIN_PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 DEMO_RUN ?= build/demo
 RANKS ?= 2
 STEPS_TARGET ?= 2800
-STEPS_DRAFT ?= 1000
+STEPS_DRAFT ?= 1800
 DRAFT_SEEDS ?= 1
 EVAL_TARGET ?= engine/demo/target
 EVAL_DRAFTS ?= --draft eagle3=engine/demo/eagle3 --draft eagle3.1=engine/demo/eagle3_1
@@ -47,11 +47,12 @@ $(DEMO_RUN)/MODEL_CARD.md: $(DEMO_RUN)/drafts
 # Puts a finished set where the gateway looks for it.
 demo-install: $(DEMO_RUN)/MODEL_CARD.md
 	mkdir -p engine/demo/target engine/demo/eagle3 engine/demo/eagle3_1
-	cp $(DEMO_RUN)/target/* engine/demo/target/
+	install -m 644 $(DEMO_RUN)/target/* engine/demo/target/
 	for draft in eagle3 eagle3_1; do \
-	    cp $(DEMO_RUN)/$$draft/config.json $(DEMO_RUN)/$$draft/model.safetensors engine/demo/$$draft/; \
+	    install -m 644 $(DEMO_RUN)/$$draft/config.json $(DEMO_RUN)/$$draft/model.safetensors \
+	        engine/demo/$$draft/; \
 	done
-	cp $(DEMO_RUN)/MODEL_CARD.md engine/demo/MODEL_CARD.md
+	install -m 644 $(DEMO_RUN)/MODEL_CARD.md engine/demo/MODEL_CARD.md
 
 demo-eval:
 	$(TRAIN_PYTHON) -m training.evaluate --target $(EVAL_TARGET) $(EVAL_DRAFTS) --out $(EVAL_OUT)

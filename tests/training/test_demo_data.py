@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from training.corpus import ANSWER, short_documents, stack, write_tokenizer
+from training.corpus import ANSWER, LAST, short_documents, stack, write_tokenizer
 from training.data.arithmetic import add_steps, divide_steps, multiply_steps, subtract_steps
 from training.data.conversation import LONG, SHORT, conversation
 from training.data.render import answer_text, prompt_segments, prompt_text
@@ -80,6 +80,15 @@ def test_the_held_out_side_is_kept_from_training():
     assert not set(UNICODE_WORDS.train) & set(UNICODE_WORDS.held)
     source = Source(1)
     assert not {source.split(CITIES) for _ in range(3000)} & set(CITIES.held)
+
+
+def test_offered_tools_may_go_unused():
+    source = Source(5)
+    made = [conversation(source, LAST) for _ in range(200)]
+    offered = [item for item in made if item.tools]
+    unused = [item for item in offered if not item.kind.startswith(("tool", "parallel"))]
+    assert 0.15 < len(unused) / len(offered) < 0.45
+    assert {"topic", "arithmetic"} <= {item.kind for item in unused}
 
 
 def test_values_are_never_function_words():

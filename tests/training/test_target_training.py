@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from training.checkpoint import load_llama, save_target
-from training.corpus import DENSE, long_documents, sample_texts, short_documents
+from training.corpus import DENSE, LAST, long_documents, sample_texts, short_documents
 from training.cost_scaled import cost_scaled_demo
 from training.data.source import Source
 from training.induction import wire
@@ -61,6 +61,7 @@ def write_data(folder, fast):
     short_documents(fast, Source(1), 60, 0.2).save(folder / "short.npz")
     long_documents(fast, Source(2), 3).save(folder / "long.npz")
     short_documents(fast, Source(3), 20, 0.2, DENSE).save(folder / "dense.npz")
+    short_documents(fast, Source(4), 20, 0.2, LAST).save(folder / "last.npz")
     return folder
 
 
@@ -68,13 +69,19 @@ def test_training_learns_and_goes_on_where_it_stopped(tmp_path, fast, capsys):
     for name in ("whole", "parts"):
         write_data(tmp_path / name / "data", fast)
     recipe = Recipe(
-        steps=12, batch_tokens=600, long_from=9, long_share=0.9, dense_from=11 / 12, warmup=3
+        steps=12,
+        batch_tokens=600,
+        long_from=9,
+        long_share=0.9,
+        dense_from=11 / 12,
+        last_steps=2,
+        warmup=3,
     )
     torch.set_num_threads(1)
     whole = run(recipe, SMALL, tmp_path / "whole")
     run(recipe, SMALL, tmp_path / "parts", stop_at=10)
     parts = run(recipe, SMALL, tmp_path / "parts")
-    assert parts.step == 12
+    assert parts.step == 14
     pairs = zip(whole.model.parameters(), parts.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     first, last = (float(line.split("short ")[1].split(",")[0]) for line in progress(capsys))
@@ -95,6 +102,7 @@ def test_every_step_knows_what_it_reads():
     assert set(drawn[100:600]) == {"short", "long"}
     assert set(drawn[600:]) == {"dense", "long"}
     assert 0.1 < drawn[400:600].count("long") / 200 < 0.35
+    assert {recipe.kind(step) for step in range(1000, recipe.end)} == {"last", "long"}
 
 
 def test_the_rate_warms_up_stays_and_falls():
@@ -103,6 +111,7 @@ def test_the_rate_warms_up_stays_and_falls():
     assert recipe.scale(20) == recipe.scale(49) == 1.0
     assert recipe.scale(75) == pytest.approx(0.5)
     assert recipe.scale(99) >= recipe.final
+    assert recipe.scale(100) == recipe.last_scale > recipe.scale(recipe.end - 1) > 0
 
 
 @torch.no_grad()

@@ -22,6 +22,8 @@ class Shape:
     more_tools: tuple[int, ...] = (0, 0, 1, 1, 2, 3, 5, 8)
     long_lookup: float = 0.0
     wrapped: float = 0.06
+    idle: float = 0.0
+    """How often tools are on offer and the last turn needs none."""
 
 
 SHORT = Shape()
@@ -52,6 +54,9 @@ def plan(source: Source, shape: Shape) -> tuple[list[Turn | ToolTurn], list[Tool
         turns[0] = lookup(source, source.number(15, 60))
     if not with_tools:
         return turns, None
+    if shape.idle and source.chance(shape.idle):
+        turns[-1] = plain_turn(source)
+        return one_tool_per_name(source, shape, turns)
     if count == 1 and source.chance(0.05):
         return [without_tool(source)], offered(source, shape, {})
     if not any(isinstance(turn, ToolTurn) for turn in turns):
