@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.data.known_tools import KNOWN
 from training.data.source import Source, phrasings
 from training.data.tasks import lookup, plain_turn
-from training.data.tools import KNOWN, random_tool, tool_turn
+from training.data.tools import random_tool, tool_turn
 from training.data.turn import Call, Conversation, Tool, ToolTurn, Turn
 from training.data.values import said
 
