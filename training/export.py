@@ -9,7 +9,7 @@ import torch
 
 from training.checkpoint import save_target
 from training.llama import Llama, LlamaShape
-from training.train_target import CHECKPOINT
+from training.train_target import CHECKPOINT, Recipe
 
 
 def main() -> None:
@@ -24,7 +24,8 @@ def main() -> None:
     tokenizer = options.folder / "data" / "tokenizer"
     save_target(model, tokenizer, options.out, dtype=getattr(torch, options.dtype))
     size = (options.out / "model.safetensors").stat().st_size
-    done = f"{state['step']} of {state['recipe']['steps']} steps, {state['tokens']:,} tokens"
+    recipe = Recipe(**state["recipe"])
+    done = f"{state['step']} of {recipe.end} steps, {state['tokens']:,} tokens"
     print(f"{options.out}: {size:,} bytes, after {done}")
 
 
