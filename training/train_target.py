@@ -252,10 +252,11 @@ def main() -> None:
         "--folder", type=Path, required=True, help="folder with data/; holds the state"
     )
     parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--last-steps", type=int, default=Recipe.last_steps)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    recipe = Recipe(steps=options.steps, seed=options.seed)
+    recipe = Recipe(steps=options.steps, last_steps=options.last_steps, seed=options.seed)
     run(recipe, LlamaShape(), options.folder, options.device)
 
 

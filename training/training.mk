@@ -8,6 +8,7 @@ TRAIN_PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 DEMO_RUN ?= build/demo
 RANKS ?= 2
 STEPS_TARGET ?= 2800
+STEPS_LAST ?= 700
 STEPS_DRAFT ?= 1800
 DRAFT_SEEDS ?= 1
 EVAL_TARGET ?= engine/demo/target
@@ -27,7 +28,8 @@ $(DEMO_RUN)/data/validation.npz:
 
 $(DEMO_RUN)/target/model.safetensors: $(DEMO_RUN)/data/validation.npz
 	$(ALLOCATOR) OMP_NUM_THREADS=1 $(TRAIN_PYTHON) -m torch.distributed.run --nproc-per-node $(RANKS) \
-	    -m training.train_target --folder $(DEMO_RUN) --steps $(STEPS_TARGET)
+	    -m training.train_target --folder $(DEMO_RUN) --steps $(STEPS_TARGET) \
+	    --last-steps $(STEPS_LAST)
 	$(TRAIN_PYTHON) -m training.export --folder $(DEMO_RUN) --out $(DEMO_RUN)/target
 
 $(DEMO_RUN)/answers.jsonl: $(DEMO_RUN)/target/model.safetensors
