@@ -153,10 +153,13 @@ class Fleet:
         return str(await asyncio.get_running_loop().create_future())
 
     async def health(self) -> Health:
-        """From what is known: this answers at once, whatever the workers do."""
+        """From what is known: this answers at once, whatever the workers do.
+
+        Anybody may ask ``/ready``: who the workers are is for operators.
+        """
         if any(worker.serves for worker in self.workers.values()):
             return Health(live=True)
-        return Health(live=False, reason=self._why_none())
+        return Health(live=False, reason=f"None of {len(self.workers)} workers serves.")
 
     @property
     def unclaimed(self) -> Totals:

@@ -267,7 +267,8 @@ async def test_requests_wait_while_no_worker_serves_and_go_on_with_the_first():
     await until_serving(place, 0)
     health = await place.fleet.health()
     assert not health.live
-    assert "a: connection refused; b: connection refused" in health.reason
+    assert health.reason == "None of 2 workers serves."
+    assert "a: connection refused; b: connection refused" in place.fleet._why_none()
     waiting = asyncio.create_task(collect(place.fleet, ask()))
     place["b"].up = True
     assert tokens_of(await waiting) == following(ask())
