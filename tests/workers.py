@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,14 +80,26 @@ class WorkerProcess:
         self.process.wait()
 
 
-@contextmanager
-def vllm_worker(log: Path, arguments: Sequence[str] = OURS) -> Iterator[WorkerProcess]:
+def vllm_worker(
+    log: Path, arguments: Sequence[str] = OURS
+) -> AbstractContextManager[WorkerProcess]:
     """Until the block ends; it is still loading when the block begins."""
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--port={port}"]
+    command = ["-m", "vllm.entrypoints.openai.api_server", f"--port={port}"]
+    return _started(log, port, [*command, *ARGUMENTS, *arguments])
+
+
+def scripted_worker(log: Path) -> AbstractContextManager[WorkerProcess]:
+    """The same without vLLM: see ``tests.scripted_worker``."""
+    port = free_port()
+    return _started(log, port, ["-m", "tests.scripted_worker", str(port)])
+
+
+@contextmanager
+def _started(log: Path, port: int, arguments: Sequence[str]) -> Iterator[WorkerProcess]:
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, *ARGUMENTS, *arguments],
+            [sys.executable, *arguments],
             stdout=out,
             stderr=out,
             cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Three real vLLM servers behind one gateway: they come and go, streams do not notice."""
+"""Three workers behind one gateway come and go, and streams do not notice: vLLM, and scripted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import RunningGateway, serving
 from tests.faults import streams
-from tests.workers import GATEWAY, WorkerProcess, vllm_worker
+from tests.workers import GATEWAY, WorkerProcess, scripted_worker, vllm_worker
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +28,7 @@ class Fleet:
     gateway: RunningGateway
     workers: dict[str, WorkerProcess]
     file: Path
+    real: bool
 
     def name(self, *addresses: str) -> None:
         self.file.write_text("\n".join(addresses) + "\n")
@@ -51,18 +52,17 @@ class Fleet:
         return asyncio.run(streams.hear_all(self.gateway.url, bodies))
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
+@pytest.fixture(scope="module", params=["scripted", "vllm"])
+def fleet(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
+    worker = scripted_worker if request.param == "scripted" else vllm_worker
     with ExitStack() as running:
-        started = [
-            running.enter_context(vllm_worker(folder / f"worker-{at}.log")) for at in range(3)
-        ]
+        started = [running.enter_context(worker(folder / f"worker-{at}.log")) for at in range(3)]
         workers = {worker.url: worker for worker in started}
         (folder / "workers").write_text("\n".join(list(workers)[:2]) + "\n")
         arguments = (*GATEWAY, "--upstream-file", str(folder / "workers"))
         gateway = running.enter_context(serving(folder / "serve.log", arguments))
-        made = Fleet(gateway, workers, folder / "workers")
+        made = Fleet(gateway, workers, folder / "workers", request.param == "vllm")
         for worker in started:
             _until_healthy(worker)
         made.until_serving(*list(workers)[:2])
@@ -82,9 +82,10 @@ def _until_healthy(worker: WorkerProcess) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(demo_gateway) -> list[streams.Heard]:
-    """What the engine in the gateway's own process says."""
-    heard = asyncio.run(streams.hear_all(demo_gateway.url, BODIES))
+def undisturbed(request, fleet) -> list[streams.Heard]:
+    """What an engine in the gateway's own process says; scripted workers: before any dies."""
+    gateway = request.getfixturevalue("demo_gateway") if fleet.real else fleet.gateway
+    heard = asyncio.run(streams.hear_all(gateway.url, BODIES))
     assert all(one.whole for one in heard)
     return heard
 
