@@ -125,6 +125,14 @@ def _dashed(argument: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else argument
 
 
+def read_again(argv: list[str]) -> CommandLine:
+    """The same for a gateway that serves, which a wrong flag must not end. Raises ConfigError."""
+    try:
+        return read("serve", argv, lambda _: None)
+    except SystemExit:  # argparse has said on standard error what is wrong
+        raise ConfigError("a flag has a value that it cannot have; the log says which") from None
+
+
 def engine_arguments_of(namespace: argparse.Namespace) -> Arguments:
     from engine.vllm_backend.arguments import engine_arguments
 

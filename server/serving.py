@@ -31,7 +31,7 @@ from server.admission import Admission, Bounds
 from server.app import create_app
 from server.backends import Backend, open_backend
 from server.banner import banner
-from server.commandline import CommandLine, read
+from server.commandline import CommandLine, read_again
 from server.config import ConfigError, Settings
 from server.drain import Drain
 from server.gateway import Controls, Gateway
@@ -152,7 +152,7 @@ class Serving:
 
     async def _reload(self) -> dict[str, Any]:
         """Read keys and limits anew; what runs goes on."""
-        line = await asyncio.to_thread(read, "serve", self._line.argv, lambda _: None)
+        line = await asyncio.to_thread(read_again, self._line.argv)
         fresh, ring = line.settings, keys_of(line.settings)
         self._gateway.keys, self._admission.bounds = ring, bounds(fresh)
         self._gateway.request_timeout_s = fresh.request_timeout_s
