@@ -48,8 +48,8 @@ PING = "is_scheduler_paused"
 ERRORED_POLL_S = 0.5
 OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 GIVE_UP_POLL_S = 0.1
-KILLED = re.compile(r"Failed core proc\(s\): {.*?: -(\d+)")
-"""How vLLM reports an engine process that a signal ended before it was ready."""
+ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
+"""How vLLM reports an engine process that ended before it was ready; it may not know yet how."""
 WARM_UP_PROMPT = (1, 2, 3, 4)
 
 
@@ -198,9 +198,9 @@ async def _give_up(loading: asyncio.Task[AsyncLLM], others: set[BaseProcess]) ->
 
 
 def _first_words(error: Exception) -> str:
-    if killed := KILLED.search(str(error)):
-        name = signal.Signals(int(killed[1])).name
-        return f"the engine process was ended by {name} while it started (is there enough memory?)"
+    if ended := ENDED.search(str(error)):
+        by = f" by {signal.Signals(int(ended[1])).name}" if ended[1] else ""
+        return f"the engine process ended{by} while it started (was there enough memory?)"
     if isinstance(error, ValidationError):
         return "; ".join(entry["msg"] for entry in error.errors())
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

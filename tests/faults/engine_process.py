@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,14 @@ def engine_pid(gateway_pid: int) -> int | None:
 def starting_pid(gateway_pid: int) -> int | None:
     """The same from its first moment, when it has not called itself so yet."""
     return next((pid for pid in descendants(gateway_pid) if is_engine(pid)), None)
+
+
+async def next_one(gateway_pid: int, last: int | None) -> int:
+    """The engine after ``last``, from its first moment."""
+    while (pid := starting_pid(gateway_pid)) in (None, last):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert pid is not None
+    return pid
 
 
 def is_engine(pid: int) -> bool:

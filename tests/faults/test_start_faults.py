@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from tests.faults import engine_process, streams
 
 pytestmark = pytest.mark.slow
 
-SOON_S = 60
+SOON_S = 120
 """For what should take a few seconds, on a busy machine."""
 
 
@@ -33,11 +35,11 @@ class Starting:
         self.engine = self._engine()
 
     def end(self) -> tuple[int, str]:
-        """Its status and its last words; nothing of it may be left."""
+        """Its status and what it said; nothing of it may be left."""
         _, errors = self.process.communicate(timeout=SOON_S)
         assert "Traceback" not in errors
         assert not engine_process.is_engine(self.engine)
-        return self.process.returncode, (errors.strip().splitlines() or [""])[-1]
+        return self.process.returncode, errors
 
     def _engine(self) -> int:
         end = time.monotonic() + SOON_S
@@ -68,11 +70,11 @@ def starting(*arguments: str) -> Iterator[Starting]:
 
 def test_a_gateway_told_to_stop_while_its_engine_starts_stops_at_once():
     with starting() as gateway:
-        began = time.monotonic()
         gateway.process.send_signal(signal.SIGTERM)
-        status, _ = gateway.end()
+        status, said = gateway.end()
         assert status == 0
-        assert time.monotonic() - began < 10, "a start takes longer than that when it is busy"
+        assert "starting vLLM" in said
+        assert "warming up" not in said, "it waited for an engine that nobody needs"
 
 
 def test_an_engine_killed_while_it_starts_ends_the_gateway_with_the_cause():
@@ -80,7 +82,7 @@ def test_an_engine_killed_while_it_starts_ends_the_gateway_with_the_cause():
         os.kill(gateway.engine, signal.SIGKILL)
         status, said = gateway.end()
         assert status == 1
-        assert "ended by SIGKILL while it started" in said
+        assert re.search("the engine process ended( by SIGKILL)? while it started", said)
 
 
 def test_an_engine_that_hangs_while_it_starts_is_given_up():
@@ -110,10 +112,9 @@ def test_a_crash_loop_ends_with_an_error_frame_and_a_status(tmp_path):
         lines = told.iter_lines()
         next(lines)
         first = engine_process.engine_pid(gateway.process.pid)
-        for _ in range(2):
-            engine_process.kill(gateway.process.pid)
-            while engine_process.engine_pid(gateway.process.pid) == first:
-                time.sleep(0.02)
+        assert engine_process.kill(gateway.process.pid)
+        second = asyncio.run(engine_process.next_one(gateway.process.pid, first))
+        os.kill(second, signal.SIGKILL)
         *_, error, done = [line for line in lines if line]
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_dead"
         assert done == "data: [DONE]"
