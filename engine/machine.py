@@ -63,6 +63,14 @@ def free_memory() -> int:
     return available
 
 
+def oom_kills() -> int:
+    """Processes the kernel has killed for want of memory, since it runs."""
+    for line in text_of("/proc/vmstat").splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
 def text_of(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")

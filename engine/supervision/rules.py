@@ -32,8 +32,11 @@ class Patience:
     """Short lives and failed starts in a row after which the supervisor gives up."""
     continuations: int = 4
     """Engine deaths one request may survive."""
-    kills: int = 3
-    """Signals from outside that must meet a request alone before it is taken for their cause."""
+    kills: int = 20
+    """Signals from outside that must meet a request alone before it is taken for their cause.
+
+    Many, because the first in line is alone again and again: three came within seconds of chance.
+    """
 
     def backoff(self, failures: int) -> float:
         """The pause before the start that follows ``failures`` failures in a row."""

@@ -22,6 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from engine.errors import EngineDead, EngineStartError
+from engine.machine import oom_kills
 from engine.speculation.accounting import Totals
 from engine.types import (
     EngineInfo,
@@ -77,6 +78,7 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._outputs: StepOutputs | None = None
         self._closed = False
+        self._oom_kills = oom_kills()
 
     async def start(self) -> EngineInfo:
         self._progress(f"starting vLLM with {self._arguments.model}")
@@ -134,7 +136,9 @@ class VllmEngine:
 
     @property
     def killed(self) -> bool:
-        """An engine process was ended by a signal from outside (the kernel's, when memory ends)."""
+        """An engine process was ended by a signal from outside, and not for want of memory."""
+        if oom_kills() != self._oom_kills:
+            return False
         manager = getattr(self._llm.engine_core, "resources", None) if self._llm else None
         processes = getattr(getattr(manager, "engine_manager", None), "processes", ())
         return any(process.exitcode in OUTSIDE for process in processes)

@@ -203,7 +203,7 @@ async def test_the_request_that_kills_is_found_and_named_among_innocent_ones():
 @pytest.mark.parametrize(("deaths", "blamed"), [(3, False), (4, True)])
 async def test_signals_from_outside_are_blamed_on_a_request_late(deaths, blamed):
     cradle = Cradle(doom=lambda life, request, step: life < deaths, killed=True)
-    engine, notes = supervised(cradle, replace(FAST, continuations=9))
+    engine, notes = supervised(cradle, replace(FAST, continuations=9, kills=3))
     await engine.start()
     got = await asyncio.gather(collect(engine, ask()), return_exceptions=True)
     assert isinstance(got[0], RequestQuarantined) == blamed
