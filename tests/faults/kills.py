@@ -81,6 +81,7 @@ async def _again_and_again(client, body, wanted, stop, report) -> None:
         if heard.error is not None or heard.said != wanted.said:
             why = str(heard.error or difference(wanted.said, heard.said))[:200]
             report.errors[why] = report.errors.get(why, 0) + 1
+            print(f"broken or differing: {why}", file=sys.stderr)
 
 
 PARTS = ("content", "reasoning", "calls", "logprobs", "finish", "tokens")
@@ -108,7 +109,11 @@ async def _kill(
         await _until(client, 503)
         await _until(client, 200)
         report.recoveries_s.append(time.monotonic() - began)
-        print(f"kill {report.kills}: back after {report.recoveries_s[-1]:.1f} s", file=sys.stderr)
+        print(
+            f"kill {report.kills}: back after {report.recoveries_s[-1]:.1f} s; so far "
+            f"{report.streams} streams, {report.broken} broken, {report.differing} differing",
+            file=sys.stderr,
+        )
 
 
 async def _until(client: httpx.AsyncClient, status: int) -> None:

@@ -56,6 +56,9 @@ def request(kind: str, number: int, tokens: int) -> dict[str, Any]:
             return base | {"response_format": STRUCTURED}
         case "penalised":
             return base | {"frequency_penalty": 0.3, "ignore_eos": True}
+        case "long":
+            words = {"role": "user", "content": f"{number} lions. " + "Tell me a story. " * 550}
+            return base | {"messages": [words], "ignore_eos": True}
         case "logprobs":
             return base | {"logprobs": True, "top_logprobs": 2, "ignore_eos": True}
         case "reasoning":

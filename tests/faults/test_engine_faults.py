@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import time
@@ -16,38 +17,142 @@ from tests.faults import engine_process, kills, streams, vanish
 pytestmark = pytest.mark.slow
 
 ARGUMENTS = (*kills.ARGUMENTS, "--engine-hang-s", "10", "--drain-s", "60")
+LIMITS = "max-queued: 100\n"
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("faults") / "serve.log", ARGUMENTS) as running:
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "limits.yaml"
+    path.write_text(LIMITS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory, config):
+    arguments = (*ARGUMENTS, "--config", str(config))
+    with serving(tmp_path_factory.mktemp("faults") / "serve.log", arguments) as running:
         yield running
 
 
+def disturbed_as_undisturbed(gateway, bodies, disturb):
+    """Both runs say the same; ``disturb`` is called when a stream of the second has begun."""
+
+    async def heard():
+        undisturbed = await streams.hear_all(gateway.url, bodies)
+        began = asyncio.Event()
+        task = asyncio.create_task(streams.hear_all(gateway.url, bodies, began))
+        await disturb(began)
+        return undisturbed, await task
+
+    for undisturbed, disturbed in zip(*asyncio.run(heard()), strict=True):
+        assert undisturbed.whole, undisturbed.error
+        assert disturbed.whole, disturbed.error
+        assert disturbed.said == undisturbed.said, kills.difference(
+            undisturbed.said, disturbed.said
+        )
+
+
+def outcome(gateway, name):
+    return gateway.metric("eaglegate_interrupted_requests_total", outcome=name) or 0
+
+
 def test_streams_survive_the_death_of_the_engine(gateway):
-    report = kills.Report(kills=2)
+    report = kills.Report(kills=3)
     asyncio.run(kills.disturbed(gateway, report, 8, 300, minutes=3))
     assert (report.broken, report.differing) == (0, 0), report.errors
-    assert report.kills == 2
+    assert report.kills == 3
     assert report.outcomes["resumed"] > 0
     assert report.outcomes["lost"] == report.outcomes["quarantined"] == 0
 
 
 def test_a_hanging_engine_is_replaced_and_its_stream_goes_on(gateway):
-    body = streams.request("chat", 3, 400)
+    before = gateway.metric("eaglegate_engine_losses_total", cause="hung") or 0
 
-    async def heard():
-        (undisturbed,) = await streams.hear_all(gateway.url, [body])
-        began = asyncio.Event()
-        task = asyncio.create_task(streams.hear_all(gateway.url, [body], began))
+    async def stop(began):
         await began.wait()
         assert engine_process.kill(gateway.process.pid, signal.SIGSTOP)
-        return undisturbed, (await task)[0]
 
-    undisturbed, disturbed = asyncio.run(heard())
-    assert disturbed.whole
-    assert disturbed.said == undisturbed.said
-    assert gateway.metric("eaglegate_engine_losses_total", cause="hung") == 1
+    disturbed_as_undisturbed(gateway, [streams.request("chat", 3, 400)], stop)
+    assert gateway.metric("eaglegate_engine_losses_total", cause="hung") > before
+
+
+def test_prompts_that_were_being_read_are_read_again(gateway):
+    before = outcome(gateway, "rerun")
+
+    async def kill(_began):
+        while not gateway.metric("vllm:num_requests_running"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert engine_process.kill(gateway.process.pid)
+
+    disturbed_as_undisturbed(gateway, [streams.request("long", at, 20) for at in range(8)], kill)
+    assert outcome(gateway, "rerun") > before
+
+
+def test_structured_answers_are_replayed(gateway):
+    before = outcome(gateway, "replayed")
+
+    async def kill(began):
+        await began.wait()
+        assert engine_process.kill(gateway.process.pid)
+
+    bodies = [streams.request("structured", at, 400) for at in range(4)]
+    disturbed_as_undisturbed(gateway, bodies, kill)
+    assert outcome(gateway, "replayed") > before
+
+
+def test_an_engine_killed_while_it_starts_again_is_started_once_more(gateway):
+    async def kill_twice(began):
+        await began.wait()
+        first = engine_process.engine_pid(gateway.process.pid)
+        assert engine_process.kill(gateway.process.pid)
+        os.kill(await engine_process.next_one(gateway.process.pid, first), signal.SIGKILL)
+
+    disturbed_as_undisturbed(gateway, [streams.request("chat", 5, 300)], kill_twice)
+    assert gateway.metric("eaglegate_engine_losses_total", cause="start") >= 1
+
+
+def test_the_bound_of_the_depth_holds_now_and_in_the_next_engine(gateway):
+    def drafted_per_step():
+        names = ("eaglegate_drafted_tokens_total", "eaglegate_verify_steps_total")
+        before = [gateway.metric(name) or 0 for name in names]
+        (heard,) = asyncio.run(streams.hear_all(gateway.url, [streams.request("chat", 7, 100)]))
+        assert heard.whole
+        now = [gateway.metric(name) for name in names]
+        return (now[0] - before[0]) / (now[1] - before[1])
+
+    def bound(depth):
+        given = {"bound": depth}
+        answer = httpx.put(f"{gateway.url}/admin/speculation", json=given, timeout=60)
+        assert answer.json()["bound"] == depth
+
+    assert drafted_per_step() > 2
+    bound(1)
+    assert drafted_per_step() == 1
+    assert engine_process.kill(gateway.process.pid)
+    assert drafted_per_step() == 1
+    bound(3)
+    assert drafted_per_step() > 2
+
+
+def test_limits_are_read_again_under_a_running_stream(gateway, config):
+    def reload():
+        return httpx.post(f"{gateway.url}/admin/reload", timeout=60)
+
+    async def change(began):
+        await began.wait()
+        config.write_text("max-queued: 7\n")
+        assert (await asyncio.to_thread(reload)).json()["bounds"]["queued"] == 7
+        config.write_text("max-queued: many\n")
+        broken = await asyncio.to_thread(reload)
+        assert broken.status_code == 400
+        gateway.process.send_signal(signal.SIGHUP)
+        config.write_text("no-such-flag: 1\n")
+        broken = await asyncio.to_thread(reload)
+        assert "no-such-flag" in broken.json()["error"]["message"]
+
+    disturbed_as_undisturbed(gateway, [streams.request("chat", 9, 600)], change)
+    bounds = httpx.get(f"{gateway.url}/admin/status", timeout=60).json()["bounds"]
+    assert bounds["queued"] == 7
 
 
 def test_clients_that_vanish_leave_nothing_behind(gateway):
