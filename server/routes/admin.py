@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
@@ -34,6 +35,7 @@ def router(gateway: Gateway) -> APIRouter:
             "queued_prompt_tokens": admission.queued_tokens,
             "requests_inside": admission.num_inside,
             "served_per_s": None if rate is None else round(rate, 3),
+            "tasks": len(asyncio.all_tasks()),
             "bounds": asdict(admission.bounds),
             "keys": [key.name for key in gateway.keys.keys],
             "workers": [asdict(worker) for worker in gateway.workers()],

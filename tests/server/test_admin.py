@@ -88,3 +88,4 @@ async def test_status_counts(controlled):
     status = (await controlled.get("/admin/status")).json
     assert (status["state"], status["requests_inside"]) == ("ready", 0)
     assert status["bounds"]["running"] == 256
+    assert status["tasks"] >= 1
