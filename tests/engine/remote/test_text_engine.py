@@ -1,4 +1,4 @@
-"""Servers that speak text only, each with the chunks its documentation shows."""
+"""Servers that speak text only, each scripted with chunks in the shape it is known to send."""
 
 from __future__ import annotations
 
