@@ -1,8 +1,10 @@
-"""Serve for a while and look at what grows: memory, open files, requests inside.
+"""Serve for a while and look at what grows: memory, open files, tasks, requests inside.
 
     python -m tests.faults.soak --minutes 30
 
-Slopes are least-squares over the second half, when caches are warm.
+Clients of every kind: streams, whole answers, stored responses, some that leave in the middle, some
+that are refused. Slopes are Theil-Sen's over the second half, when caches are warm: the median of
+the slopes between all pairs of samples, which a single jump does not move.
 """
 
 from __future__ import annotations
@@ -11,73 +13,150 @@ import argparse
 import asyncio
 import json
 import random
+import statistics
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 import httpx
 
 from tests.conftest import RunningGateway, serving
-from tests.faults import engine_process, streams
+from tests.faults import engine_process, streams, vanish
 
 CLIENTS = 4
-SAMPLE_S = 5.0
+SAMPLE_S = 2.0
 
 
-async def client(http: httpx.AsyncClient, end: float, chance: random.Random) -> int:
-    answered = 0
+@dataclass(frozen=True)
+class Sample:
+    """What the gateway has at one moment; MiB."""
+
+    at: float
+    memory: float
+    engine_memory: float
+    files: float
+    tasks: float
+
+
+@dataclass
+class Found:
+    """What a soak came to."""
+
+    minutes: float
+    answers: dict[str, int] = field(default_factory=dict)
+    first: Sample | None = None
+    last: Sample | None = None
+    per_minute: dict[str, float] = field(default_factory=dict)
+    """Slopes of the second half."""
+    inside_afterwards: int = 0
+    tasks_left: float = 0.0
+    """More than before the first client."""
+    files_left: float = 0.0
+
+    def note(self, kind: str) -> None:
+        self.answers[kind] = self.answers.get(kind, 0) + 1
+
+
+async def client(
+    http: httpx.AsyncClient, end: float, chance: random.Random, found: Found, pause_s: float
+) -> None:
+    ways = (streamed, streamed, streamed, whole, stored, left, refused)
     while time.monotonic() < end:
-        kind = chance.choice(streams.KINDS)
-        body = streams.request(kind, chance.randrange(100), chance.randrange(8, 200))
-        heard = await streams.hear(http, body)
-        assert heard.whole, heard.error
-        answered += 1
-    return answered
+        way = chance.choice(ways)
+        body = streams.request(
+            chance.choice(streams.KINDS), chance.randrange(100), chance.randrange(8, 200)
+        )
+        await way(http, body)
+        found.note(way.__name__)
+        await asyncio.sleep(pause_s)
 
 
-async def soak(gateway: RunningGateway, minutes: float, seed: int) -> dict[str, object]:
-    end = time.monotonic() + 60 * minutes
-    samples: list[tuple[float, float, int]] = []
+async def streamed(http: httpx.AsyncClient, body: dict) -> None:
+    heard = await streams.hear(http, body)
+    assert heard.whole, heard.error
+
+
+async def whole(http: httpx.AsyncClient, body: dict) -> None:
+    del body["stream"], body["stream_options"]
+    answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+async def stored(http: httpx.AsyncClient, body: dict) -> None:
+    asked = {"model": "demo", "input": body["messages"], "max_output_tokens": body["max_tokens"]}
+    made = (await http.post("/v1/responses", json=asked)).json()
+    assert (await http.get(f"/v1/responses/{made['id']}")).json()["output"] == made["output"]
+
+
+async def left(http: httpx.AsyncClient, body: dict) -> None:
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async for _ in answer.aiter_raw():
+            return
+
+
+async def refused(http: httpx.AsyncClient, body: dict) -> None:
+    answer = await http.post("/v1/chat/completions", json=body | {"temperature": "hot"})
+    assert answer.status_code == 400
+
+
+async def soak(
+    gateway: RunningGateway, minutes: float, seed: int = 1, pause_s: float = 0.0
+) -> Found:
+    found, samples = Found(minutes), []
     async with httpx.AsyncClient(base_url=gateway.url, timeout=300) as http:
+        before = await sample(gateway, http)
+        end = time.monotonic() + 60 * minutes
         clients = [
-            asyncio.create_task(client(http, end, random.Random(seed + at)))
+            asyncio.create_task(client(http, end, random.Random(seed + at), found, pause_s))
             for at in range(CLIENTS)
         ]
         while time.monotonic() < end:
             await asyncio.sleep(SAMPLE_S)
-            pid = gateway.process.pid
-            files = engine_process.open_files(pid)
-            samples.append((time.monotonic(), engine_process.memory_mib(pid), files))
-        answered = sum(await asyncio.gather(*clients))
-        inside = (await http.get("/admin/status")).json()["requests_inside"]
+            samples.append(await sample(gateway, http))
+        await asyncio.gather(*clients)
+    found.inside_afterwards = await vanish.settled(gateway)
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=300) as http:
+        after = await sample(gateway, http)
+    found.first, found.last = before, after
+    found.tasks_left, found.files_left = after.tasks - before.tasks, after.files - before.files
     warm = samples[len(samples) // 2 :]
-    return {
-        "answered": answered,
-        "inside_afterwards": inside,
-        "memory_mib": [round(samples[0][1]), round(samples[-1][1])],
-        "memory_mib_per_minute": round(60 * slope([(at, mib) for at, mib, _ in warm]), 3),
-        "files": [samples[0][2], samples[-1][2]],
-        "files_per_minute": round(60 * slope([(at, float(files)) for at, _, files in warm]), 3),
-    }
+    for name in ("memory", "engine_memory", "files", "tasks"):
+        points = [(each.at / 60, getattr(each, name)) for each in warm]
+        found.per_minute[name] = round(slope(points), 3)
+    return found
+
+
+async def sample(gateway: RunningGateway, http: httpx.AsyncClient) -> Sample:
+    pid = gateway.process.pid
+    engine = engine_process.engine_pid(pid)
+    return Sample(
+        time.monotonic(),
+        engine_process.memory_mib(pid),
+        engine_process.memory_mib(engine) if engine else 0.0,
+        engine_process.open_files(pid),
+        (await http.get("/admin/status")).json()["tasks"],
+    )
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    """Theil-Sen."""
+    pairs = combinations(points, 2)
+    return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] > a[0])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause-s", type=float, default=0.0, help="between two requests")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "log") as gateway:
-        found = asyncio.run(soak(gateway, given.minutes, given.seed))
-    print(json.dumps(found, indent=2))
-    return 1 if found["inside_afterwards"] else 0
+        found = asyncio.run(soak(gateway, given.minutes, given.seed, given.pause_s))
+    print(json.dumps(asdict(found), indent=2))
+    return 1 if found.inside_afterwards else 0
 
 
 if __name__ == "__main__":
