@@ -6,5 +6,6 @@ from boards.engine import ENGINE
 from boards.overview import OVERVIEW
 from boards.speculation import SPECULATION
 from boards.tools import TOOLS
+from boards.workers import WORKERS
 
-DASHBOARDS = (OVERVIEW, SPECULATION, TOOLS, ENGINE)
+DASHBOARDS = (OVERVIEW, SPECULATION, TOOLS, ENGINE, WORKERS)
