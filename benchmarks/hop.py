@@ -5,7 +5,7 @@
 One vLLM server of the built-in demo (EAGLE 3.1, K = 3), asked for streamed chat completions with
 tools offered: through its own API, and through a gateway that drives it at token level. The rounds
 alternate, so that what else the machine does falls on both. CPU is user and system time of the two
-server processes, from /proc; the engine has a process of its own and is not counted.
+server processes, from their CPU clocks; the engine has a process of its own and is not counted.
 """
 
 from __future__ import annotations
