@@ -28,7 +28,7 @@ WORKERS = Dashboard(
     {
         "State": (
             Panel(
-                "Workers serving",
+                "Workers by state",
                 "short",
                 (
                     Query(
@@ -36,7 +36,7 @@ WORKERS = Dashboard(
                         "{{state}}",
                     ),
                 ),
-                "Workers by state, as any gateway sees them.",
+                "As any gateway sees them.",
                 NEEDS_FLEET,
             ),
             Panel(
