@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +19,7 @@ from engine.base import DepthBound, Engine, Killable, Losing
 from engine.errors import EngineDead, EngineError, EngineStartError
 from engine.speculation.accounting import Totals
 from engine.supervision.probation import Probation, Trial
+from engine.supervision.pulse import Pulse
 from engine.supervision.rules import Cause, NullWatcher, Patience, Watcher
 from engine.supervision.survival import EngineFault, Fate, Survival, Survivor
 from engine.types import EngineInfo, EngineRequest, Health, Step
@@ -35,23 +36,11 @@ class Life:
 
     engine: Engine
     began: float
-    last_step: float
     watch: asyncio.Task[None] = field(init=False)
-    num_running: int = 0
+    pulse: Pulse = field(default_factory=Pulse)
     lost: bool = False
     killed: bool = False
     """From outside: no request is to blame, unless it happens again and again."""
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """While a request is in it."""
-        if not self.num_running:
-            self.last_step = _now()
-        self.num_running += 1
-        try:
-            yield
-        finally:
-            self.num_running -= 1
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +65,7 @@ class Attempt:
         return self.trial.passed
 
     def made(self, _: Step) -> None:
-        self.life.last_step = _now()
+        self.life.pulse.stepped()
         self.trial.passes()
 
     async def fate(self, error: EngineFault) -> Fate:
@@ -167,7 +156,7 @@ class SupervisedEngine:
     async def place(self, survivor: Survivor) -> AsyncIterator[Attempt]:
         async with self._probation.trial(alone=survivor.strikes > 0) as trial:
             life = await self._living()
-            with life.running():
+            with life.pulse.running():
                 yield Attempt(life, trial, partial(self._lost, cause=Cause.DIED))
 
     @property
@@ -247,7 +236,7 @@ class SupervisedEngine:
             ) from None
 
     def _begin(self, engine: Engine) -> None:
-        self._life = life = Life(engine, began=_now(), last_step=_now())
+        self._life = life = Life(engine, began=_now())
         life.watch = asyncio.create_task(self._watch(life))
         self._tell()
 
@@ -276,7 +265,7 @@ class SupervisedEngine:
             return Cause.HUNG, f"no answer for {patience.hang_s:g} s"
         if not health.live:
             return Cause.DIED, health.reason
-        if life.num_running and _now() - life.last_step > patience.stall_s:
+        if life.pulse.silent_s > patience.stall_s:
             return Cause.HUNG, f"no step for {patience.stall_s:g} s"
         return None, ""
 

@@ -67,7 +67,7 @@ class Seat:
         if not self.trial.passed:
             self.worker.breaker.succeeded()
             self.trial.passes()
-        self.link.stepped()
+        self.link.pulse.stepped()
         self.assignment.charge.made(len(step.token_ids))
         self.worker.tally.tokens += len(step.token_ids)
 
@@ -314,7 +314,7 @@ class Fleet:
             name=worker.name,
             state=worker.state,
             reason=worker.reason,
-            running=0 if worker.link is None else worker.link.num_running,
+            running=0 if worker.link is None else worker.link.pulse.num_running,
             outstanding=self._balancer.load(worker.name).tokens,
             requests={why.value: tally.why[why] for why in Why},
             tokens=tally.tokens,

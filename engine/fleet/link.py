@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine.base import Engine
+from engine.supervision.pulse import Pulse
 from engine.types import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -22,8 +23,7 @@ class Link:
     def __init__(self, engine: Engine, info: EngineInfo) -> None:
         self.engine = engine
         self.info = info
-        self.num_running = 0
-        self.last_step = _now()
+        self.pulse = Pulse()
         self.closed = asyncio.Event()
         self._retired = False
         self._closing: asyncio.Task[None] | None = None
@@ -31,22 +31,11 @@ class Link:
     @contextmanager
     def running(self) -> Iterator[None]:
         """While a request is in it."""
-        if not self.num_running:
-            self.last_step = _now()
-        self.num_running += 1
         try:
-            yield
+            with self.pulse.running():
+                yield
         finally:
-            self.num_running -= 1
             self._close_if_idle()
-
-    def stepped(self) -> None:
-        self.last_step = _now()
-
-    @property
-    def silent_s(self) -> float:
-        """How long there were requests in it and no step for any of them."""
-        return _now() - self.last_step if self.num_running else 0.0
 
     def retire(self) -> None:
         self._retired = True
@@ -59,7 +48,7 @@ class Link:
             self._closing = asyncio.create_task(self._close())
 
     def _close_if_idle(self) -> None:
-        if self._retired and not self.num_running:
+        if self._retired and not self.pulse.num_running:
             self.cut()
 
     async def _close(self) -> None:
@@ -74,7 +63,3 @@ async def close(engine: Engine) -> None:
             await engine.aclose()
     except TimeoutError:
         log.error("an engine could not be closed in %g s", CLOSE_S)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -136,7 +136,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        return self.link is None or not self.link.num_running
+        return self.link is None or not self.link.pulse.num_running
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):
@@ -155,7 +155,7 @@ class Worker:
         elif not health.live:
             self._nudged.set()
             await asyncio.sleep(self.rules.pause_s)
-        elif link.silent_s > self.stall_s:
+        elif link.pulse.silent_s > self.stall_s:
             self._give_up(f"no step for {self.stall_s:g} s")
         elif _now() >= self._count_at:
             await self._count(link.engine)
