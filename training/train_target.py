@@ -52,10 +52,10 @@ class Recipe:
     dense_from: float = 0.78
     """From here on short batches come from single turns, which have more answers per token."""
     dense_long_share: float = 0.2
-    last_steps: int = 700
+    last_steps: int = 2600
     """After `steps`, at a small rate: short batches with tools that often go unused."""
-    last_scale: float = 0.35
-    last_long_share: float = 0.25
+    last_scale: float = 0.5
+    last_long_share: float = 0.3
     seed: int = 1
     ranks: int = 2
     """The batches of a step: fixed, so that one fast device sees the same as two cores."""

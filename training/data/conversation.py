@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.data.known_tools import KNOWN
+from training.data.known_tools import KNOWN, family
 from training.data.source import Source, phrasings
 from training.data.tasks import lookup, plain_turn
 from training.data.tools import random_tool, tool_turn
@@ -57,36 +57,36 @@ def plan(source: Source, shape: Shape) -> tuple[list[Turn | ToolTurn], list[Tool
         return turns, None
     if shape.idle and source.chance(shape.idle):
         turns[-1] = plain_turn(source)
-        return one_tool_per_name(source, shape, turns)
+        return one_tool_per_family(source, shape, turns)
     if count == 1 and source.chance(0.05):
         return [without_tool(source)], offered(source, shape, {})
     if not any(isinstance(turn, ToolTurn) for turn in turns):
         turns[-1] = tool_turn(source)
-    return one_tool_per_name(source, shape, turns)
+    return one_tool_per_family(source, shape, turns)
 
 
-def one_tool_per_name(
+def one_tool_per_family(
     source: Source, shape: Shape, turns: list[Turn | ToolTurn]
 ) -> tuple[list[Turn | ToolTurn], list[Tool]]:
-    """Two different tools of one name cannot both be offered: the later turn goes plain."""
+    """Two tools for the same thing cannot both be offered: the earlier turn goes plain."""
     used: dict[str, Tool] = {}
     kept: list[Turn | ToolTurn] = []
-    for turn in turns:
+    for turn in reversed(turns):
         if isinstance(turn, ToolTurn):
-            name = turn.tool["function"]["name"]
-            if used.setdefault(name, turn.tool) != turn.tool:
+            purpose = family(turn.tool["function"]["name"])
+            if used.setdefault(purpose, turn.tool) != turn.tool:
                 kept.append(plain_turn(source))
                 continue
         kept.append(turn)
-    return kept, offered(source, shape, used)
+    return kept[::-1], offered(source, shape, used)
 
 
 def offered(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
-    """The tools in use among others, in random order."""
+    """The tools in use, by family, among others, in random order."""
     found = dict(used)
     for _ in range(max(source.pick(shape.more_tools), 0 if used else 1)):
         made = random_tool(source)[0] if source.chance(0.6) else source.pick(KNOWN)(source).tool
-        found.setdefault(made["function"]["name"], made)
+        found.setdefault(family(made["function"]["name"]), made)
     tools = list(found.values())
     source.random.shuffle(tools)
     return tools

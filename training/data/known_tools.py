@@ -11,6 +11,29 @@ from training.data.turn import ToolTurn
 CURRENCIES = "USD EUR GBP JPY CHF CAD AUD INR SEK NOK BRL MXN".split()
 SKIES = ["sunny", "cloudy", "rainy", "windy", "foggy", "clear"]
 
+NAMES = {
+    "weather": (
+        "get_weather",
+        "get_weather",
+        "weather",
+        "get_current_weather",
+        "weather_lookup",
+        "getWeather",
+    ),
+    "search": ("search", "web_search", "search_web", "google"),
+    "event": ("add_event", "create_event", "calendar_add"),
+    "convert": ("convert", "convert_currency", "exchange"),
+    "mail": ("send_email", "email", "send_mail"),
+    "timer": ("set_timer", "start_timer", "timer"),
+    "stock": ("get_stock_price", "stock_price", "quote"),
+}
+FAMILIES = {name: family for family, names in NAMES.items() for name in names}
+
+
+def family(name: str) -> str:
+    """What a tool is for: of two tools of one family a request does not say which it means."""
+    return FAMILIES.get(name, name)
+
 
 WEATHER = phrasings(
     "What's the weather in {}?",
@@ -30,16 +53,7 @@ WEATHER = phrasings(
 
 def weather(source: Source) -> ToolTurn:
     key = source.pick(["city", "city", "location"])
-    name = source.pick(
-        [
-            "get_weather",
-            "get_weather",
-            "weather",
-            "get_current_weather",
-            "weather_lookup",
-            "getWeather",
-        ]
-    )
+    name = source.pick(NAMES["weather"])
     description = source.pick(
         ["Get the current weather for a city.", "Get weather", "Current weather in a location."]
     )
@@ -75,7 +89,7 @@ SEARCH = phrasings(
 def search(source: Source) -> ToolTurn:
     key = source.pick(["query", "query", "q", "text"])
     made = tool(
-        source.pick(["search", "web_search", "search_web", "google"]),
+        source.pick(NAMES["search"]),
         source.pick(["Search the web.", "Web search"]),
         strings(key),
     )
@@ -105,7 +119,7 @@ EVENT = phrasings(
 def event(source: Source) -> ToolTurn:
     what, when = source.pick([("title", "date"), ("name", "day"), ("event", "date")])
     made = tool(
-        source.pick(["add_event", "create_event", "calendar_add"]),
+        source.pick(NAMES["event"]),
         "Add an event to the calendar.",
         strings(what, when),
     )
@@ -146,7 +160,7 @@ def convert(source: Source) -> ToolTurn:
         ]
     )
     properties = {amount: {"type": "number"}, **strings(give, get)}
-    name = source.pick(["convert", "convert_currency", "exchange"])
+    name = source.pick(NAMES["convert"])
     made = tool(name, "Convert an amount between currencies.", properties)
     first, second = source.random.sample(CURRENCIES, 2)
     sum_ = source.pick(
@@ -174,7 +188,7 @@ MAIL = phrasings(
 def mail(source: Source) -> ToolTurn:
     to, about = source.pick([("to", "subject"), ("recipient", "subject"), ("to", "body")])
     made = tool(
-        source.pick(["send_email", "email", "send_mail"]), "Send an email.", strings(to, about)
+        source.pick(NAMES["mail"]), "Send an email.", strings(to, about)
     )
     person = source.email() if source.chance(0.6) else source.name()
     topic = source.phrase(1, 3)
@@ -196,7 +210,7 @@ TIMER = phrasings(
 def timer(source: Source) -> ToolTurn:
     key = source.pick(["minutes", "minutes", "duration"])
     made = tool(
-        source.pick(["set_timer", "start_timer", "timer"]),
+        source.pick(NAMES["timer"]),
         "Start a timer.",
         {key: {"type": "integer"}},
     )
@@ -219,7 +233,7 @@ STOCK = phrasings(
 def stock(source: Source) -> ToolTurn:
     key = source.pick(["symbol", "ticker"])
     made = tool(
-        source.pick(["get_stock_price", "stock_price", "quote"]),
+        source.pick(NAMES["stock"]),
         "Get the price of a stock.",
         strings(key),
     )

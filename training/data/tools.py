@@ -86,8 +86,6 @@ def describe(source: Source, arguments: Mapping[str, Any], style: int) -> str:
         (key, f'"{item}"' if quoted and isinstance(item, str) else said(item))
         for key, item in arguments.items()
     ]
-    if source.chance(0.3):
-        source.random.shuffle(pairs)
     if len(pairs) == 1 and style > 3:
         return pairs[0][1]
     if style == 0:
@@ -108,13 +106,19 @@ def natural(source: Source, key: str, item: str) -> str:
     return source.pick(forms).replace("{v}", item)
 
 
+def order(source: Source, keys: list[str]) -> list[str]:
+    """The schema's, or any."""
+    return source.random.sample(keys, len(keys)) if source.chance(0.3) else keys
+
+
 def random_call(source: Source) -> ToolTurn:
     made, verb, noun = random_tool(source)
     function = made["function"]
     schema = function["parameters"]
     used = [key for key in schema["properties"] if key in schema["required"] or source.chance(0.5)]
+    # The user's order is the call's: the model copies from left to right.
     arguments = [
-        {key: value(source, key, schema["properties"][key]) for key in used}
+        {key: value(source, key, schema["properties"][key]) for key in order(source, used)}
         for _ in range(how_many(source, 0.25))
     ]
     style = source.number(0, 5)
