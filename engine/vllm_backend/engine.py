@@ -20,6 +20,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from engine.errors import EngineDead, EngineStartError
 from engine.machine import oom_kills
@@ -37,6 +38,7 @@ from engine.vllm_backend.child_log import ChildLog
 from engine.vllm_backend.describe import describe
 from engine.vllm_backend.grammar_probe import GrammarProbe
 from engine.vllm_backend.outputs import Inbox, StepOutputs, take_over
+from engine.vllm_backend.statistics import GatheredStatistics
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +179,11 @@ class VllmEngine:
                 usage_context=UsageContext.OPENAI_API_SERVER,
                 enable_log_requests=self._arguments.enable_log_requests,
                 disable_log_stats=self._arguments.disable_log_stats,
+                stat_loggers=self._stat_loggers(),
             )
+
+    def _stat_loggers(self) -> list[StatLoggerFactory] | None:
+        return None if self._arguments.disable_log_stats else [GatheredStatistics]
 
     async def _warm_up(self, info: EngineInfo) -> None:
         """Generate past the first drafts at every depth: one that kills the engine does so now."""

@@ -36,7 +36,7 @@ from vllm.v1.metrics.stats import IterationStats
 from engine.errors import EngineError, EngineFailed
 from engine.speculation.accounting import Totals, total
 from engine.types import DecodeStep, FinishReason, Step
-from engine.vllm_backend import intake, translate
+from engine.vllm_backend import intake, statistics, translate
 from engine.vllm_backend.accounts import Reader
 
 PARAMETERS: dict[Callable[..., Any], str] = {
@@ -284,7 +284,7 @@ def check(llm: AsyncLLM) -> None:
         for method, expected in PARAMETERS.items()
         if list(inspect.signature(method).parameters) != expected.split()
     ]
-    differing += intake.differences(llm.engine_core)
+    differing += intake.differences(llm.engine_core) + statistics.differences()
     if type(llm.output_processor) is not OutputProcessor or llm.output_handler is not None:
         differing.append("AsyncLLM.output_processor")
     if differing:

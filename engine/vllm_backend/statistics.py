@@ -1,0 +1,202 @@
+"""vLLM's own metrics, with the decode steps between two scrapes counted together.
+
+vLLM increments some thirty metrics for every step, most of them by nothing. A step in which
+requests only went on adds tokens, latencies and drafts, and moves gauges; ``GatheredStatistics``
+keeps those of such steps and counts them when somebody reads the metrics, or after ``MOST_STEPS``.
+Every other step is counted by vLLM at once. What is read is what vLLM would have counted, up to the
+rounding of sums of seconds.
+
+Private parts of vLLM 0.32 this stands on, and ``differences`` compares: what is in a step's
+statistics, and what ``PrometheusStatLogger.record`` takes; of prometheus-client, where a histogram
+has its buckets.
+"""
+
+from __future__ import annotations
+
+import inspect
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from threading import Lock
+from weakref import WeakSet
+
+import prometheus_client
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import REGISTRY, Collector
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+MOST_STEPS = 256
+"""Kept at most: the latencies of that many steps are a megabyte or two at 500 requests a step."""
+
+FIELDS = {
+    IterationStats: (
+        "iteration_timestamp num_generation_tokens prompt_token_stats num_preempted_reqs "
+        "finished_requests max_num_generation_tokens_iter n_params_iter time_to_first_tokens_iter "
+        "inter_token_latencies_iter num_corrupted_reqs num_watermarked_reqs "
+        "num_watermark_skipped_reqs num_not_watermarked_reqs"
+    ),
+    SchedulerStats: (
+        "num_running_reqs num_waiting_reqs num_skipped_waiting_reqs num_kv_fetch_reqs_by_stage "
+        "step_counter current_wave kv_cache_usage iteration_details prefix_cache_stats "
+        "connector_prefix_cache_stats kv_cache_eviction_events spec_decoding_stats "
+        "kv_connector_stats ec_connector_stats waiting_lora_adapters running_lora_adapters "
+        "cudagraph_stats perf_stats"
+    ),
+    SpecDecodingStats: (
+        "num_spec_tokens num_drafts num_draft_tokens num_accepted_tokens "
+        "num_accepted_tokens_per_pos num_draft_tokens_per_pos"
+    ),
+}
+"""A step's statistics, as vLLM 0.32 has them."""
+RECORD = "self scheduler_stats iteration_stats mm_cache_stats engine_idx"
+
+
+def differences() -> list[str]:
+    """The names of what this vLLM has otherwise."""
+    changed = [
+        kind.__name__ for kind, expected in FIELDS.items() if _fields(kind) != expected.split()
+    ]
+    if list(inspect.signature(PrometheusStatLogger.record).parameters) != RECORD.split():
+        changed.append("PrometheusStatLogger.record")
+    return changed
+
+
+def _fields(kind: type) -> list[str]:
+    return list(vars(kind())) if kind is IterationStats else [each.name for each in fields(kind)]
+
+
+class GatheredStatistics(PrometheusStatLogger):  # type: ignore[misc]
+    """A stat logger for ``AsyncLLM(stat_loggers=[GatheredStatistics])``, in place of vLLM's own."""
+
+    def __init__(self, vllm_config: object, engine_indexes: list[int] | None = None) -> None:
+        _BEFORE_READING.loggers.add(self)
+        super().__init__(vllm_config, engine_indexes)
+        self._gathered = {index: Gathered() for index in self.engine_indexes}
+        self._lock = Lock()
+        """Metrics may be read from another thread."""
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: MultiModalCacheStats | None = None,
+        engine_idx: int = 0,
+    ) -> None:
+        with self._lock:
+            gathered = self._gathered[engine_idx]
+            plain = mm_cache_stats is None and self.gauge_lora_info is None
+            if plain and _only_went_on(scheduler_stats, iteration_stats):
+                gathered.add(scheduler_stats, iteration_stats)
+                if len(gathered.tokens) >= MOST_STEPS:
+                    self._count(engine_idx)
+                return
+            self._count(engine_idx)
+            super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+
+    def count(self) -> None:
+        """Put what is kept into the metrics."""
+        with self._lock:
+            for index in self._gathered:
+                self._count(index)
+
+    def _count(self, index: int) -> None:
+        gathered = self._gathered[index]
+        if not gathered.tokens:
+            return
+        self._gathered[index] = Gathered()
+        super().record(gathered.scheduler(), None, None, index)
+        self.counter_generation_tokens[index].inc(sum(gathered.tokens))
+        observe(self.histogram_iteration_tokens[index], gathered.tokens)
+        observe(self.histogram_inter_token_latency[index], gathered.latencies)
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Steps of one engine."""
+
+    tokens: list[int] = field(default_factory=list)
+    """Of each step."""
+    latencies: list[float] = field(default_factory=list)
+    """Seconds since a request's last output, of every output."""
+    drafts: list[SpecDecodingStats] = field(default_factory=list)
+    last: SchedulerStats | None = None
+
+    def add(self, scheduler: SchedulerStats, iteration: IterationStats) -> None:
+        self.tokens.append(iteration.num_generation_tokens)
+        self.latencies += iteration.inter_token_latencies_iter
+        if scheduler.spec_decoding_stats is not None:
+            self.drafts.append(scheduler.spec_decoding_stats)
+        self.last = scheduler
+
+    def scheduler(self) -> SchedulerStats:
+        """The last step's, with the drafts of all."""
+        assert self.last is not None
+        return replace(self.last, spec_decoding_stats=together(self.drafts))
+
+
+def together(drafts: Sequence[SpecDecodingStats]) -> SpecDecodingStats | None:
+    if not drafts:
+        return None
+    return SpecDecodingStats(
+        drafts[0].num_spec_tokens,
+        sum(step.num_drafts for step in drafts),
+        sum(step.num_draft_tokens for step in drafts),
+        sum(step.num_accepted_tokens for step in drafts),
+        _sums(step.num_accepted_tokens_per_pos for step in drafts),
+        _sums(step.num_draft_tokens_per_pos for step in drafts),
+    )
+
+
+def _sums(rows: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def _only_went_on(scheduler: SchedulerStats | None, iteration: IterationStats | None) -> bool:
+    """Whether nothing but tokens, latencies, drafts and gauges is in a step's statistics."""
+    return not (
+        scheduler is None
+        or iteration is None
+        or iteration.prompt_token_stats.total
+        or iteration.finished_requests
+        or iteration.time_to_first_tokens_iter
+        or iteration.max_num_generation_tokens_iter
+        or iteration.n_params_iter
+        or iteration.num_preempted_reqs
+        or iteration.num_corrupted_reqs
+        or iteration.num_watermarked_reqs
+        or iteration.num_watermark_skipped_reqs
+        or iteration.num_not_watermarked_reqs
+        or scheduler.prefix_cache_stats.queries
+        or scheduler.kv_cache_eviction_events
+        or scheduler.connector_prefix_cache_stats is not None
+        or scheduler.kv_connector_stats is not None
+        or scheduler.ec_connector_stats is not None
+        or scheduler.perf_stats is not None
+    )
+
+
+def observe(histogram: prometheus_client.Histogram, values: Sequence[float]) -> None:
+    """What ``histogram.observe`` does with each of ``values``, at the cost of a few."""
+    bounds = histogram._upper_bounds
+    for bucket, count in Counter([bisect_left(bounds, value) for value in values]).items():
+        histogram._buckets[bucket].inc(count)
+    histogram._sum.inc(sum(values))
+
+
+class _BeforeReading(Collector):
+    """Comes before vLLM's metrics in their registry, and has what is kept counted."""
+
+    def __init__(self) -> None:
+        self.loggers: WeakSet[GatheredStatistics] = WeakSet()
+
+    def collect(self) -> Iterable[Metric]:
+        for logger in tuple(self.loggers):
+            logger.count()
+        return ()
+
+
+_BEFORE_READING = _BeforeReading()
+REGISTRY.register(_BEFORE_READING)
