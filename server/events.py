@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.speculation.accounting import Totals
@@ -49,11 +49,13 @@ class ToolCallStart:
     index: int
     id: str
     name: str
+    custom: bool = field(default=False, repr=False)
+    """A custom tool, whose argument is one text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """The next piece of the arguments' JSON text; never empty."""
+    """The next piece of the arguments' JSON, or of a custom tool's text; never empty."""
 
     index: int
     arguments: str

@@ -26,12 +26,14 @@ class ToolPolicy:
     """Which tools were offered and which calls the client wants."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
-    """As chat completions write them."""
+    """As chat completions write functions."""
     choice: str = "none"
     """none, auto or required."""
     only: frozenset[str] = frozenset()
     """The functions that may be called; empty means all of them."""
     parallel: bool = True
+    custom: frozenset[str] = frozenset()
+    """Which of the tools the client gave as custom ones."""
 
     @property
     def callable(self) -> tuple[Mapping[str, Any], ...]:

@@ -60,4 +60,5 @@ class Parsers:
             include_stop=job.include_stop,
             parallel=policy.parallel,
             skip_special_tokens=job.skip_special_tokens,
+            custom=policy.custom,
         )

@@ -19,12 +19,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from threading import Lock
+from typing import Any
 from weakref import WeakSet
 
-import prometheus_client
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import REGISTRY, Collector
 from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.prometheus import get_prometheus_registry
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
@@ -178,7 +177,7 @@ def _only_went_on(scheduler: SchedulerStats | None, iteration: IterationStats | 
     )
 
 
-def observe(histogram: prometheus_client.Histogram, values: Sequence[float]) -> None:
+def observe(histogram: Any, values: Sequence[float]) -> None:
     """What ``histogram.observe`` does with each of ``values``, at the cost of a few."""
     bounds = histogram._upper_bounds
     for bucket, count in Counter([bisect_left(bounds, value) for value in values]).items():
@@ -186,17 +185,17 @@ def observe(histogram: prometheus_client.Histogram, values: Sequence[float]) -> 
     histogram._sum.inc(sum(values))
 
 
-class _BeforeReading(Collector):
-    """Comes before vLLM's metrics in their registry, and has what is kept counted."""
+class _BeforeReading:
+    """A collector of no metrics. Comes before vLLM's metrics in their registry, and has what is kept counted."""
 
     def __init__(self) -> None:
         self.loggers: WeakSet[GatheredStatistics] = WeakSet()
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> tuple[()]:
         for logger in tuple(self.loggers):
             logger.count()
         return ()
 
 
 _BEFORE_READING = _BeforeReading()
-REGISTRY.register(_BEFORE_READING)
+get_prometheus_registry().register(_BEFORE_READING)

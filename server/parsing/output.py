@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from server.events import Outcome, Phase, ToolCallEnd, ToolCallStart
 from server.parsing.emitter import Emitter
+from server.parsing.free_text import FreeText
 from server.parsing.reader import Sink
 from server.parsing.tools import Tool, Tools, is_container
 
@@ -75,13 +76,25 @@ class Framed:
 
 
 class Calls:
-    """Writes one tool call after the other; a grammar opens, writes and closes."""
+    """Writes one tool call after the other; a grammar opens, writes and closes.
 
-    def __init__(self, out: Emitter, tools: Tools, new_id: NewId, parallel: bool = True) -> None:
+    Of the tools named in ``custom`` the one argument is delivered, as text.
+    """
+
+    def __init__(
+        self,
+        out: Emitter,
+        tools: Tools,
+        new_id: NewId,
+        parallel: bool = True,
+        custom: Collection[str] = (),
+    ) -> None:
         self._out = out
         self._tools = tools
         self._new_id = new_id
         self._parallel = parallel
+        self._custom = custom
+        self._text: FreeText | None = None
         self.ids: set[str] = set()
         """Those used so far in this answer."""
         self._name = ""
@@ -111,13 +124,18 @@ class Calls:
         self.num += 1
         self.open, self._name = True, name
         self._parts = []
+        self._text = FreeText() if name in self._custom else None
         if not self._muted:
-            self._out.event(ToolCallStart(self.num - 1, self._unique(id), name))
+            custom = self._text is not None
+            self._out.event(ToolCallStart(self.num - 1, self._unique(id), name, custom))
 
     def write(self, arguments: str) -> None:
         self._parts.append(arguments)
+        self._deliver(arguments if self._text is None else self._text.write(arguments))
+
+    def _deliver(self, text: str) -> None:
         if not self._muted:
-            self._out.arguments(self.num - 1, arguments)
+            self._out.arguments(self.num - 1, text)
 
     def close(self) -> None:
         """The call is finished. One that wrote no arguments at all has none: ``{}``."""
@@ -133,6 +151,8 @@ class Calls:
 
     def _end(self, outcome: Outcome) -> None:
         self.open, self.truncated = False, outcome is Outcome.TRUNCATED
+        if self._text is not None:
+            self._deliver(self._text.end())
         self._parts = []
         if not self._muted:
             self._out.event(ToolCallEnd(self.num - 1, outcome))

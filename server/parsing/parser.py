@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.types import FinishReason
@@ -149,12 +149,13 @@ def make_parser(
     parallel: bool = True,
     skip_special_tokens: bool = True,
     new_id: NewId | None = None,
+    custom: Collection[str] = (),
 ) -> Parser:
     """A parser for one answer, by the names of its formats.
 
     ``tools`` are the offered ones as the API writes them; None when it is not known what was
-    offered, and then no call counts as unknown. Without ``parallel`` only the first call is
-    delivered. Raises ``UnknownParser``.
+    offered, and then no call counts as unknown; those named in ``custom`` take one text. Without
+    ``parallel`` only the first call is delivered. Raises ``UnknownParser``.
     """
     tool_form = tool_format(tool_parser) if tool_parser else NO_TOOLS
     fragment = tool_form.fragment if tool_form.fragment in vocabulary.ids else ""
@@ -162,7 +163,7 @@ def make_parser(
         tool_form = tool_form.fragmented
     reasoning = reasoning_format(reasoning_parser)
     out = Emitter(fragment)
-    calls = Calls(out, Tools(tools), new_id or tool_form.new_id, parallel)
+    calls = Calls(out, Tools(tools), new_id or tool_form.new_id, parallel, custom)
     output = Output(out, calls, reasoning.framing, tool_form.framing)
     reader: TextReader = Verbatim(out)
     if tool_parser or reasoning_parser:

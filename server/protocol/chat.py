@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
-from server.protocol.base import MAX_MESSAGES, MAX_TOOLS, OpenModel, RequestModel
+from server.protocol.base import (
+    CUSTOM_OR_NOT,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    OpenModel,
+    RequestModel,
+)
 from server.protocol.sampling import UNSUPPORTED_VLLM, SamplingFields, TokenCount
 
 
@@ -35,10 +41,27 @@ class FunctionCall(OpenModel):
     arguments: str = ""
 
 
-class ToolCall(OpenModel):
+class FunctionToolCall(OpenModel):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+
+
+class CustomCall(OpenModel):
+    name: str
+    input: str
+
+
+class CustomToolCall(OpenModel):
+    id: str
+    type: Literal["custom"]
+    custom: CustomCall
+
+
+ToolCall = Annotated[
+    Annotated[FunctionToolCall, Tag("Function")] | Annotated[CustomToolCall, Tag("Custom")],
+    CUSTOM_OR_NOT,
+]
 
 
 class Message(OpenModel):
@@ -61,23 +84,58 @@ class Function(RequestModel):
     strict: bool | None = None
 
 
-class Tool(RequestModel):
+class FunctionTool(RequestModel):
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(RequestModel):
+class CustomFormat(OpenModel):
+    """What the text of a custom tool must look like."""
+
+    type: Literal["text", "grammar"]
+
+
+class Custom(RequestModel):
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class CustomTool(RequestModel):
+    type: Literal["custom"]
+    custom: Custom
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("Function")] | Annotated[CustomTool, Tag("Custom")], CUSTOM_OR_NOT
+]
+
+
+class Named(RequestModel):
     name: str
 
 
-class NamedToolChoice(RequestModel):
+class NamedFunctionChoice(RequestModel):
     type: Literal["function"]
-    function: NamedFunction
+    function: Named
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class NamedCustomChoice(RequestModel):
+    type: Literal["custom"]
+    custom: Named
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
 
 
 class AllowedTools(RequestModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedToolChoice], Field(min_length=1)]
+    tools: Annotated[list[NamedFunctionChoice | NamedCustomChoice], Field(min_length=1)]
 
 
 class AllowedToolsChoice(RequestModel):
@@ -85,7 +143,12 @@ class AllowedToolsChoice(RequestModel):
     allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | NamedFunctionChoice
+    | NamedCustomChoice
+    | AllowedToolsChoice
+)
 
 
 class TextFormat(RequestModel):

@@ -10,6 +10,7 @@ from pydantic import Field
 from server.protocol.base import MAX_MESSAGES, MAX_TOOLS, OpenModel, RequestModel
 from server.protocol.chat import (
     CacheHints,
+    CustomFormat,
     FunctionName,
     JsonObjectFormat,
     Metadata,
@@ -61,6 +62,19 @@ class FunctionOutputItem(OpenModel):
     output: str | list[Part]
 
 
+class CustomCallItem(OpenModel):
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+
+class CustomOutputItem(OpenModel):
+    type: Literal["custom_tool_call_output"]
+    call_id: str
+    output: str | list[Part]
+
+
 class ReasoningItem(OpenModel):
     type: Literal["reasoning"]
     content: list[TextPart] | None = None
@@ -71,31 +85,40 @@ class OtherItem(OpenModel):
     type: str
 
 
-InputItem = FunctionCallItem | FunctionOutputItem | ReasoningItem | MessageItem | OtherItem
+InputItem = (
+    FunctionCallItem
+    | FunctionOutputItem
+    | CustomCallItem
+    | CustomOutputItem
+    | ReasoningItem
+    | MessageItem
+    | OtherItem
+)
 
 
-class FunctionTool(OpenModel):
-    """Anything but a function is a hosted tool, and refused by its type."""
+class Tool(OpenModel):
+    """Anything but a function or a custom tool is a hosted tool, and refused by its type."""
 
     type: str
     name: FunctionName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: CustomFormat | None = None
 
 
-class FunctionChoice(RequestModel):
-    type: Literal["function"]
+class NamedChoice(RequestModel):
+    type: Literal["function", "custom"]
     name: str
 
 
 class AllowedChoice(RequestModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Field(min_length=1)]
+    tools: Annotated[list[NamedChoice], Field(min_length=1)]
 
 
-ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedChoice
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
 class JsonSchemaFormat(RequestModel):
@@ -144,7 +167,7 @@ class ResponsesRequest(CacheHints):
     background: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None

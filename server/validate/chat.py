@@ -10,7 +10,14 @@ from server import slicing
 from server.errors import InvalidRequest
 from server.job import Job, ToolPolicy
 from server.prompt import Conversation
-from server.protocol.chat import AllowedToolsChoice, ChatRequest, NamedToolChoice
+from server.protocol.chat import (
+    AllowedToolsChoice,
+    ChatRequest,
+    CustomTool,
+    FunctionTool,
+    NamedCustomChoice,
+    NamedFunctionChoice,
+)
 from server.validate import sampling as fields
 from server.validate import tools
 from server.validate.constraints import constraint
@@ -24,7 +31,7 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
     ``workload`` is the slice the client names in its header, if any.
     """
     check_model(request.model, served)
-    policy = tools.policy(_tools(request), _choice(request), request.parallel_tool_calls, served)
+    policy = _policy(request, served)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     conversation = _conversation(request, policy, served)
@@ -84,18 +91,28 @@ def effort_kwargs(effort: str | None) -> dict[str, Any]:
     return {"reasoning_effort": effort, **off}
 
 
-def _tools(request: ChatRequest) -> list[dict[str, Any]]:
-    return [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
+def _policy(request: ChatRequest, served: Served) -> ToolPolicy:
+    given = request.tools or ()
+    offered = [_offered(tool, f"tools[{at}]") for at, tool in enumerate(given)]
+    custom = [tool.custom.name for tool in given if isinstance(tool, CustomTool)]
+    return tools.policy(offered, _choice(request), request.parallel_tool_calls, served, custom)
+
+
+def _offered(tool: FunctionTool | CustomTool, path: str) -> dict[str, Any]:
+    if isinstance(tool, FunctionTool):
+        return tool.model_dump(exclude_none=True)
+    made = tool.custom
+    return tools.custom_tool(made.name, made.description, made.format, f"{path}.custom")
 
 
 def _choice(request: ChatRequest) -> tools.Choice | None:
     match request.tool_choice:
         case None:
             return None
-        case NamedToolChoice(function=function):
-            return tools.Choice("required", (function.name,), single=True)
+        case NamedFunctionChoice() | NamedCustomChoice() as named:
+            return tools.Choice("required", (named.name,), single=True)
         case AllowedToolsChoice(allowed_tools=allowed):
-            return tools.Choice(allowed.mode, tuple(t.function.name for t in allowed.tools))
+            return tools.Choice(allowed.mode, tuple(tool.name for tool in allowed.tools))
         case mode:
             return tools.Choice(mode)
 

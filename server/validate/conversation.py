@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from server.errors import InvalidRequest
+from server.parsing.free_text import ARGUMENT
 from server.protocol.chat import Message, TextPart
 
 RAW = "raw_arguments"
@@ -23,9 +24,22 @@ def template_message(message: Message, at: int) -> dict[str, Any]:
         )
     elif message.content is None and message.role == "assistant":
         out["content"] = ""
-    for call in out.get("tool_calls", ()):
-        call["function"]["arguments"] = parsed_arguments(call["function"]["arguments"])
+    if "tool_calls" in out:
+        out["tool_calls"] = [_called(call) for call in out["tool_calls"]]
     return out
+
+
+def _called(call: dict[str, Any]) -> dict[str, Any]:
+    if call["type"] == "custom":
+        return custom_call(call["id"], call["custom"]["name"], call["custom"]["input"])
+    function = call["function"]
+    return call | {"function": function | {"arguments": parsed_arguments(function["arguments"])}}
+
+
+def custom_call(id: str, name: str, text: str) -> dict[str, Any]:
+    """A call of a custom tool as the function it was offered as."""
+    function = {"name": name, "arguments": {ARGUMENT: text}}
+    return {"id": id, "type": "function", "function": function}
 
 
 def _part_text(part: Any, path: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from server.errors import InvalidRequest
 from server.item_ids import new_id
 from server.protocol.responses import InputItem, OtherItem, Part, ResponsesRequest
-from server.validate.conversation import parsed_arguments
+from server.validate.conversation import custom_call, parsed_arguments
 
 Item = Mapping[str, Any]
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -69,7 +69,7 @@ def messages(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
         if item["type"] == "reasoning":
             turn = _open(turn)
             _add(turn, ("reasoning", "reasoning_content"), _text(item.get("content")))
-        elif item["type"] == "function_call":
+        elif item["type"] in ("function_call", "custom_tool_call"):
             turn = _open(turn)
             turn.setdefault("tool_calls", []).append(_call(item))
         elif item.get("role") == "assistant":
@@ -97,7 +97,7 @@ def _add(turn: dict[str, Any], names: Iterable[str], text: str) -> None:
 
 
 def _other(item: Item) -> dict[str, Any]:
-    if item["type"] == "function_call_output":
+    if item["type"] in ("function_call_output", "custom_tool_call_output"):
         content = _text(item["output"])
         return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
     role = "system" if item["role"] == "developer" else item["role"]
@@ -105,6 +105,8 @@ def _other(item: Item) -> dict[str, Any]:
 
 
 def _call(item: Item) -> dict[str, Any]:
+    if item["type"] == "custom_tool_call":
+        return custom_call(item["call_id"], item["name"], item["input"])
     function = {"name": item["name"], "arguments": parsed_arguments(item["arguments"])}
     return {"id": item["call_id"], "type": "function", "function": function}
 

@@ -15,10 +15,10 @@ from server.prompt import Conversation
 from server.protocol.chat import JsonObjectFormat
 from server.protocol.responses import (
     AllowedChoice,
-    FunctionChoice,
-    FunctionTool,
     JsonSchemaFormat,
+    NamedChoice,
     ResponsesRequest,
+    Tool,
 )
 from server.validate import sampling as fields
 from server.validate import tools
@@ -134,14 +134,15 @@ def _constraint(request: ResponsesRequest) -> Constraint | None:
 
 def _policy(request: ResponsesRequest, served: Served) -> ToolPolicy:
     offered = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())]
-    return tools.policy(offered, _choice(request), request.parallel_tool_calls, served)
+    custom = [str(tool.name) for tool in request.tools or () if tool.type == "custom"]
+    return tools.policy(offered, _choice(request), request.parallel_tool_calls, served, custom)
 
 
 def _choice(request: ResponsesRequest) -> tools.Choice | None:
     match request.tool_choice:
         case None:
             return None
-        case FunctionChoice(name=name):
+        case NamedChoice(name=name):
             return tools.Choice("required", (name,), single=True)
         case AllowedChoice(mode=mode, tools=allowed):
             return tools.Choice(mode, tuple(tool.name for tool in allowed))
@@ -151,14 +152,16 @@ def _choice(request: ResponsesRequest) -> tools.Choice | None:
             return tools.Choice(mode)
 
 
-def _tool(tool: FunctionTool, path: str) -> dict[str, Any]:
-    if tool.type != "function" or tool.name is None:
+def _tool(tool: Tool, path: str) -> dict[str, Any]:
+    if tool.type not in ("function", "custom") or tool.name is None:
         raise InvalidRequest(
-            f"'{path}' has type '{tool.type}': there are no hosted tools here, only functions of "
-            "the client's own (type 'function', with 'name').",
+            f"'{path}' has type '{tool.type}': there are no hosted tools here, only the client's "
+            "own (type 'function' or 'custom', with 'name').",
             param=path,
             code="unsupported_parameter",
         )
+    if tool.type == "custom":
+        return tools.custom_tool(tool.name, tool.description, tool.format, path)
     function = {
         "name": tool.name,
         "description": tool.description,
@@ -206,4 +209,7 @@ def _belonging(request: ResponsesRequest) -> dict[str, Any]:
 
 
 def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function with all its members, as the API's own schema demands."""
+    if tool["type"] == "custom":
+        return tool
     return {"description": None, "parameters": None, "strict": None} | tool

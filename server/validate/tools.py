@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.errors import InvalidRequest
 from server.job import ToolPolicy
+from server.parsing.free_text import PARAMETERS
+from server.protocol.chat import CustomFormat
 from server.validate.constraints import check_schema
 from server.validate.served import Served
 from server.validate.strict_schema import check_strict
@@ -28,15 +30,35 @@ class Choice:
     """One call and no more, whatever parallel_tool_calls says."""
 
 
+def custom_tool(
+    name: str, description: str | None, form: CustomFormat | None, path: str
+) -> dict[str, Any]:
+    """A custom tool as the function it is offered as. Raises InvalidRequest for a grammar."""
+    if form is not None and form.type == "grammar":
+        raise InvalidRequest(
+            f"'{path}.format' is a grammar, which no model here can be held to inside a call; "
+            "leave it out, or offer a function whose 'parameters' have a 'pattern' and 'strict'.",
+            param=f"{path}.format",
+            code="unsupported_parameter",
+        )
+    told = {} if description is None else {"description": description}
+    return {"type": "function", "function": {"name": name, **told, "parameters": PARAMETERS}}
+
+
 def policy(
-    tools: Sequence[OfferedTool], choice: Choice | None, parallel: bool | None, served: Served
+    tools: Sequence[OfferedTool],
+    choice: Choice | None,
+    parallel: bool | None,
+    served: Served,
+    custom: Iterable[str] = (),
 ) -> ToolPolicy:
+    """``custom`` names the tools that came as custom ones."""
     choice = choice or Choice("auto" if tools else "none")
     offered = tuple(tools)
     if choice.mode != "none":
         _check_offered(offered, choice, served)
     several = parallel is not False and not choice.single
-    return ToolPolicy(offered, choice.mode, frozenset(choice.names), several)
+    return ToolPolicy(offered, choice.mode, frozenset(choice.names), several, frozenset(custom))
 
 
 def _check_offered(tools: Sequence[OfferedTool], choice: Choice, served: Served) -> None:
@@ -63,6 +85,6 @@ def _check_known(wanted: Collection[str], offered: Collection[str]) -> None:
     for name in wanted:
         if name not in offered:
             raise InvalidRequest(
-                f"'tool_choice' names the function '{name[:64]}', which is not in 'tools'.",
+                f"'tool_choice' names the tool '{name[:64]}', which is not in 'tools'.",
                 param="tool_choice",
             )

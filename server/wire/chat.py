@@ -27,6 +27,16 @@ from server.wire.usage import usage_object
 
 PLAIN: Final = b'},"logprobs":null,"finish_reason":null}]'
 """The rest of a chunk after its delta, when it carries nothing else."""
+FUNCTION_DELTA: Final = b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]'
+CUSTOM_DELTA: Final = b'"tool_calls":[{"index":%d,"custom":{"input":%b}}]'
+
+
+def called(start: ToolCallStart, text: str) -> dict[str, Any]:
+    """A tool call with its arguments, or the text of a custom tool."""
+    if start.custom:
+        return {"id": start.id, "type": "custom", "custom": {"name": start.name, "input": text}}
+    function = {"name": start.name, "arguments": text}
+    return {"id": start.id, "type": "function", "function": function}
 
 
 def finish_fields(finish: Finish, job: Job, rendering: Rendering) -> dict[str, Any]:
@@ -73,6 +83,8 @@ class ChatStream:
         self._reasoning = [orjson.dumps(name) + b":" for name in names]
         self._ends: dict[int, Finish] = {}
         self._opened: set[int] = set()
+        self._custom: set[tuple[int, int]] = set()
+        """The choice and the index of calls of custom tools."""
 
     def encode(self, choice: int, events: list[Event]) -> bytes:
         """The frames for one step of one choice; may be empty."""
@@ -84,7 +96,7 @@ class ChatStream:
                 extra |= finish_fields(event, self._job, self._rendering)
                 frames.append(self._frame(choice, b"", extra))
                 extra = {}
-            elif delta := self._delta(event):
+            elif delta := self._delta(choice, event):
                 frames.append(self._frame(choice, delta, extra))
                 extra = {}
             else:
@@ -115,7 +127,7 @@ class ChatStream:
             frame += b',"prompt_token_ids":' + orjson.dumps(first.token_ids)
         return frame + self._tail
 
-    def _delta(self, event: Event) -> bytes:
+    def _delta(self, choice: int, event: Event) -> bytes:
         """The members of a delta object; empty for events that are none."""
         match event:
             case ContentDelta(text):
@@ -123,15 +135,13 @@ class ChatStream:
             case ReasoningDelta(text):
                 encoded = orjson.dumps(text)
                 return b",".join([name + encoded for name in self._reasoning])
-            case ToolCallDelta(index, arguments):
-                return b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (
-                    index,
-                    orjson.dumps(arguments),
-                )
-            case ToolCallStart(index, call_id, name):
-                function = {"name": name, "arguments": ""}
-                call = {"index": index, "id": call_id, "type": "function", "function": function}
-                return b'"tool_calls":' + orjson.dumps([call])
+            case ToolCallDelta(index, text):
+                member = CUSTOM_DELTA if (choice, index) in self._custom else FUNCTION_DELTA
+                return member % (index, orjson.dumps(text))
+            case ToolCallStart(index):
+                if event.custom:
+                    self._custom.add((choice, index))
+                return b'"tool_calls":' + orjson.dumps([{"index": index, **called(event, "")}])
             case _:
                 return b""
 
@@ -159,7 +169,7 @@ class _Choice:
     def __init__(self) -> None:
         self.content: list[str] = []
         self.reasoning: list[str] = []
-        self.calls: list[dict[str, Any]] = []
+        self.calls: list[ToolCallStart] = []
         self.arguments: list[list[str]] = []
         self.logprobs: list[PositionLogprobs] = []
         self.token_ids: list[int] = []
@@ -172,8 +182,8 @@ class _Choice:
                 self.content.append(text)
             case ReasoningDelta(text):
                 self.reasoning.append(text)
-            case ToolCallStart(_, call_id, name):
-                self.calls.append({"id": call_id, "type": "function", "function": {"name": name}})
+            case ToolCallStart():
+                self.calls.append(event)
                 self.arguments.append([])
             case ToolCallDelta(index, arguments):
                 self.arguments[index].append(arguments)
@@ -197,10 +207,9 @@ class _Choice:
         }
         if self.reasoning:
             message |= dict.fromkeys(reasoning_fields, "".join(self.reasoning))
-        for call, pieces in zip(self.calls, self.arguments, strict=True):
-            call["function"]["arguments"] = "".join(pieces)
         if self.calls:
-            message["tool_calls"] = self.calls
+            pairs = zip(self.calls, self.arguments, strict=True)
+            message["tool_calls"] = [called(start, "".join(pieces)) for start, pieces in pairs]
         return message
 
 

@@ -31,11 +31,16 @@ Said = dict[str, Any]
 """One event of the API before it has its sequence number."""
 
 FIELDS: dict[str, dict[str, Any]] = {"message": {"role": "assistant"}, "reasoning": {"summary": []}}
+CALLS = {
+    "function_call": ("arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("input", "response.custom_tool_call_input"),
+}
+"""Items that are calls: the member for their text, and the events that tell of it."""
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 class Item:
-    """One item of the output while it is written: a message, reasoning or a function call."""
+    """One item of the output while it is written: a message, reasoning or a call."""
 
     def __init__(self, kind: str, index: int, fields: dict[str, Any]) -> None:
         self.kind = kind
@@ -48,8 +53,8 @@ class Item:
     def shown(self, status: str) -> dict[str, Any]:
         """The item as it is now."""
         item = {"id": self.id, "type": self.kind, **self._fields, "status": status}
-        if self.kind == "function_call":
-            return item | {"arguments": self.text}
+        if self.kind in CALLS:
+            return item | {CALLS[self.kind][0]: self.text}
         return item | {"content": [self.part()] if self.texts else []}
 
     def part(self) -> dict[str, Any]:
@@ -69,7 +74,7 @@ class Item:
     def at(self) -> dict[str, Any]:
         """Where its deltas belong."""
         place: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
-        return place if self.kind == "function_call" else place | {"content_index": 0}
+        return place if self.kind in CALLS else place | {"content_index": 0}
 
 
 class Building:
@@ -102,11 +107,13 @@ class Building:
             case ReasoningDelta(text):
                 self._pending.clear()
                 yield from self._text("reasoning", text)
-            case ToolCallStart(_, call_id, name):
+            case ToolCallStart(_, call_id, name, custom):
                 self._pending.clear()
-                yield from self._open("function_call", {"call_id": call_id, "name": name})
-            case ToolCallDelta(_, arguments):
-                yield self._delta("response.function_call_arguments.delta", arguments)
+                kind = "custom_tool_call" if custom else "function_call"
+                yield from self._open(kind, {"call_id": call_id, "name": name})
+            case ToolCallDelta(_, text):
+                assert self._item is not None
+                yield self._delta(f"{CALLS[self._item.kind][1]}.delta", text)
             case ToolCallEnd():
                 yield from self._close("completed")
             case LogprobsDelta(positions):
@@ -226,9 +233,10 @@ def _covering(
 
 def _written(item: Item) -> Iterator[Said]:
     """What is said of an item's text once it is whole."""
-    if item.kind == "function_call":
-        done = {"type": "response.function_call_arguments.done", **item.at()}
-        yield done | {"name": item.shown("")["name"], "arguments": item.text}
+    if item.kind in CALLS:
+        member, told = CALLS[item.kind]
+        named = {"name": item.shown("")["name"]} if item.kind == "function_call" else {}
+        yield {"type": f"{told}.done", **item.at(), **named, member: item.text}
         return
     if item.kind == "reasoning":
         yield {"type": "response.reasoning_text.done", **item.at(), "text": item.text}
