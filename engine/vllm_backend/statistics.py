@@ -186,7 +186,7 @@ def observe(histogram: Any, values: Sequence[float]) -> None:
 
 
 class _BeforeReading:
-    """A collector of no metrics. Comes before vLLM's metrics in their registry, and has what is kept counted."""
+    """A collector of no metrics: stands before vLLM's and has what is kept counted."""
 
     def __init__(self) -> None:
         self.loggers: WeakSet[GatheredStatistics] = WeakSet()
