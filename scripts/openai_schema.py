@@ -28,7 +28,7 @@ ROOTS = (
 )
 NOTES = {"description", "title", "example", "examples", "default", "deprecated", "discriminator"}
 FOREIGN = re.compile(
-    "Web|File|Computer|Image|Audio|CodeInterp|MCP|Shell|Patch|Custom|Program|Compaction|ToolSearch"
+    "Web|File|Computer|Image|Audio|CodeInterp|MCP|Shell|Patch|Program|Compaction|ToolSearch"
     "|AdditionalTools|Moderation|Namespace|Refusal(Delta|Done)|ReasoningSummary(Part|Text)(Add|D)"
 )
 PREFIX = "#/components/schemas/"

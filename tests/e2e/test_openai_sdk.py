@@ -77,6 +77,27 @@ def test_forced_calls_are_valid_whatever_is_asked(client, choice):
         assert plain.message.tool_calls[0].function.arguments == call.function.arguments
 
 
+def test_a_custom_tool_gets_text(client):
+    tool = {"type": "custom", "custom": {"name": "run_python", "description": "Runs Python."}}
+    named = {"type": "custom", "custom": {"name": "run_python"}}
+    fields = ask("What is EAGLE 3.1?", tools=[tool], tool_choice=named)
+    answer = client.chat.completions.create(**fields).choices[0]
+    (call,) = answer.message.tool_calls
+    assert (call.type, call.custom.name) == ("custom", "run_python")
+    deltas = [
+        delta.custom["input"]
+        for chunk in client.chat.completions.create(**fields, stream=True)
+        for delta in chunk.choices[0].delta.tool_calls or ()
+    ]
+    assert "".join(deltas) == call.custom.input
+    asked = {"model": "demo", "input": "What is EAGLE 3.1?", "temperature": 0}
+    flat = {"type": "custom", "name": "run_python"}
+    offered = flat | {"description": "Runs Python."}
+    made = client.responses.create(**asked, tools=[offered], tool_choice=flat)
+    (item,) = [item for item in made.output if item.type == "custom_tool_call"]
+    assert item.input == call.custom.input
+
+
 def test_speculation_goes_on_under_a_grammar(client):
     fields = ask("What is 84 - 37?", response_format={"type": "json_object"}, max_tokens=40)
     metrics = {"per_request_spec_decode_metrics": "summary"}

@@ -22,6 +22,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</t
 THOUGHT = "<think>\nhm\n</think>\n\n"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+CUSTOM = {"type": "custom", "custom": {"name": "get_weather"}}
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": None}
 
 ANSWERS = {
@@ -51,6 +52,7 @@ RESPONSES: list[dict[str, Any]] = [
     {"text": {"format": {"type": "json_object"}, "verbosity": "low"}, "truncation": "auto"},
     {"store": False, "parallel_tool_calls": False, "max_output_tokens": 50},
     {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "get_weather"}},
+    {"tools": [{"type": "custom", "name": "get_weather", "description": "Tells."}]},
 ]
 
 
@@ -82,6 +84,12 @@ async def test_chat_completions(lab, says, fields):
     assert streamed.done
     for chunk in streamed.chunks:
         check(known(chunk), "CreateChatCompletionStreamResponse")
+
+
+async def test_calls_of_custom_tools(lab):
+    """Whole answers only: the document has no chunk for them."""
+    lab.says(ANSWERS["all"], [1, 2, 1, 3])
+    check((await lab.chat(tools=[CUSTOM])).json, "CreateChatCompletionResponse")
 
 
 @pytest.mark.parametrize("says", ["text", "empty"])
