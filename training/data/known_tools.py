@@ -187,9 +187,7 @@ MAIL = phrasings(
 
 def mail(source: Source) -> ToolTurn:
     to, about = source.pick([("to", "subject"), ("recipient", "subject"), ("to", "body")])
-    made = tool(
-        source.pick(NAMES["mail"]), "Send an email.", strings(to, about)
-    )
+    made = tool(source.pick(NAMES["mail"]), "Send an email.", strings(to, about))
     person = source.email() if source.chance(0.6) else source.name()
     topic = source.phrase(1, 3)
     user = source.ask(MAIL, e=person, t=topic)
