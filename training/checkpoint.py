@@ -14,6 +14,8 @@ from torch import Tensor
 from training.eagle import METHODS, Draft, DraftShape
 from training.llama import Llama, LlamaShape
 
+GENERATION = {"eos_token_id": 3, "pad_token_id": 0, "temperature": 0.0}
+"""Greedy unless a request says otherwise: a model this small has no second-best answers to give."""
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
@@ -55,7 +57,7 @@ def save_target(
         metadata={"format": "pt"},
     )
     write_json(out / CONFIG, config)
-    write_json(out / "generation_config.json", {"eos_token_id": 3, "pad_token_id": 0})
+    write_json(out / "generation_config.json", GENERATION)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tokenizer / file, out / file)
 

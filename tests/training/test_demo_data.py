@@ -10,8 +10,11 @@ import pytest
 from training.corpus import ANSWER, LAST, short_documents, stack, write_tokenizer
 from training.data.arithmetic import add_steps, divide_steps, multiply_steps, subtract_steps
 from training.data.conversation import LONG, SHORT, conversation
+from training.data.known_tools import family
 from training.data.render import answer_text, prompt_segments, prompt_text
 from training.data.source import CITIES, UNICODE_WORDS, WORDS, Source
+from training.data.tools import random_call
+from training.data.values import said
 from training.tokenizer import MARKERS, VOCABULARY, function_words, wrap
 
 
@@ -72,6 +75,30 @@ def test_stack_is_long_and_full_of_answers(tokenizer):
     assert len(ids) == len(weights) >= 900
     ends = np.flatnonzero(ids == tokenizer.token_to_id("<|im_end|>"))
     assert (weights[ends] == ANSWER).sum() >= 3
+
+
+@pytest.mark.parametrize("shape", [SHORT, LONG, LAST])
+def test_a_request_says_which_tool_it_means(shape):
+    """No two tools for the same thing are on offer, and the last turn's own always is."""
+    source = Source(8)
+    for _ in range(200 if shape is not LONG else 30):
+        made = conversation(source, shape)
+        names = [tool["function"]["name"] for tool in made.tools or ()]
+        purposes = [family(name) for name in names]
+        assert len(set(purposes)) == len(purposes)
+        assert {call.name for call in made.calls} <= set(names)
+
+
+def test_arguments_stand_as_the_user_says_them():
+    source, seen = Source(9), 0
+    while seen < 300:
+        turn = random_call(source)
+        texts = [said(item) for call in turn.calls for item in call.arguments.values()]
+        at = 0
+        for text in texts:
+            at = turn.user.find(text, at)
+            assert at >= 0, turn
+        seen += len(texts) > 1
 
 
 def test_the_held_out_side_is_kept_from_training():
