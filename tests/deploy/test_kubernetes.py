@@ -9,92 +9,34 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import shutil
 import subprocess
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
 from server.config import ENV_PREFIX, Settings
 from server.door import OPEN
 from server.drain import LAST_WORDS_S
 from server.listen import CLOSE_S
-
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "deploy/kubernetes"
-OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
-WITH_GPU = [name for name in OVERLAYS if name != "cpu-demo"]
-VERSIONS = ("1.30", "1.37")
-"""Oldest that knows all we use (preStop sleep), and the newest whose schemas we have."""
-CUSTOM = {"HTTPRoute", "LeaderWorkerSet", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
-KIMI = """serve nvidia/Kimi-K2.6-NVFP4 --trust-remote-code --tensor-parallel-size 4
---tool-call-parser kimi_k2 --enable-auto-tool-choice --reasoning-parser kimi_k2
---attention-backend tokenspeed_mla --speculative-config
-'{"model":"lightseekorg/kimi-k2.6-eagle3.1-mla","method":"eagle3","num_speculative_tokens":3}'
---language-model-only"""
-
-Object = dict[str, Any]
-
-
-def _kustomize() -> list[str] | None:
-    """A kustomize of today: kubectl before 1.21 has one of 2019 inside."""
-    if shutil.which("kustomize"):
-        return ["kustomize", "build"]
-    if shutil.which("kubectl") is None:
-        return None
-    asked = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True)
-    return ["kubectl", "kustomize"] if "Kustomize Version: v5" in asked.stdout else None
-
-
-pytestmark = pytest.mark.skipif(
-    _kustomize() is None, reason="needs kubectl 1.27 or newer, or kustomize 5"
+from tests.deploy.overlays import (
+    CUSTOM,
+    EVERY_POD,
+    FOLDER,
+    KIMI,
+    OVERLAYS,
+    ROOT,
+    VERSIONS,
+    WITH_GPU,
+    container,
+    gateway,
+    needs_kustomize,
+    only,
+    rendered,
+    settings,
+    templates,
 )
 
-
-@cache
-def rendered(overlay: str) -> list[Object]:
-    command = [*(_kustomize() or ()), str(FOLDER / "overlays" / overlay)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr, "a warning: " + done.stderr
-    return list(yaml.safe_load_all(done.stdout))
-
-
-def only(overlay: str, kind: str) -> Object:
-    (found,) = (item for item in rendered(overlay) if item["kind"] == kind)
-    return found
-
-
-def templates(overlay: str) -> dict[str, Object]:
-    """The pod templates by component."""
-    found: list[Object] = []
-    for item in rendered(overlay):
-        if item["kind"] == "Deployment":
-            found.append(item["spec"]["template"])
-        if item["kind"] == "LeaderWorkerSet":
-            group = item["spec"]["leaderWorkerTemplate"]
-            found += [group["leaderTemplate"], group["workerTemplate"]]
-    return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for one in found}
-
-
-def gateway(overlay: str) -> Object:
-    return templates(overlay)["gateway"]["spec"]
-
-
-def container(pod: Object) -> Object:
-    (one,) = pod["containers"]
-    return one
-
-
-def settings(overlay: str) -> dict[str, str]:
-    return {item["name"]: item.get("value", "") for item in container(gateway(overlay))["env"]}
-
-
-EVERY_POD = [(name, part) for name in OVERLAYS for part in templates(name)] if _kustomize() else []
+pytestmark = needs_kustomize
 
 
 def test_the_overlays_are_these():
@@ -384,75 +326,3 @@ def test_a_group_is_one_ray_cluster_and_one_unit():
     arguments = container(gateway("multi-node"))["args"]
     assert arguments[arguments.index("--distributed-executor-backend") + 1] == "ray"
     assert "\nray==" in (ROOT / "requirements/cuda.lock").read_text(encoding="utf-8")
-
-
-def test_a_fleets_gateways_find_its_workers_by_name():
-    (service,) = (
-        item
-        for item in rendered("fleet")
-        if item["kind"] == "Service" and item["metadata"]["name"] == "eaglegate-workers"
-    )
-    assert service["spec"]["clusterIP"] == "None", "the name must lead to every pod"
-    assert not service["spec"].get("publishNotReadyAddresses")
-    worker = templates("fleet")["worker"]
-    assert service["spec"]["selector"].items() <= worker["metadata"]["labels"].items()
-    (port,) = container(worker["spec"])["ports"]
-    arguments = container(gateway("fleet"))["args"]
-    dns = arguments[arguments.index("--upstream-dns") + 1]
-    assert dns == f"{service['metadata']['name']}:{port['containerPort']}"
-    assert f"--port={port['containerPort']}" in container(worker["spec"])["args"]
-    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
-
-
-def test_a_fleets_workers_run_what_its_gateways_render():
-    theirs, ours = (container(templates("fleet")[part]["spec"]) for part in ("worker", "gateway"))
-    assert theirs["args"][0] == ours["args"][1]
-    assert {"--enable-scale-out", "--enable-prompt-tokens-details"} <= set(theirs["args"])
-    assert theirs["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert "nvidia.com/gpu" not in ours["resources"]["limits"]
-    keys = {
-        item["name"]: item["valueFrom"]["secretKeyRef"]
-        for made in (theirs, ours)
-        for item in made["env"]
-        if item["name"] in ("VLLM_API_KEY", "EAGLEGATE_UPSTREAM_KEY")
-    }
-    assert keys["VLLM_API_KEY"] == keys["EAGLEGATE_UPSTREAM_KEY"]
-
-
-def test_only_gateways_speak_to_workers():
-    worker = templates("fleet")["worker"]
-    labels = worker["metadata"]["labels"].items()
-    ports = {port["name"] for port in container(worker["spec"])["ports"]}
-    policies = [item["spec"] for item in rendered("fleet") if item["kind"] == "NetworkPolicy"]
-    rules = [
-        rule
-        for policy in policies
-        if policy["podSelector"]["matchLabels"].items() <= labels
-        for rule in policy["ingress"]
-        if ports & {port["port"] for port in rule["ports"]}
-    ]
-    assert len(rules) == 1
-    (source,) = rules[0]["from"]
-    assert source == {
-        "podSelector": {
-            "matchLabels": {
-                "app.kubernetes.io/name": "eaglegate",
-                "app.kubernetes.io/component": "gateway",
-            }
-        }
-    }
-
-
-def test_a_worker_that_leaves_has_time_to_end_what_it_runs():
-    pod = templates("fleet")["worker"]["spec"]
-    made = container(pod)
-    slept = made["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert 60 <= slept < pod["terminationGracePeriodSeconds"]
-    probes = {name: made[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
-    assert {probe["httpGet"]["path"] for probe in probes.values()} == {"/health"}
-    assert probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"] >= 3600
-
-
-def test_load_scales_the_workers():
-    target = only("fleet", "ScaledObject")["spec"]["scaleTargetRef"]
-    assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "eaglegate-worker"}

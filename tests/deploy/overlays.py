@@ -1,0 +1,84 @@
+"""The Kubernetes overlays as kustomize renders them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy/kubernetes"
+OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
+WITH_GPU = [name for name in OVERLAYS if name != "cpu-demo"]
+VERSIONS = ("1.30", "1.37")
+"""Oldest that knows all we use (preStop sleep), and the newest whose schemas we have."""
+CUSTOM = {"HTTPRoute", "LeaderWorkerSet", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+KIMI = """serve nvidia/Kimi-K2.6-NVFP4 --trust-remote-code --tensor-parallel-size 4
+--tool-call-parser kimi_k2 --enable-auto-tool-choice --reasoning-parser kimi_k2
+--attention-backend tokenspeed_mla --speculative-config
+'{"model":"lightseekorg/kimi-k2.6-eagle3.1-mla","method":"eagle3","num_speculative_tokens":3}'
+--language-model-only"""
+
+Object = dict[str, Any]
+
+
+def _kustomize() -> list[str] | None:
+    """A kustomize of today: kubectl before 1.21 has one of 2019 inside."""
+    if shutil.which("kustomize"):
+        return ["kustomize", "build"]
+    if shutil.which("kubectl") is None:
+        return None
+    asked = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True)
+    return ["kubectl", "kustomize"] if "Kustomize Version: v5" in asked.stdout else None
+
+
+needs_kustomize = pytest.mark.skipif(
+    _kustomize() is None, reason="needs kubectl 1.27 or newer, or kustomize 5"
+)
+
+
+@cache
+def rendered(overlay: str) -> list[Object]:
+    command = [*(_kustomize() or ()), str(FOLDER / "overlays" / overlay)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, "a warning: " + done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def only(overlay: str, kind: str) -> Object:
+    (found,) = (item for item in rendered(overlay) if item["kind"] == kind)
+    return found
+
+
+def templates(overlay: str) -> dict[str, Object]:
+    """The pod templates by component."""
+    found: list[Object] = []
+    for item in rendered(overlay):
+        if item["kind"] == "Deployment":
+            found.append(item["spec"]["template"])
+        if item["kind"] == "LeaderWorkerSet":
+            group = item["spec"]["leaderWorkerTemplate"]
+            found += [group["leaderTemplate"], group["workerTemplate"]]
+    return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for one in found}
+
+
+def gateway(overlay: str) -> Object:
+    return templates(overlay)["gateway"]["spec"]
+
+
+def container(pod: Object) -> Object:
+    (one,) = pod["containers"]
+    return one
+
+
+def settings(overlay: str) -> dict[str, str]:
+    return {item["name"]: item.get("value", "") for item in container(gateway(overlay))["env"]}
+
+
+EVERY_POD = [(name, part) for name in OVERLAYS for part in templates(name)] if _kustomize() else []

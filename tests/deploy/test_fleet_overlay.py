@@ -1,0 +1,86 @@
+"""The overlay with gateways in front of workers."""
+
+from __future__ import annotations
+
+from tests.deploy.overlays import (
+    container,
+    gateway,
+    needs_kustomize,
+    only,
+    rendered,
+    templates,
+)
+
+pytestmark = needs_kustomize
+
+
+def test_a_fleets_gateways_find_its_workers_by_name():
+    (service,) = (
+        item
+        for item in rendered("fleet")
+        if item["kind"] == "Service" and item["metadata"]["name"] == "eaglegate-workers"
+    )
+    assert service["spec"]["clusterIP"] == "None", "the name must lead to every pod"
+    assert not service["spec"].get("publishNotReadyAddresses")
+    worker = templates("fleet")["worker"]
+    assert service["spec"]["selector"].items() <= worker["metadata"]["labels"].items()
+    (port,) = container(worker["spec"])["ports"]
+    arguments = container(gateway("fleet"))["args"]
+    dns = arguments[arguments.index("--upstream-dns") + 1]
+    assert dns == f"{service['metadata']['name']}:{port['containerPort']}"
+    assert f"--port={port['containerPort']}" in container(worker["spec"])["args"]
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+
+
+def test_a_fleets_workers_run_what_its_gateways_render():
+    theirs, ours = (container(templates("fleet")[part]["spec"]) for part in ("worker", "gateway"))
+    assert theirs["args"][0] == ours["args"][1]
+    assert {"--enable-scale-out", "--enable-prompt-tokens-details"} <= set(theirs["args"])
+    assert theirs["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "nvidia.com/gpu" not in ours["resources"]["limits"]
+    keys = {
+        item["name"]: item["valueFrom"]["secretKeyRef"]
+        for made in (theirs, ours)
+        for item in made["env"]
+        if item["name"] in ("VLLM_API_KEY", "EAGLEGATE_UPSTREAM_KEY")
+    }
+    assert keys["VLLM_API_KEY"] == keys["EAGLEGATE_UPSTREAM_KEY"]
+
+
+def test_only_gateways_speak_to_workers():
+    worker = templates("fleet")["worker"]
+    labels = worker["metadata"]["labels"].items()
+    ports = {port["name"] for port in container(worker["spec"])["ports"]}
+    policies = [item["spec"] for item in rendered("fleet") if item["kind"] == "NetworkPolicy"]
+    rules = [
+        rule
+        for policy in policies
+        if policy["podSelector"]["matchLabels"].items() <= labels
+        for rule in policy["ingress"]
+        if ports & {port["port"] for port in rule["ports"]}
+    ]
+    assert len(rules) == 1
+    (source,) = rules[0]["from"]
+    assert source == {
+        "podSelector": {
+            "matchLabels": {
+                "app.kubernetes.io/name": "eaglegate",
+                "app.kubernetes.io/component": "gateway",
+            }
+        }
+    }
+
+
+def test_a_worker_that_leaves_has_time_to_end_what_it_runs():
+    pod = templates("fleet")["worker"]["spec"]
+    made = container(pod)
+    slept = made["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert 60 <= slept < pod["terminationGracePeriodSeconds"]
+    probes = {name: made[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+    assert {probe["httpGet"]["path"] for probe in probes.values()} == {"/health"}
+    assert probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"] >= 3600
+
+
+def test_load_scales_the_workers():
+    target = only("fleet", "ScaledObject")["spec"]["scaleTargetRef"]
+    assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "eaglegate-worker"}

@@ -1,0 +1,141 @@
+"""Workers that join, leave, come back, and are not let in."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from engine.errors import (
+    EngineStartError,
+)
+from engine.fleet.worker import State
+from engine.scripted import DEFAULT_INFO
+from tests.engine.fleet.town import town, until_serving
+from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
+
+
+async def test_a_fleet_starts_with_the_first_worker_that_does():
+    place = await town("ab", start=False)
+    place["a"].up = False
+    info = await place.fleet.start()
+    assert info == DEFAULT_INFO
+    assert [w.name for w in place.fleet.workers.values() if w.serves] == ["b"]
+    place["a"].up = True
+    await until_serving(place, 2)
+    await place.fleet.aclose()
+
+
+async def test_a_worker_that_joins_takes_requests():
+    place = await town("a")
+    place.build("b")
+    await until_serving(place, 2)
+    for number in range(20):
+        await collect(place.fleet, ask(f"r{number}", prompt=(number, 2, 3)))
+    assert place["b"].requests
+    await place.fleet.aclose()
+
+
+async def test_a_worker_that_leaves_ends_what_it_runs_and_gets_nothing_new():
+    place = await town("ab")
+    for house in place.houses.values():
+        house.gate.clear()
+    steps = place.fleet.generate(request := ask(tokens=30))
+    got = [await anext(steps)]
+    leaving = place.house_of("r")
+    place.streets.names.discard(leaving.name)
+    worker = place.fleet.workers[leaving.name]
+    await until(lambda: worker.draining)
+    assert worker.state is State.DRAINING
+    for house in place.houses.values():
+        if house is not leaving:
+            house.gate.set()
+    for number in range(6):
+        await collect(place.fleet, ask(f"r{number}", prompt=(number, 2, 3)))
+    assert [r.id for r in leaving.requests] == ["r"]
+    leaving.gate.set()
+    got += [step async for step in steps]
+    assert tokens_of(got) == following(request)
+    assert place.served("r") == [leaving.name], "it was not moved"
+    await until(lambda: leaving.name not in place.fleet.workers)
+    await until(leaving.engines[-1].closed.is_set)
+    await place.fleet.aclose()
+
+
+async def test_a_worker_that_is_named_again_while_it_drains_stays():
+    place = await town("ab")
+    place["a"].gate.clear()
+    place["b"].gate.clear()
+    steps = place.fleet.generate(ask(tokens=30))
+    await anext(steps)
+    leaving = place.house_of("r")
+    worker = place.fleet.workers[leaving.name]
+    place.streets.names.discard(leaving.name)
+    await until(lambda: worker.draining)
+    place.streets.names.add(leaving.name)
+    await until(lambda: worker.serves)
+    assert place.fleet.workers[leaving.name] is worker
+    await steps.aclose()
+    await place.fleet.aclose()
+
+
+async def test_a_source_that_cannot_be_read_changes_nothing():
+    place = await town("ab")
+    place.streets.broken = True
+    place.streets.names.clear()
+    await asyncio.sleep(0.03)
+    assert sorted(place.fleet.workers) == ["a", "b"]
+    assert all(worker.serves for worker in place.fleet.workers.values())
+    await place.fleet.aclose()
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"model": "another"}, "its model is another"),
+        ({"vocab_size": 7}, "its vocab_size is 7"),
+        ({"max_model_len": 100}, "its max_model_len is 100"),
+        ({"reports_decode_steps": False}, "its reports_decode_steps is False"),
+    ],
+)
+async def test_a_worker_that_serves_something_else_is_not_let_in(other, reason):
+    place = await town("a")
+    place.build("b", info=replace(DEFAULT_INFO, **other))
+    await until(lambda: "b" in place.fleet.workers)
+    await until(lambda: reason in place.fleet.workers["b"].reason)
+    assert not place.fleet.workers["b"].serves
+    await place.fleet.aclose()
+
+
+async def test_a_worker_that_comes_back_must_make_a_token_first():
+    place = await town("ab")
+    place["a"].die()
+    await until_serving(place, 1)
+    place["a"].cuts = ()
+    place["a"].up = True
+    await until_serving(place, 2)
+    probes = [r.id for r in place["a"].engines[-1].requests]
+    assert probes == ["eaglegate-probe"]
+    await place.fleet.aclose()
+
+
+async def test_what_still_runs_behind_an_open_circuit_ends_in_peace():
+    place = await town("a", poll_s=60)
+    place["a"].gate.clear()
+    steps = place.fleet.generate(request := ask(tokens=30))
+    got = [await anext(steps)]
+    place.fleet.workers["a"].breaker.open(asyncio.get_running_loop().time())
+    place["a"].gate.set()
+    got += [step async for step in steps]
+    assert tokens_of(got) == following(request)
+    assert place.served("r") == ["a"]
+    await place.fleet.aclose()
+
+
+async def test_a_fleet_without_a_worker_does_not_start_and_says_why():
+    place = await town("a", start=False, start_s=0.05)
+    place["a"].up = False
+    with pytest.raises(EngineStartError, match="a: connection refused"):
+        await place.fleet.start()
+    await place.fleet.aclose()
