@@ -11,6 +11,7 @@ from server.parsing.message import Reasoning
 from server.parsing.parser import Parser, make_parser
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary
+from server.structure.answer import holds_calls
 
 __all__ = ["Parser", "Parsers", "Vocabulary"]
 
@@ -61,4 +62,5 @@ class Parsers:
             parallel=policy.parallel,
             skip_special_tokens=job.skip_special_tokens,
             custom=policy.custom,
+            sound=holds_calls(job),
         )

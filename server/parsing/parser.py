@@ -150,12 +150,14 @@ def make_parser(
     skip_special_tokens: bool = True,
     new_id: NewId | None = None,
     custom: Collection[str] = (),
+    sound: bool = False,
 ) -> Parser:
     """A parser for one answer, by the names of its formats.
 
     ``tools`` are the offered ones as the API writes them; None when it is not known what was
     offered, and then no call counts as unknown; those named in ``custom`` take one text. Without
-    ``parallel`` only the first call is delivered. Raises ``UnknownParser``.
+    ``parallel`` only the first call is delivered. ``sound``: a grammar holds the calls to JSON.
+    Raises ``UnknownParser``.
     """
     tool_form = tool_format(tool_parser) if tool_parser else NO_TOOLS
     fragment = tool_form.fragment if tool_form.fragment in vocabulary.ids else ""
@@ -168,7 +170,7 @@ def make_parser(
     reader: TextReader = Verbatim(out)
     if tool_parser or reasoning_parser:
         context = Context(vocabulary.lexicon, output, tool_form, reasoning, starts_in)
-        reader = Reader(message(context))
+        reader = Reader(message(context), sound)
     thinking = reasoning.markers + (tool_form.markers if tool_form.channels else ())
     return Parser(
         vocabulary.structure(tool_form.markers + thinking, fragment, skip_special_tokens),

@@ -161,6 +161,11 @@ class JsonValue(_Taking):
         self._to_marker = to_marker
         self.tokens = stops.tokens
 
+    @property
+    def quoting(self) -> bool:
+        """Whether it stands inside a string."""
+        return self._scan.in_string and not self._scan.broken
+
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
         if self._to_marker and self._stops.pattern is None:
             self._sink(text)
@@ -187,12 +192,17 @@ class JsonValue(_Taking):
 
 
 class Reader:
-    """Feeds text and marker tokens to a grammar."""
+    """Feeds text and marker tokens to a grammar.
 
-    __slots__ = ("_grammar", "_held", "_want")
+    ``sound``: JSON is known to be whole, so that a marker token inside a string of it is quoted.
+    Else it ends the string, which the model has forgotten to close.
+    """
 
-    def __init__(self, grammar: Grammar) -> None:
+    __slots__ = ("_grammar", "_held", "_sound", "_want")
+
+    def __init__(self, grammar: Grammar, sound: bool = False) -> None:
         self._grammar = grammar
+        self._sound = sound
         self._want = next(grammar)
         self._held = ""
 
@@ -202,10 +212,14 @@ class Reader:
     def marker(self, marker: str) -> None:
         """A marker that is a token: what was held back is then no beginning of one."""
         self._settle()
-        if marker in self._want.tokens:
+        if marker in self._want.tokens and not self._quoted:
             self._want = self._grammar.send(marker)
         else:
             self._want.plain(marker)
+
+    @property
+    def _quoted(self) -> bool:
+        return self._sound and isinstance(self._want, JsonValue) and self._want.quoting
 
     def end(self, by_model: bool) -> None:
         """The output is over; the grammar learns it as an exception."""

@@ -67,6 +67,13 @@ def needs_grammar(policy: ToolPolicy) -> bool:
     return policy.choice == "required"
 
 
+def holds_calls(job: Job) -> bool:
+    """Whether the grammar of ``constraint`` holds any call to JSON that is whole."""
+    if job.constraint is not None:
+        return job.constraint.kind != "structural_tag"
+    return needs_grammar(job.tool_policy)
+
+
 def _answer(job: Job, tool_parser: str | None) -> Format:
     policy = job.tool_policy
     if policy.choice == "required":

@@ -174,3 +174,17 @@ def test_on_channels_the_engine_waits_for_the_content(lab):
     assert wanted == Constraint("json_object", after_reasoning=True)
     with pytest.raises(InvalidRequest, match="cannot be forced"):
         constraint(job(tool_policy=REQUIRED), Phase.CONTENT, harmony, "openai")
+
+
+async def test_a_forced_call_may_quote_its_own_end(lab):
+    """The grammar allows the marker inside a string, and the call goes on behind it."""
+    text = "a</tool_call>b<tool_call>"
+    call = f'<tool_call>\n{{"name": "run", "arguments": {{"x": "{text}"}}}}\n</tool_call>'
+    lab.says(call, list(range(1, 30)))
+    tool = {"type": "function", "function": {"name": "run"}}
+    for held in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        message = (await lab.chat(tools=[tool], **held)).json["choices"][0]["message"]
+        (called,) = message["tool_calls"]
+        assert orjson.loads(called["function"]["arguments"]) == {"x": text}
+    (called,) = (await lab.chat(tools=[tool])).json["choices"][0]["message"]["tool_calls"]
+    assert called["function"]["arguments"] == '{"x": "a'
