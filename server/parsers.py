@@ -11,7 +11,7 @@ from server.parsing.message import Reasoning
 from server.parsing.parser import Parser, make_parser
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary
-from server.structure.answer import holds_calls
+from server.structure.answer import holds_calls, spells_calls
 
 __all__ = ["Parser", "Parsers", "Vocabulary"]
 
@@ -63,4 +63,5 @@ class Parsers:
             skip_special_tokens=job.skip_special_tokens,
             custom=policy.custom,
             sound=holds_calls(job),
+            spelled=spells_calls(job),
         )

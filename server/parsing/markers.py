@@ -17,15 +17,18 @@ not taken for it.
 
 
 class Stops:
-    """A set of markers, as tokens and as a pattern for those that are plain text."""
+    """A set of markers, as tokens and as a pattern for those that are plain text.
+
+    ``spelled``: those that are tokens may be written with other ones, too.
+    """
 
     __slots__ = ("_beginnings", "_longest", "markers", "pattern", "tokens")
 
-    def __init__(self, markers: Iterable[str], ids: Container[str]) -> None:
+    def __init__(self, markers: Iterable[str], ids: Container[str], spelled: bool = False) -> None:
         self.markers = frozenset(markers)
         named = sorted(self.markers, key=len)
         self.tokens = frozenset(marker for marker in named if marker in ids)
-        written = [marker for marker in named if marker not in ids]
+        written = [marker for marker in named if spelled or marker not in ids]
         self.pattern = re.compile("|".join(map(re.escape, written))) if written else None
         self._beginnings = re.compile("|".join(map(_beginnings, written)))
         self._longest = max(map(len, written), default=1)
@@ -60,10 +63,11 @@ def _beginnings(marker: str) -> str:
 
 
 class Lexicon:
-    """Makes ``Stops`` for one vocabulary, each set once."""
+    """Makes ``Stops`` for one vocabulary, each set once. ``spelled`` as in ``Stops``."""
 
-    def __init__(self, ids: Container[str]) -> None:
+    def __init__(self, ids: Container[str], spelled: bool = False) -> None:
         self._ids = ids
+        self._spelled = spelled
         self._made: dict[tuple[str, ...], Stops] = {}
 
     def is_token(self, marker: str) -> bool:
@@ -75,5 +79,5 @@ class Lexicon:
 
     def stops(self, *markers: str) -> Stops:
         if markers not in self._made:
-            self._made[markers] = Stops(markers, self._ids)
+            self._made[markers] = Stops(markers, self._ids, self._spelled)
         return self._made[markers]

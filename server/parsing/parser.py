@@ -151,12 +151,14 @@ def make_parser(
     new_id: NewId | None = None,
     custom: Collection[str] = (),
     sound: bool = False,
+    spelled: bool = False,
 ) -> Parser:
     """A parser for one answer, by the names of its formats.
 
     ``tools`` are the offered ones as the API writes them; None when it is not known what was
     offered, and then no call counts as unknown; those named in ``custom`` take one text. Without
     ``parallel`` only the first call is delivered. ``sound``: a grammar holds the calls to JSON.
+    ``spelled``: and takes a marker written with ordinary tokens for one, as a grammar of text does.
     Raises ``UnknownParser``.
     """
     tool_form = tool_format(tool_parser) if tool_parser else NO_TOOLS
@@ -167,9 +169,10 @@ def make_parser(
     out = Emitter(fragment)
     calls = Calls(out, Tools(tools), new_id or tool_form.new_id, parallel, custom)
     output = Output(out, calls, reasoning.framing, tool_form.framing)
+    lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
     reader: TextReader = Verbatim(out)
     if tool_parser or reasoning_parser:
-        context = Context(vocabulary.lexicon, output, tool_form, reasoning, starts_in)
+        context = Context(lexicon, output, tool_form, reasoning, starts_in)
         reader = Reader(message(context), sound)
     thinking = reasoning.markers + (tool_form.markers if tool_form.channels else ())
     return Parser(
@@ -178,5 +181,5 @@ def make_parser(
         reader,
         output,
         StopText(stop, reader.text, include_stop) if stop else None,
-        bool(stop) or vocabulary.lexicon.stops(*thinking).pattern is not None,
+        bool(stop) or lexicon.stops(*thinking).pattern is not None,
     )

@@ -60,6 +60,7 @@ class Vocabulary:
         self.size = max([size, *(token_id + 1 for token_id in self.added)])
         """Ids from here on mean nothing."""
         self.lexicon = Lexicon(self.ids)
+        self.spelled = Lexicon(self.ids, spelled=True)
         self._skip_space = skip_space
         self._structures: dict[Hashable, Mapping[int, str | None]] = {}
 

@@ -74,6 +74,16 @@ def holds_calls(job: Job) -> bool:
     return needs_grammar(job.tool_policy)
 
 
+def spells_calls(job: Job) -> bool:
+    """Whether what opens and closes a call does so for the grammar with any tokens.
+
+    A grammar knows the text alone, and a model that would rather not call writes the marker with
+    ordinary tokens. Not where the content may be JSON that quotes a marker.
+    """
+    only_calls = job.constraint is None or job.tool_policy.choice == "required"
+    return only_calls and holds_calls(job) and needs_grammar(job.tool_policy)
+
+
 def _answer(job: Job, tool_parser: str | None) -> Format:
     policy = job.tool_policy
     if policy.choice == "required":

@@ -8,6 +8,7 @@ from functools import cache
 import orjson
 import pytest
 
+from engine.scripted import steps
 from engine.types import Constraint, FinishReason, Sampling
 from server.errors import InvalidRequest
 from server.events import Phase
@@ -174,6 +175,22 @@ def test_on_channels_the_engine_waits_for_the_content(lab):
     assert wanted == Constraint("json_object", after_reasoning=True)
     with pytest.raises(InvalidRequest, match="cannot be forced"):
         constraint(job(tool_policy=REQUIRED), Phase.CONTENT, harmony, "openai")
+
+
+async def test_a_forced_call_may_spell_its_markers(lab):
+    """A grammar knows the text alone: the model may write a marker with ordinary tokens."""
+    pieces = ["<thi", "nk>\nhm\n</", "think>\n\n<tool", "_call>\n", '{"name": "run", "arguments"']
+    pieces += [': {"x": "a</tool', '_call>"}}\n</tool', "_call>", "<|im_end|>"]
+    ids = [token for piece in pieces for token in lab.renderer.encode(piece, False)]
+    tool = {"type": "function", "function": {"name": "run"}}
+    lab.engine.script = steps(ids, list(range(1, len(ids))))
+    message = (await lab.chat(tools=[tool], tool_choice="required")).json["choices"][0]["message"]
+    (called,) = message["tool_calls"]
+    assert orjson.loads(called["function"]["arguments"]) == {"x": "a</tool_call>"}
+    assert (message["reasoning"], message["content"]) == ("hm", None)
+    free = (await lab.chat(tools=[tool])).json["choices"][0]["message"]
+    assert "tool_calls" not in free
+    assert "<tool_call>" in free["content"]
 
 
 async def test_a_forced_call_may_quote_its_own_end(lab):
