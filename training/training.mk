@@ -1,7 +1,7 @@
 # The demo checkpoint, from seeds alone. Included by the Makefile at the root.
 #
-# On two free cores: data 1.5 min, target about 30 min, answers 3 min, drafts about 20 min each seed,
-# evaluation 10 min. Killed, `make demo-model` goes on from the last state. On a GPU: RANKS=1.
+# On two free cores: data 2 min, target about 55 min, answers 3 min, drafts about 23 min each seed,
+# evaluation 3 min. Killed, `make demo-model` goes on from the last state. On a GPU: RANKS=1.
 
 # Needs the `train` extra: .venv/bin/pip install -e ".[cpu,train]"
 TRAIN_PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
