@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from server.parsing.markers import FRAGMENT
+
 ARGUMENT = "input"
 PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -32,7 +34,10 @@ _SETTLED = re.compile(
 )
 """The part of a JSON string that nothing later changes: half an escape waits for its rest, and the
 first half of a surrogate pair for the second."""
-_ESCAPE = re.compile(rf"\\(?:u({_HEX}{{4}})|(.))", re.DOTALL)
+_ESCAPE = re.compile(
+    rf"\\u([dD][89abAB]{_HEX}{{2}})\\u([dD][c-fC-F]{_HEX}{{2}})|\\u({_HEX}{{4}})|\\(.)", re.DOTALL
+)
+REPLACED = "\ufffd"
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"} | {c: c for c in '"\\/'}
 
 
@@ -68,7 +73,7 @@ class FreeText:
         except (ValueError, RecursionError):
             return written
         if isinstance(value, dict) and isinstance(text := value.get(ARGUMENT, ""), str):
-            return _proper(text)
+            return "".join(_proper(char, written) for char in text)
         return written
 
     def _unescaped(self) -> str:
@@ -77,14 +82,20 @@ class FreeText:
         self._held = self._held[settled.end() :]
         if self._held.startswith('"'):
             self._closed, self._held = True, ""
-        return _proper(_ESCAPE.sub(_character, settled[0]))
+        return _ESCAPE.sub(_character, settled[0])
 
 
 def _character(escape: re.Match[str]) -> str:
-    """What JSON knows no meaning of stays as it stands."""
-    return chr(int(escape[1], 16)) if escape[1] else _ESCAPED.get(escape[2], escape[0])
+    """What JSON gives no meaning to stays; half of a surrogate pair is no character."""
+    high, low, code, other = escape.groups()
+    if high:
+        return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00)
+    if code:
+        return REPLACED if 0xD800 <= int(code, 16) <= 0xDFFF else chr(int(code, 16))
+    return _ESCAPED.get(other, escape[0])
 
 
-def _proper(text: str) -> str:
-    """Half of a surrogate pair is no character."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def _proper(char: str, written: str) -> str:
+    """The same for text that is decoded already; FRAGMENT was written as such."""
+    alone = "\ud800" <= char <= "\udfff" and not (char == FRAGMENT and FRAGMENT in written)
+    return REPLACED if alone else char

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from server.parsing.free_text import FreeText
+from server.parsing.markers import FRAGMENT
 
 
 def read(arguments: str, cuts: list[int]) -> str:
@@ -62,6 +63,14 @@ def test_the_cuts_make_no_difference_to_anything(body: str, cuts: list[int]) -> 
 def test_other_shapes(arguments: str, expected: str) -> None:
     assert read(arguments, []) == expected
     assert read(arguments, list(range(len(arguments)))) == expected
+
+
+@pytest.mark.parametrize("head", ['{"input": "', '{"why": 1, "input": "'])
+def test_a_fragment_stays_and_half_a_pair_does_not(head: str) -> None:
+    """A lone surrogate stands for a token until the text is spelled out; no other may get out."""
+    assert read(f'{head}a{FRAGMENT}b"}}', [13, 14]) == f"a{FRAGMENT}b"
+    for escape in ("\\udc00", "\\ud800", "\\uDFFF"):
+        assert read(f'{head}a{escape}b"}}', [14, 17]) == "a�b"
 
 
 def test_it_is_given_as_it_is_written() -> None:
