@@ -12,7 +12,6 @@ there is one; the socket, once closed, cancels it.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 from typing import Any
 
@@ -20,6 +19,8 @@ import zmq
 from vllm.v1.engine import EngineCoreOutputs, core_client
 from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
+
+from engine.vllm_backend.signatures import changed
 
 PARAMETERS = {
     BackgroundResources.validate_alive: "self frames",
@@ -33,13 +34,8 @@ TASK_NAME = "EngineCoreOutputQueueTask"
 
 def differences(core: AsyncMPClient) -> list[str]:
     """The names of what this vLLM has otherwise."""
-    changed = [
-        function.__qualname__
-        for function, expected in PARAMETERS.items()
-        if list(inspect.signature(function).parameters) != expected.split()
-    ]
     missing = [f"AsyncMPClient.{name}" for name in FIELDS if not hasattr(core, name)]
-    return changed + missing
+    return changed(PARAMETERS) + missing
 
 
 def take_over(core: AsyncMPClient) -> None:

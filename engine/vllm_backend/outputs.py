@@ -15,7 +15,6 @@ the output of an abort, and ``propagate_error`` an exception, into its ``queue``
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
@@ -38,6 +37,7 @@ from engine.speculation.accounting import Totals, total
 from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend import intake, statistics, translate
 from engine.vllm_backend.accounts import Reader
+from engine.vllm_backend.signatures import changed
 
 PARAMETERS: dict[Callable[..., Any], str] = {
     OutputProcessor.__init__: (
@@ -279,11 +279,7 @@ def _logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, Any]:
 
 def check(llm: AsyncLLM) -> None:
     """Raises RuntimeError for a vLLM whose outputs are not handed over as this module expects."""
-    differing = [
-        method.__qualname__
-        for method, expected in PARAMETERS.items()
-        if list(inspect.signature(method).parameters) != expected.split()
-    ]
+    differing = changed(PARAMETERS)
     differing += intake.differences(llm.engine_core) + statistics.differences()
     if type(llm.output_processor) is not OutputProcessor or llm.output_handler is not None:
         differing.append("AsyncLLM.output_processor")

@@ -13,7 +13,6 @@ has its buckets.
 
 from __future__ import annotations
 
-import inspect
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -26,6 +25,8 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+from engine.vllm_backend.signatures import changed
 
 MOST_STEPS = 256
 """Kept at most: the latencies of that many steps are a megabyte or two at 500 requests a step."""
@@ -55,12 +56,8 @@ RECORD = "self scheduler_stats iteration_stats mm_cache_stats engine_idx"
 
 def differences() -> list[str]:
     """The names of what this vLLM has otherwise."""
-    changed = [
-        kind.__name__ for kind, expected in FIELDS.items() if _fields(kind) != expected.split()
-    ]
-    if list(inspect.signature(PrometheusStatLogger.record).parameters) != RECORD.split():
-        changed.append("PrometheusStatLogger.record")
-    return changed
+    other = [kind.__name__ for kind, names in FIELDS.items() if _fields(kind) != names.split()]
+    return other + changed({PrometheusStatLogger.record: RECORD})
 
 
 def _fields(kind: type) -> list[str]:

@@ -44,11 +44,11 @@ _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"} | {c: c for c
 class FreeText:
     """``write`` gives what the text grew by, ``end`` what is left when the call is over."""
 
-    __slots__ = ("_all", "_closed", "_held", "_opened")
+    __slots__ = ("_closed", "_held", "_opened")
 
     def __init__(self) -> None:
-        self._all: list[str] = []
         self._held = ""
+        """All of it until the text begins, then what a later character may change."""
         self._opened = self._closed = False
 
     def write(self, arguments: str) -> str:
@@ -56,7 +56,6 @@ class FreeText:
             return ""
         self._held += arguments
         if not self._opened:
-            self._all.append(arguments)
             head = _HEAD.match(self._held)
             if head is None:
                 return ""
@@ -67,7 +66,7 @@ class FreeText:
         """Of arguments in another shape: their ``input``, or all of them as they are."""
         if self._opened:
             return ""
-        written = "".join(self._all)
+        written = self._held
         try:
             value = json.loads(written)
         except (ValueError, RecursionError):

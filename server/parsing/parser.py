@@ -9,7 +9,7 @@ from engine.types import FinishReason
 from server.events import ParserEvent, Phase
 from server.parsing.emitter import Emitter
 from server.parsing.markers import FRAGMENT
-from server.parsing.message import NO_TOOLS, Context, message
+from server.parsing.message import NO_TOOLS, Context, ToolFormat, message
 from server.parsing.output import Calls, NewId, Output
 from server.parsing.reader import Reader
 from server.parsing.registry import reasoning_format, tool_format
@@ -155,25 +155,20 @@ def make_parser(
 ) -> Parser:
     """A parser for one answer, by the names of its formats.
 
-    ``tools`` are the offered ones as the API writes them; None when it is not known what was
-    offered, and then no call counts as unknown; those named in ``custom`` take one text. Without
-    ``parallel`` only the first call is delivered. ``sound``: a grammar holds the calls to JSON.
-    ``spelled``: and takes a marker written with ordinary tokens for one, as a grammar of text does.
-    Raises ``UnknownParser``.
+    ``tools`` are those offered, as the API writes them; with None, for want of knowledge, no call
+    counts as unknown. Those named in ``custom`` take one text. Without ``parallel`` only the first
+    call is delivered. Of calls held by a grammar, ``sound`` says that they are JSON, ``spelled``
+    that any tokens make a marker. Raises ``UnknownParser``.
     """
-    tool_form = tool_format(tool_parser) if tool_parser else NO_TOOLS
-    fragment = tool_form.fragment if tool_form.fragment in vocabulary.ids else ""
-    if fragment and tool_form.fragmented:
-        tool_form = tool_form.fragmented
+    tool_form, fragment = _tool_form(tool_parser, vocabulary)
     reasoning = reasoning_format(reasoning_parser)
     out = Emitter(fragment)
     calls = Calls(out, Tools(tools), new_id or tool_form.new_id, parallel, custom)
     output = Output(out, calls, reasoning.framing, tool_form.framing)
     lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
-    reader: TextReader = Verbatim(out)
-    if tool_parser or reasoning_parser:
-        context = Context(lexicon, output, tool_form, reasoning, starts_in)
-        reader = Reader(message(context), sound)
+    context = Context(lexicon, output, tool_form, reasoning, starts_in)
+    reads = tool_parser or reasoning_parser
+    reader: TextReader = Reader(message(context), sound) if reads else Verbatim(out)
     thinking = reasoning.markers + (tool_form.markers if tool_form.channels else ())
     return Parser(
         vocabulary.structure(tool_form.markers + thinking, fragment, skip_special_tokens),
@@ -183,3 +178,10 @@ def make_parser(
         StopText(stop, reader.text, include_stop) if stop else None,
         bool(stop) or lexicon.stops(*thinking).pattern is not None,
     )
+
+
+def _tool_form(name: str | None, vocabulary: Vocabulary) -> tuple[ToolFormat, str]:
+    """The format as this vocabulary writes it, and the token that FRAGMENT stands for in it."""
+    form = tool_format(name) if name else NO_TOOLS
+    fragment = form.fragment if form.fragment in vocabulary.ids else ""
+    return form.fragmented if fragment and form.fragmented else form, fragment

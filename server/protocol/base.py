@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from server.errors import InvalidRequest
 
@@ -40,15 +40,6 @@ class RequestModel(BaseModel):
                     code="unsupported_parameter",
                 )
         return {name: value for name, value in data.items() if name not in cls.refused}
-
-
-def _custom_or_not(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "Custom" if kind == "custom" else "Function"
-
-
-CUSTOM_OR_NOT = Discriminator(_custom_or_not)
-"""Between two models tagged Custom and Function; what is neither is told so by the latter."""
 
 
 class OpenModel(BaseModel):

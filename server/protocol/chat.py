@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Tag
+from pydantic import Discriminator, Field, Tag
 
-from server.protocol.base import (
-    CUSTOM_OR_NOT,
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    OpenModel,
-    RequestModel,
-)
+from server.protocol.base import MAX_MESSAGES, MAX_TOOLS, OpenModel, RequestModel
 from server.protocol.sampling import UNSUPPORTED_VLLM, SamplingFields, TokenCount
+
+
+def _custom_or_not(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "Custom" if kind == "custom" else "Function"
+
+
+CUSTOM_OR_NOT = Discriminator(_custom_or_not)
+"""Between two models tagged Custom and Function; what is neither is told so by the latter."""
 
 
 class TextPart(OpenModel):

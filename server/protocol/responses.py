@@ -56,12 +56,6 @@ class FunctionCallItem(OpenModel):
     arguments: str
 
 
-class FunctionOutputItem(OpenModel):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[Part]
-
-
 class CustomCallItem(OpenModel):
     type: Literal["custom_tool_call"]
     call_id: str
@@ -69,8 +63,10 @@ class CustomCallItem(OpenModel):
     input: str
 
 
-class CustomOutputItem(OpenModel):
-    type: Literal["custom_tool_call_output"]
+class OutputItem(OpenModel):
+    """What a tool returned."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | list[Part]
 
@@ -85,15 +81,7 @@ class OtherItem(OpenModel):
     type: str
 
 
-InputItem = (
-    FunctionCallItem
-    | FunctionOutputItem
-    | CustomCallItem
-    | CustomOutputItem
-    | ReasoningItem
-    | MessageItem
-    | OtherItem
-)
+InputItem = FunctionCallItem | CustomCallItem | OutputItem | ReasoningItem | MessageItem | OtherItem
 
 
 class Tool(OpenModel):

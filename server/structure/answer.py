@@ -81,7 +81,7 @@ def spells_calls(job: Job) -> bool:
     ordinary tokens. Not where the content may be JSON that quotes a marker.
     """
     only_calls = job.constraint is None or job.tool_policy.choice == "required"
-    return only_calls and holds_calls(job) and needs_grammar(job.tool_policy)
+    return only_calls and holds_calls(job)
 
 
 def _answer(job: Job, tool_parser: str | None) -> Format:
