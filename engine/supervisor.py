@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from engine.base import DepthBound, Engine, Killable, Losing
+from engine.clock import now
 from engine.errors import EngineDead, EngineError, EngineStartError
 from engine.speculation.accounting import Totals
 from engine.supervision.probation import Probation, Trial
@@ -129,8 +130,8 @@ class SupervisedEngine:
     def unclaimed(self) -> Totals:
         """Steps whose tokens went to nobody: those of replays, and those the engines count."""
         life = self._alive
-        now = Totals() if life is None else _unclaimed(life.engine)
-        return self._unclaimed + self._survival.replayed + now
+        current = Totals() if life is None else _unclaimed(life.engine)
+        return self._unclaimed + self._survival.replayed + current
 
     async def aclose(self) -> None:
         life = self._alive
@@ -187,19 +188,19 @@ class SupervisedEngine:
         self._reason = f"The engine is being restarted ({cause}: {reason})"
         log.error("the engine was lost (%s): %s", cause, reason)
         self.watcher.engine_lost(cause)
-        if _now() - life.began >= self.patience.stable_s:
+        if now() - life.began >= self.patience.stable_s:
             self._failures = 0
         self._replacing = asyncio.create_task(self._replace(life))
 
     async def _replace(self, life: Life) -> None:
-        lost_at = _now()
+        lost_at = now()
         life.watch.cancel()
         await _close(life.engine)
         while (info := await self._try_again()) is None:
             if self._over.is_set():
                 return
-        self.watcher.engine_back(info, _now() - lost_at)
-        log.warning("the engine is back after %.1f s", _now() - lost_at)
+        self.watcher.engine_back(info, now() - lost_at)
+        log.warning("the engine is back after %.1f s", now() - lost_at)
 
     async def _try_again(self) -> EngineInfo | None:
         self._failures += 1
@@ -236,7 +237,7 @@ class SupervisedEngine:
             ) from None
 
     def _begin(self, engine: Engine) -> None:
-        self._life = life = Life(engine, began=_now())
+        self._life = life = Life(engine, began=now())
         life.watch = asyncio.create_task(self._watch(life))
         self._tell()
 
@@ -280,7 +281,3 @@ async def _close(engine: Engine) -> None:
 
 def _unclaimed(engine: Engine) -> Totals:
     return engine.unclaimed if isinstance(engine, Losing) else Totals()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.base import Engine, Losing
+from engine.clock import now
 from engine.errors import (
     EngineDead,
     EngineFailed,
@@ -212,7 +213,7 @@ class Fleet:
         """Waits for a worker. Raises EngineDead."""
         if self._info is None:
             raise EngineDead("Not started yet.")
-        since = _now() if survivor.stranded_at is None else survivor.stranded_at
+        since = now() if survivor.stranded_at is None else survivor.stranded_at
         try:
             async with asyncio.timeout_at(since + self.patience.wait_s):
                 while not (able := self.others(survivor)):
@@ -344,7 +345,3 @@ def _check_fit(info: EngineInfo, ours: EngineInfo) -> None:
         raise Misfit(
             f"its max_model_len is {info.max_model_len}, less than the others' {ours.max_model_len}"
         )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

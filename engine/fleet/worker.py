@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.base import Counting, Engine
+from engine.clock import now
 from engine.errors import EngineError
 from engine.fleet.balance import Why
 from engine.fleet.breaker import Breaker, Circuit
@@ -117,13 +118,13 @@ class Worker:
                 await self._rest()
                 await self._look_after()
             else:
-                await asyncio.sleep(max(0.0, self.breaker.retry_at - _now()))
+                await asyncio.sleep(max(0.0, self.breaker.retry_at - now()))
                 await self._admit()
 
     def failed(self, reason: str) -> None:
         """A request failed through this worker's fault: have a look at it."""
         was_closed = self.breaker.closed
-        self.breaker.failed(_now())
+        self.breaker.failed(now())
         if was_closed and not self.breaker.closed:
             self._out(f"{self.rules.breaker.failures} requests in a row failed: {reason}")
         self._nudged.set()
@@ -157,12 +158,12 @@ class Worker:
             await asyncio.sleep(self.rules.pause_s)
         elif link.pulse.silent_s > self.stall_s:
             self._give_up(f"no step for {self.stall_s:g} s")
-        elif _now() >= self._count_at:
+        elif now() >= self._count_at:
             await self._count(link.engine)
 
     async def _count(self, engine: Engine) -> None:
         """Ask for its own counters, if it has any; those it had stand when it does not answer."""
-        self._count_at = _now() + self.rules.count_s
+        self._count_at = now() + self.rules.count_s
         if isinstance(engine, Counting):
             with suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(self.rules.ask_s):
@@ -173,7 +174,7 @@ class Worker:
         link, self.link = self.link, None
         if link is not None:
             link.cut()
-        self.breaker.open(_now())
+        self.breaker.open(now())
         self._out(reason)
 
     def _out(self, reason: str) -> None:
@@ -214,7 +215,7 @@ class Worker:
         if reason != self.reason:
             log.info("worker %s does not serve: %s", self.name, reason)
         self.reason = reason
-        self.breaker.open(_now())
+        self.breaker.open(now())
         self.changed(self)
 
     def _admitted(self, link: Link) -> None:
@@ -238,7 +239,3 @@ async def _makes_a_token(engine: Engine) -> None:
     request = EngineRequest("eaglegate-probe", PROBE_PROMPT, sampling, depth=0)
     async for _ in engine.generate(request):
         pass
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from engine.clock import now
 
 
 class Pulse:
@@ -12,13 +13,13 @@ class Pulse:
 
     def __init__(self) -> None:
         self.num_running = 0
-        self._last_step = _now()
+        self._last_step = now()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """While a request is in it."""
         if not self.num_running:
-            self._last_step = _now()
+            self._last_step = now()
         self.num_running += 1
         try:
             yield
@@ -26,13 +27,9 @@ class Pulse:
             self.num_running -= 1
 
     def stepped(self) -> None:
-        self._last_step = _now()
+        self._last_step = now()
 
     @property
     def silent_s(self) -> float:
         """How long there were requests in it and no step for any of them."""
-        return _now() - self._last_step if self.num_running else 0.0
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+        return now() - self._last_step if self.num_running else 0.0

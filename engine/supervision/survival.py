@@ -8,7 +8,6 @@ an engine is lost (``continuation.py``), and finds out which request kills engin
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -17,6 +16,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from engine.base import Engine
+from engine.clock import now
 from engine.errors import EngineDead, EngineFailed, EngineOverloaded, RequestQuarantined
 from engine.speculation.accounting import Totals, total
 from engine.supervision.continuation import Continuation, Diverged
@@ -167,7 +167,7 @@ class Survival:
     def _interrupted(self, survivor: Survivor, place: Place, fate: Fate) -> None:
         """Raises what ends a request that is not to be continued."""
         if survivor.stranded_at is None:
-            survivor.stranded_at = asyncio.get_running_loop().time()
+            survivor.stranded_at = now()
         if fate is Fate.TURNED_AWAY:
             return
         survivor.deaths += 1
