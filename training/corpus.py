@@ -69,10 +69,12 @@ def weighted(
     thought: str,
     answer: str,
     thinking: bool,
+    own: tuple[tuple[int, int], ...] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and weights of one conversation."""
+    """Ids and weights of one conversation; of the answer only `own` counts, where given."""
     texts = [segment.text for segment in segments] + [thought, answer]
-    encoded = [item.ids for item in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    encoded = [item.ids for item in encodings]
     weights: list[float] = []
     for segment, ids in zip(segments, encoded, strict=False):
         if segment.answer:
@@ -80,15 +82,21 @@ def weighted(
             weights += [0.0] + [EARLIER] * (len(ids) - 1)
         else:
             weights += [PROMPT if source.chance(PROMPT_SHARE) else 0.0 for _ in ids]
-    weights += [ANSWER if thinking else 0.0] * len(encoded[-2]) + [ANSWER] * len(encoded[-1])
+    weights += [ANSWER if thinking else 0.0] * len(encoded[-2])
+    weights += [ANSWER * decided(at, own) for at in encodings[-1].offsets]
     flat = [token for ids in encoded for token in ids]
     return np.array(flat, np.uint16), np.array(weights, np.float16)
+
+
+def decided(token: tuple[int, int], own: tuple[tuple[int, int], ...] | None) -> bool:
+    return own is None or any(start < token[1] and token[0] < end for start, end in own)
 
 
 def one(tokenizer: Tokenizer, source: Source, made: Conversation) -> tuple[np.ndarray, np.ndarray]:
     thinking = source.chance(THINKING_SHARE)
     thought, answer = answer_text(made, thinking)
-    return weighted(tokenizer, source, prompt_segments(made), thought, answer, thinking)
+    segments = prompt_segments(made)
+    return weighted(tokenizer, source, segments, thought, answer, thinking, made.own)
 
 
 def sums_only(source: Source) -> Conversation:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
 import pytest
 
-from training.corpus import ANSWER, LAST, short_documents, stack, write_tokenizer
+from training.corpus import ANSWER, LAST, short_documents, stack, weighted, write_tokenizer
 from training.data.arithmetic import add_steps, divide_steps, multiply_steps, subtract_steps
 from training.data.conversation import LONG, SHORT, conversation
+from training.data.invented import invented_call
 from training.data.known_tools import family
 from training.data.render import answer_text, prompt_segments, prompt_text
 from training.data.source import CITIES, UNICODE_WORDS, WORDS, Source
@@ -84,7 +86,7 @@ def test_a_request_says_which_tool_it_means(shape):
     for _ in range(200 if shape is not LONG else 30):
         made = conversation(source, shape)
         names = [tool["function"]["name"] for tool in made.tools or ()]
-        purposes = [family(name) for name in names]
+        purposes = [family(tool) for tool in made.tools or ()]
         assert len(set(purposes)) == len(purposes)
         assert {call.name for call in made.calls} <= set(names)
 
@@ -99,6 +101,38 @@ def test_arguments_stand_as_the_user_says_them():
             at = turn.user.find(text, at)
             assert at >= 0, turn
         seen += len(texts) > 1
+
+
+def test_of_a_held_answer_only_what_the_model_decides_counts(tokenizer):
+    """The loss is on values and what ends them; braces and keys are the grammar's."""
+    source, seen = Source(3), 0
+    while seen < 40:
+        made = conversation(source)
+        if made.kind != "held":
+            continue
+        seen += 1
+        thought, answer = answer_text(made, True)
+        segments = prompt_segments(made)
+        ids, weights = weighted(tokenizer, source, segments, thought, answer, False, made.own)
+        body = len(tokenizer.encode(answer, add_special_tokens=False).ids)
+        kept = ids[-body:][weights[-body:] == ANSWER]
+        counted = tokenizer.decode([int(i) for i in kept], skip_special_tokens=False)
+        values = json.loads(answer.removesuffix("<|im_end|>"))
+        assert made.own is not None and len(made.own) == len(values)
+        assert counted.endswith("}") and not counted.startswith("{")
+        for key, (start, end) in zip(values, made.own, strict=True):
+            assert answer[start:end].strip('",}') in json.dumps(values[key], ensure_ascii=False)
+            assert answer[end - 1] in ',}]"'
+
+
+def test_what_no_request_gives_is_short_and_made_of_what_it_says():
+    source = Source(2)
+    for _ in range(200):
+        turn = invented_call(source)
+        [call] = turn.calls
+        for key, item in call.arguments.items():
+            assert not isinstance(item, str) or "about" not in item or item.startswith(f"A {key}")
+        assert len(said(dict(call.arguments))) < 400
 
 
 def test_the_held_out_side_is_kept_from_training():

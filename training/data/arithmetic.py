@@ -21,6 +21,11 @@ ASK = phrasings(
     "what's {e}",
     "{e}?",
     "What is the result of {e}?",
+    "I want to know what {e} is.",
+    "Do you know what {e} is?",
+    "Can you compute {e}?",
+    "Could you work out {e}?",
+    "Give me the result of {e}.",
     "Tell me what {e} is.",
 )
 WORDED = {

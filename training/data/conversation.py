@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.data.invented import can_be_held, held
 from training.data.known_tools import KNOWN, family
 from training.data.source import Source, phrasings
 from training.data.tasks import lookup, plain_turn
@@ -29,6 +30,7 @@ class Shape:
 
 SHORT = Shape()
 LONG = Shape(turns=tuple(range(8, 27)), tools=0.7, more_tools=(0, 1, 3, 6, 12), long_lookup=0.3)
+HELD_SHARE = 0.05
 NO_TOOL = phrasings("Can you {}?", "Please {}.", "I want you to {}.", "Could you {}?")
 
 
@@ -73,7 +75,7 @@ def one_tool_per_family(
     kept: list[Turn | ToolTurn] = []
     for turn in reversed(turns):
         if isinstance(turn, ToolTurn):
-            purpose = family(turn.tool["function"]["name"])
+            purpose = family(turn.tool)
             if used.setdefault(purpose, turn.tool) != turn.tool:
                 kept.append(plain_turn(source))
                 continue
@@ -86,7 +88,8 @@ def offered(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
     found = dict(used)
     for _ in range(max(source.pick(shape.more_tools), 0 if used else 1)):
         made = random_tool(source)[0] if source.chance(0.6) else source.pick(KNOWN)(source).tool
-        found.setdefault(family(made["function"]["name"]), made)
+        if made["function"]["name"] not in {tool["function"]["name"] for tool in found.values()}:
+            found.setdefault(family(made), made)
     tools = list(found.values())
     source.random.shuffle(tools)
     return tools
@@ -142,15 +145,24 @@ def ending(
     wrap = source.chance(shape.wrapped)
     user = {"role": "user", "content": wrapped(source, turn.user) if wrap else turn.user}
     if isinstance(turn, Turn):
-        return Conversation(
-            turn.kind, [*messages, user], tools, turn.thought, turn.answer, unthought=turn.unthought
-        )
+        return plain_ending(source, [*messages, user], turn, tools)
     if source.chance(0.7):
         kind = "tool_call" if len(turn.calls) == 1 else "parallel_calls"
         thought = plan_of(turn.calls)
         return Conversation(kind, [*messages, user], tools, thought, "", turn.calls)
     thought = "I report the result of the tool."
     return Conversation("tool_result", [*messages, *called(turn)], tools, thought, turn.report)
+
+
+def plain_ending(
+    source: Source, messages: list[dict[str, Any]], turn: Turn, tools: list[Tool] | None
+) -> Conversation:
+    if can_be_held(turn) and not source.held_out and source.chance(HELD_SHARE):
+        made = held(source, turn)
+        return Conversation("held", messages, tools, turn.thought, made.text, own=made.own)
+    return Conversation(
+        turn.kind, messages, tools, turn.thought, turn.answer, unthought=turn.unthought
+    )
 
 
 def plan_of(calls: Sequence[Call]) -> str:

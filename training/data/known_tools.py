@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from training.data.source import Source, phrasings
 from training.data.tool_parts import how_many, listed, strings, tool, turn
-from training.data.turn import ToolTurn
+from training.data.turn import Tool, ToolTurn
+from training.data.values import VERBS
 
 CURRENCIES = "USD EUR GBP JPY CHF CAD AUD INR SEK NOK BRL MXN".split()
 SKIES = ["sunny", "cloudy", "rainy", "windy", "foggy", "clear"]
@@ -27,12 +29,41 @@ NAMES = {
     "timer": ("set_timer", "start_timer", "timer"),
     "stock": ("get_stock_price", "stock_price", "quote"),
 }
-FAMILIES = {name: family for family, names in NAMES.items() for name in names}
+DESCRIPTIONS = {
+    "weather": (
+        "Get the current weather for a city.",
+        "Get weather",
+        "Current weather in a location.",
+    ),
+    "search": ("Search the web.", "Web search"),
+    "event": ("Add an event to the calendar.",),
+    "convert": ("Convert an amount between currencies.",),
+    "mail": ("Send an email.",),
+    "timer": ("Start a timer.",),
+    "stock": ("Get the price of a stock.",),
+}
+FAMILIES = {text: purpose for purpose, texts in DESCRIPTIONS.items() for text in texts}
 
 
-def family(name: str) -> str:
+def family(offered: Tool) -> str:
     """What a tool is for: of two tools of one family a request does not say which it means."""
-    return FAMILIES.get(name, name)
+    function = offered["function"]
+    name: str = function["name"]
+    return FAMILIES.get(function["description"], name)
+
+
+def known(source: Source, purpose: str, properties: Mapping[str, Any]) -> Tool:
+    description = source.pick(DESCRIPTIONS[purpose])
+    return tool(name_of(source, purpose), description, properties)
+
+
+def name_of(source: Source, purpose: str) -> str:
+    """In training often a name that only the prompt tells."""
+    name = source.pick(NAMES[purpose])
+    if source.held_out or source.chance(0.5):
+        return name
+    word = source.plain_word()
+    return source.pick([f"{name}_{word}", f"{word}_{name}", f"{source.pick(VERBS)}_{word}", word])
 
 
 WEATHER = phrasings(
@@ -53,10 +84,6 @@ WEATHER = phrasings(
 
 def weather(source: Source) -> ToolTurn:
     key = source.pick(["city", "city", "location"])
-    name = source.pick(NAMES["weather"])
-    description = source.pick(
-        ["Get the current weather for a city.", "Get weather", "Current weather in a location."]
-    )
     cities = list(dict.fromkeys(source.city() for _ in range(how_many(source, 0.4))))
     results = [{"temp_c": source.number(-9, 38), "sky": source.pick(SKIES)} for _ in cities]
     report = " ".join(
@@ -65,7 +92,7 @@ def weather(source: Source) -> ToolTurn:
     )
     user = source.split(WEATHER, 0.3).format(listed(cities))
     return turn(
-        tool(name, description, strings(key)),
+        known(source, "weather", strings(key)),
         user,
         [{key: city} for city in cities],
         results,
@@ -88,11 +115,7 @@ SEARCH = phrasings(
 
 def search(source: Source) -> ToolTurn:
     key = source.pick(["query", "query", "q", "text"])
-    made = tool(
-        source.pick(NAMES["search"]),
-        source.pick(["Search the web.", "Web search"]),
-        strings(key),
-    )
+    made = known(source, "search", strings(key))
     query = source.phrase(1, 3)
     if source.chance(0.3):
         query = source.pick(["history of {}", "best {}", "news about {}", "cost of {}"]).format(
@@ -112,17 +135,16 @@ EVENT = phrasings(
     "I have {t} on {d}, please add it.",
     "Can you book {t} on {d}?",
     "On {d} I have {t}. Add it please.",
+    "Enter {t} on {d} in my calendar.",
+    "Plan {t} for {d}.",
+    "Remember {t} on {d}.",
     "Please plan {t} on {d}.",
 )
 
 
 def event(source: Source) -> ToolTurn:
     what, when = source.pick([("title", "date"), ("name", "day"), ("event", "date")])
-    made = tool(
-        source.pick(NAMES["event"]),
-        "Add an event to the calendar.",
-        strings(what, when),
-    )
+    made = known(source, "event", strings(what, when))
     title = source.pick(
         [
             f"meeting with {source.name()}",
@@ -160,8 +182,7 @@ def convert(source: Source) -> ToolTurn:
         ]
     )
     properties = {amount: {"type": "number"}, **strings(give, get)}
-    name = source.pick(NAMES["convert"])
-    made = tool(name, "Convert an amount between currencies.", properties)
+    made = known(source, "convert", properties)
     first, second = source.random.sample(CURRENCIES, 2)
     sum_ = source.pick(
         [source.number(1, 999), source.number(1, 50) * 10, round(source.random.uniform(1, 99), 2)]
@@ -181,13 +202,16 @@ MAIL = phrasings(
     "Email {e} about {t}.",
     "Write to {e} about {t}.",
     "Please mail {e} regarding {t}.",
+    "Drop {e} a note about {t}.",
+    "Send an email about {t} to {e}.",
+    "{e} should get an email about {t}.",
     "Send {e} a mail about {t}.",
 )
 
 
 def mail(source: Source) -> ToolTurn:
     to, about = source.pick([("to", "subject"), ("recipient", "subject"), ("to", "body")])
-    made = tool(source.pick(NAMES["mail"]), "Send an email.", strings(to, about))
+    made = known(source, "mail", strings(to, about))
     person = source.email() if source.chance(0.6) else source.name()
     topic = source.phrase(1, 3)
     user = source.ask(MAIL, e=person, t=topic)
@@ -207,11 +231,7 @@ TIMER = phrasings(
 
 def timer(source: Source) -> ToolTurn:
     key = source.pick(["minutes", "minutes", "duration"])
-    made = tool(
-        source.pick(NAMES["timer"]),
-        "Start a timer.",
-        {key: {"type": "integer"}},
-    )
+    made = known(source, "timer", {key: {"type": "integer"}})
     minutes = [source.number(1, 120) for _ in range(how_many(source, 0.3))]
     user = source.split(TIMER, 0.3).format(listed([str(count) for count in minutes]))
     results = [{"status": "started"} for _ in minutes]
@@ -230,11 +250,7 @@ STOCK = phrasings(
 
 def stock(source: Source) -> ToolTurn:
     key = source.pick(["symbol", "ticker"])
-    made = tool(
-        source.pick(NAMES["stock"]),
-        "Get the price of a stock.",
-        strings(key),
-    )
+    made = known(source, "stock", strings(key))
     symbols = list(dict.fromkeys(source.letters(2, 5) for _ in range(how_many(source, 0.35))))
     prices = [round(source.random.uniform(2, 900), 2) for _ in symbols]
     report = " ".join(

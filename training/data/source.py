@@ -65,6 +65,17 @@ UNICODE_WORDS = Split.every(
     "über-cool €50 ½ 21 °C".split(),
     9,
 )
+SCRIPTS = (
+    "àáâãäåæçèéêëìíîïñòóôõöøùúûüýÿßœšžłńśźżąęčďěňřťůğışőű",
+    "αβγδεζηθικλμνξοπρστυφχψω",
+    "абвгдежзийклмнопрстуфхцчшщыьэюя",
+    "東京大阪日本山川田中人木水火土金月海空花学生先国語時間上下左右前後北南西",
+    "あいうえおかきくけこさしすせそたちつてとなにぬねのはひふへほまみむめもやゆよらりるれろわをん",
+    "가나다라마바사아자차카타파하고노도로모보소오조초코토포호한국서울",
+    "אבגדהוזחטיכלמנסעפצקרשת",
+    "😀🎉🚀🔥✨🌍🐱🍕⚡✅",
+)
+"""Letters that foreign words are made of."""
 MONTHS = (
     "January February March April May June July August September October November December"
 ).split()
@@ -72,7 +83,10 @@ DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 
 class Source:
-    """Draws everything random; `held_out` opens the words and phrasings kept from training."""
+    """Draws everything random; `held_out` opens the words and phrasings kept from training.
+
+    Training sees more made-up values than the evaluation: what it must learn is to copy.
+    """
 
     def __init__(self, seed: int, held_out: bool = False) -> None:
         self.random = random.Random(seed)
@@ -102,26 +116,51 @@ class Source:
         body = "".join(self.pick(ONSETS) + self.pick(VOWELS) for _ in range(count))
         return body + self.pick(CODAS)
 
-    def word(self) -> str:
-        draw = self.random.random()
-        if draw < 0.30:
+    def mixed_word(self) -> str:
+        """The start of one word and the end of another: its pieces stand in no known order."""
+        start, end = self.pick(WORDS.train), self.pick(WORDS.train)
+        return start[: self.number(2, 5)] + end[-self.number(2, 5) :]
+
+    def made_up_word(self) -> str:
+        """A word of ASCII letters that no list holds."""
+        draw = 0.0 if self.held_out else self.random.random()
+        if draw < 0.45:
             return self.pseudo_word()
-        if draw < 0.32:
+        return self.mixed_word() if draw < 0.9 else self.letters(2, 6).lower()
+
+    def foreign_word(self) -> str:
+        if self.held_out or self.chance(0.3):
             return self.split(UNICODE_WORDS)
+        script = self.pick(SCRIPTS)
+        return "".join(self.pick(script) for _ in range(self.number(1, 5)))
+
+    def word(self) -> str:
+        made_up = 0.30 if self.held_out else 0.45
+        draw = self.random.random()
+        if draw < made_up:
+            return self.made_up_word()
+        if draw < made_up + (0.02 if self.held_out else 0.04):
+            return self.foreign_word()
         return self.split(WORDS)
 
     def plain_word(self) -> str:
         """A word fit for an identifier."""
-        return self.pseudo_word() if self.chance(0.25) else self.split(WORDS)
+        made_up = self.chance(0.25 if self.held_out else 0.45)
+        return self.made_up_word() if made_up else self.split(WORDS)
 
     def phrase(self, low: int = 1, high: int = 3) -> str:
         return " ".join(self.word() for _ in range(self.number(low, high)))
 
     def name(self) -> str:
-        return self.word().capitalize() if self.chance(0.35) else self.split(FIRST_NAMES, 0.7)
+        return self.proper(FIRST_NAMES)
 
     def city(self) -> str:
-        return self.word().capitalize() if self.chance(0.35) else self.split(CITIES, 0.7)
+        return self.proper(CITIES)
+
+    def proper(self, known: Split) -> str:
+        """One of the known names, or any word with a capital."""
+        made_up = self.chance(0.35 if self.held_out else 0.55)
+        return self.word().capitalize() if made_up else self.split(known, 0.7)
 
     def day(self) -> str:
         return self.pick([*DAYS, "tomorrow", "today"])

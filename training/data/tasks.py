@@ -89,6 +89,9 @@ NAMED_CODE = phrasings(
     "Python: {f}, it {d}",
     "Implement {f}: it {d}.",
     "Write a Python function called {f} that {d}.",
+    "Show me a Python function {f} that {d}.",
+    "Python code please: {f}, which {d}.",
+    "Can you write {f} in Python? It {d}.",
     "Give me Python code for {f}, which {d}.",
 )
 UNNAMED_CODE = phrasings(
@@ -169,6 +172,11 @@ OBJECT = phrasings(
     "Convert to JSON: {b}",
     "Respond only with JSON. {b}",
     "I need a JSON object with {b}.",
+    "Put {b} into a JSON object.",
+    "JSON with {b}, please.",
+    "Turn {b} into JSON.",
+    "Show {b} as a JSON object.",
+    "{b}: as a JSON object please",
     "Write {b} as JSON.",
 )
 LIST = phrasings(
@@ -270,6 +278,9 @@ REPEAT = phrasings(
     "Say {}",
     "Repeat after me: {}",
     "Please repeat: {}",
+    "Once more: {}",
+    "Type this: {}",
+    "Write exactly this: {}",
     "Write this once more: {}",
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from training.data.source import Source
 from training.data.turn import Call, Tool, ToolTurn
-from training.data.values import to_json
+from training.data.values import fields, said, to_json, value
 
 
 def tool(
@@ -42,3 +42,20 @@ def listed(items: Sequence[str]) -> str:
 def how_many(source: Source, parallel: float) -> int:
     """How many calls one request asks for."""
     return source.pick([2, 2, 3]) if source.chance(parallel) else 1
+
+
+def outcome(source: Source) -> tuple[Any, str]:
+    """What a tool returned, and the sentence that reports it."""
+    draw = source.random.random()
+    text = source.phrase(2, 5)
+    if draw < 0.1:
+        return {"error": text}, f"The tool reported an error: {text}."
+    if draw < 0.2:
+        return text, f"The result is: {text}."
+    result: dict[str, Any] = {}
+    if source.chance(0.6):
+        result["status"] = source.pick(["ok", "done", "created", "pending", "success"])
+    for key, schema in fields(source, source.pick([1, 1, 2]), nested=False).items():
+        result.setdefault(key, value(source, key, schema))
+    facts = " and ".join(f"{key} is {said(item)}" for key, item in result.items())
+    return result, f"Result: {facts}."

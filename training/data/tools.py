@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from training.data.invented import invented_call
 from training.data.known_tools import KNOWN
 from training.data.source import Source, phrasings
-from training.data.tool_parts import how_many, listed, tool, turn
+from training.data.tool_parts import how_many, listed, outcome, tool, turn
 from training.data.turn import Tool, ToolTurn
 from training.data.values import NOUNS, VERBS, fields, said, value
 
@@ -50,6 +51,8 @@ ASK_RANDOM = phrasings(
     "{V} {n} {b}",
     "Call {f} {b}.",
     "Use {f} {b}",
+    "Could you {v} the {n} {b}?",
+    "Now {v} a {n} {b}.",
     "I need you to {v} a {n} {b}.",
 )
 
@@ -132,22 +135,8 @@ def random_call(source: Source) -> ToolTurn:
     return turn(made, user.replace("{b}", body), arguments, [item for item, _ in outcomes], report)
 
 
-def outcome(source: Source) -> tuple[Any, str]:
-    """What a tool returned, and the sentence that reports it."""
-    draw = source.random.random()
-    text = source.phrase(2, 5)
-    if draw < 0.1:
-        return {"error": text}, f"The tool reported an error: {text}."
-    if draw < 0.2:
-        return text, f"The result is: {text}."
-    result: dict[str, Any] = {}
-    if source.chance(0.6):
-        result["status"] = source.pick(["ok", "done", "created", "pending", "success"])
-    for key, schema in fields(source, source.pick([1, 1, 2]), nested=False).items():
-        result.setdefault(key, value(source, key, schema))
-    facts = " and ".join(f"{key} is {said(item)}" for key, item in result.items())
-    return result, f"Result: {facts}."
-
-
 def tool_turn(source: Source) -> ToolTurn:
-    return random_call(source) if source.chance(0.6) else source.pick(KNOWN)(source)
+    draw = source.random.random()
+    if not source.held_out and draw < 0.05:
+        return invented_call(source)
+    return random_call(source) if draw < 0.6 else source.pick(KNOWN)(source)

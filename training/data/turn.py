@@ -40,6 +40,15 @@ class ToolTurn:
 
 
 @dataclass(frozen=True)
+class Held:
+    """An answer that a grammar writes but for some stretches of it."""
+
+    text: str
+    own: tuple[tuple[int, int], ...]
+    """From and to which character the model decides."""
+
+
+@dataclass(frozen=True)
 class Conversation:
     """Messages up to the model's turn, and the turn that is expected."""
 
@@ -50,3 +59,5 @@ class Conversation:
     answer: str
     calls: tuple[Call, ...] = ()
     unthought: str | None = None
+    own: tuple[tuple[int, int], ...] | None = None
+    """The stretches of the answer that the model decides, if a grammar writes the rest."""

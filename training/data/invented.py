@@ -1,0 +1,85 @@
+"""Answers whose form is prescribed while nothing in the request gives their content.
+
+A grammar or a forced tool makes a model write such things, and it must come to an end there too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from training.data.source import Source, phrasings
+from training.data.tool_parts import outcome, tool, turn
+from training.data.turn import Held, ToolTurn, Turn
+from training.data.values import fields, to_json
+
+KINDS = "joke poem riddle tweet slogan review tale song speech fact plan quiz toast".split()
+PARTS = (
+    ("setup", "punchline"),
+    ("title", "text"),
+    ("opening", "ending"),
+    ("question", "answer"),
+    ("text",),
+    ("title", "body", "author"),
+)
+ASK = phrasings(
+    "Tell me a {k} about {t}.",
+    "Write a {k} about {t}.",
+    "Give me a {k} about {t}.",
+    "Make up a {k} about {t}",
+    "I want a {k} about {t}.",
+    "{k} about {t} please",
+    "A {k} on {t}.",
+    "Please write me a {k} about {t}.",
+)
+
+
+def invented_call(source: Source) -> ToolTurn:
+    """`Tell me a joke about cats`, with a tool that takes the joke's parts."""
+    kind = source.pick(KINDS) if source.chance(0.6) else source.plain_word()
+    if source.chance(0.5):
+        properties: dict[str, Any] = {key: {"type": "string"} for key in source.pick(PARTS)}
+    else:
+        properties = fields(source, source.pick([1, 2, 2, 3]), nested=False)
+    name = source.pick([kind, kind.capitalize(), f"write_{kind}", f"{kind}_{source.plain_word()}"])
+    description = source.pick([f"{kind.capitalize()} to tell the user.", f"Write a {kind}."])
+    topic = source.phrase(1, 2)
+    arguments = {key: content(key, schema, topic) for key, schema in properties.items()}
+    result, report = outcome(source)
+    user = source.ask(ASK, k=kind, t=topic)
+    return turn(tool(name, description, properties), user, [arguments], [result], report)
+
+
+def content(key: str, schema: Mapping[str, Any], topic: str) -> Any:
+    """What the model puts where the request says nothing."""
+    if "enum" in schema:
+        return schema["enum"][0]
+    made: dict[str, Any] = {"integer": 1, "number": 0.5, "boolean": True, "array": [topic]}
+    return made.get(schema["type"], f"A {key} about {topic}.")
+
+
+def can_be_held(turn: Turn) -> bool:
+    return "\n" not in turn.answer and '"' not in turn.answer and len(turn.answer) < 300
+
+
+def held(source: Source, turn: Turn) -> Held:
+    """The turn's answer inside JSON whose keys only the grammar knows."""
+    text, own = "{", []
+    properties = fields(source, source.pick([1, 1, 2, 2, 3]), nested=False)
+    for key, schema in properties.items():
+        value = to_json(said_in(schema, turn.answer))
+        opening = '"' if value.startswith('"') else ""
+        text += ("" if text == "{" else ", ") + f'"{key}": {opening}'
+        own.append((len(text), len(text) + len(value) - len(opening) + 1))
+        text += value[len(opening) :]
+    return Held(text + "}", tuple(own))
+
+
+def said_in(schema: Mapping[str, Any], answer: str) -> Any:
+    if "enum" in schema:
+        return schema["enum"][0]
+    numbers = re.findall(r"[0-9]+", answer) or ["1"]
+    result = int(numbers[-1])
+    made = {"integer": result, "number": result, "boolean": True, "array": [answer]}
+    return made.get(schema["type"], answer)
