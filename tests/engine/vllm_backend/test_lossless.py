@@ -54,6 +54,8 @@ WAYS_TO_SAMPLE: dict[str, dict[str, Any]] = {
 """Hot, for the demo model is sure of itself."""
 SAMPLES = 600
 """Short samples per side of a statistical test."""
+LONG_TOKENS = 480
+"""Four blocks of KV to begin with, six in the end: twelve of them have room for three."""
 
 Reference = dict[str, Outcome]
 Prompts = list[tuple[int, ...]]
@@ -65,11 +67,15 @@ def plain(prompts: Prompts) -> list[EngineRequest]:
 
 def long(prompts: Prompts) -> list[EngineRequest]:
     """Prompts longer than a prefill chunk, and more KV than there is: chunks and preemption."""
-    filler = (prompts[1] + prompts[4]) * 12
+    filler = repeated(prompts[1] + prompts[4], LONG_TOKENS)
     return [
         greedy(f"long-{at}", prompts[at % len(prompts)] + filler[at:], 150, ignore_eos=True)
         for at in range(12)
     ]
+
+
+def repeated(tokens: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return (tokens * -(-count // len(tokens)))[:count]
 
 
 def with_logprobs(prompts: Prompts) -> list[EngineRequest]:
@@ -99,10 +105,10 @@ def names(requests: list[EngineRequest]) -> list[str]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def opening(renderer: VllmRenderer) -> tuple[int, ...]:
-    """A story begun, so that names and nouns are to be chosen."""
+    """A thought begun that nothing in the prompt goes on with, so that there is much to choose."""
     messages = [
-        {"role": "user", "content": "Tell me a short story."},
-        {"role": "assistant", "content": "<think>\nA short story about"},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "<think>\nI look for"},
     ]
     return tuple(
         renderer.render_chat(
@@ -304,7 +310,7 @@ def homogeneity(left: Counter[tuple[int, ...]], right: Counter[tuple[int, ...]])
 
 async def test_a_seed_survives_a_prefill_in_chunks(engine: VllmEngine, prompts: Prompts) -> None:
     """vLLM's CPU engine died of it; and what a chunk drew must not move the seed's sequence."""
-    prompt = prompts[1] + prompts[4] * 40
+    prompt = prompts[1] + repeated(prompts[4], 720)
     short = EngineRequest("seed", prompt, Sampling(max_tokens=24, seed=11), depth=0)
     alone = await run(engine, short)
     others = [replace(short, id=f"seed-{at}", prompt=prompt[at:]) for at in range(1, 6)]
