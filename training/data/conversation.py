@@ -177,7 +177,7 @@ def plan_of(calls: Sequence[Call]) -> str:
 
 def thought_of(call: Call) -> str:
     pairs = ", ".join(f"{key} = {said(item)}" for key, item in call.arguments.items())
-    return f"I call {call.name} with {pairs}."
+    return f"I call {call.name} with {pairs}." if pairs else f"I call {call.name}."
 
 
 def wrapped(source: Source, text: str) -> str:

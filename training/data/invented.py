@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from training.data.source import Source, phrasings
-from training.data.tool_parts import outcome, tool, turn
+from training.data.tool_parts import listed, outcome, tool, turn
 from training.data.turn import Held, ToolTurn, Turn
-from training.data.values import fields, to_json
+from training.data.values import fields, text_name, to_json
 
 KINDS = "joke poem riddle tweet slogan review tale song speech fact plan quiz toast".split()
 PARTS = (
@@ -33,6 +33,27 @@ ASK = phrasings(
     "A {k} on {t}.",
     "Please write me a {k} about {t}.",
 )
+
+IN_JSON = (
+    "Return the result as JSON with the keys {}.",
+    "Return the result as a JSON with {} keys. Return nothing other than JSON.",
+    "Answer in JSON with {}.",
+    "Respond only with JSON: {}.",
+    "Use JSON with the keys {}.",
+)
+
+
+def invented_json(source: Source) -> Turn:
+    """`Tell me a joke about cats. Return JSON with the keys setup and punchline.`"""
+    kind, topic = source.pick(KINDS), source.phrase(1, 2)
+    keys = list(source.pick(PARTS)) if source.chance(0.5) else []
+    while not keys or source.chance(0.3):
+        keys.append(text_name(source))
+    quote = source.pick(["", "'", '"', "`"])
+    asked = source.ask(ASK, k=kind, t=topic).rstrip(".")
+    wish = source.pick(IN_JSON).format(listed([f"{quote}{key}{quote}" for key in keys]))
+    answer = {key: content(key, {"type": "string"}, topic) for key in keys}
+    return Turn("json", f"{asked}. {wish}", "The user wants a JSON object.", to_json(answer))
 
 
 def invented_call(source: Source) -> ToolTurn:

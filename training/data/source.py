@@ -58,6 +58,7 @@ CITIES = Split(
         "Düsseldorf,Besançon".split(",")
     ),
 )
+STATES = "CA NY TX WA UK France Japan Brazil".split()
 UNICODE_WORDS = Split.every(
     "café naïve jalapeño façade crème brûlée über straße smörgåsbord piñata señor año mañana "
     "déjà vu résumé touché cliché fiancée Ångström œuvre niño corazón árbol français élève "
@@ -155,7 +156,8 @@ class Source:
         return self.proper(FIRST_NAMES)
 
     def city(self) -> str:
-        return self.proper(CITIES)
+        city = self.proper(CITIES)
+        return f"{city}, {self.pick(STATES)}" if not self.held_out and self.chance(0.06) else city
 
     def proper(self, known: Split) -> str:
         """One of the known names, or any word with a capital."""

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from training.data.arithmetic import arithmetic
+from training.data.invented import invented_json
 from training.data.source import Source, Split, phrasings
 from training.data.turn import Turn
 from training.data.values import COLORS, NOUNS, VERBS, fields, said, to_json, value
@@ -331,5 +332,7 @@ PLAIN: tuple[tuple[Callable[[Source], Turn], int], ...] = (
 
 
 def plain_turn(source: Source) -> Turn:
+    if not source.held_out and source.chance(0.025):
+        return invented_json(source)
     makers = [make for make, weight in PLAIN for _ in range(weight)]
     return source.pick(makers)(source)

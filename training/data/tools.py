@@ -56,13 +56,22 @@ ASK_RANDOM = phrasings(
     "I need you to {v} a {n} {b}.",
 )
 
+ASK_AS_CODE = (
+    "What is the value of {f}({b})? Use the tool.",
+    "Run {f}({b}).",
+    "{f}({b})",
+    "What does {f}({b}) return?",
+    "Please call {f}({b}).",
+)
+
 
 def random_tool(source: Source) -> tuple[Tool, str, str]:
     """A tool of random name and parameters, its verb and its noun."""
     verb = source.pick(VERBS)
     noun = source.pick(NOUNS) if source.chance(0.5) else source.plain_word()
-    properties = fields(source, source.pick([1, 1, 2, 2, 2, 3, 3]))
-    first = next(iter(properties))
+    none = not source.held_out and source.chance(0.03)
+    properties = fields(source, 0 if none else source.pick([1, 1, 2, 2, 2, 3, 3]))
+    first = next(iter(properties), noun)
     optional = [key for key in properties if key != first and source.chance(0.2)]
     draw = source.random.random()
     if draw < 0.65:
@@ -84,11 +93,13 @@ def random_tool(source: Source) -> tuple[Tool, str, str]:
 
 def describe(source: Source, arguments: Mapping[str, Any], style: int) -> str:
     """The arguments as a user would say them."""
-    quoted = source.chance(0.2)
+    quote = source.pick(['"', '"', "'"]) if source.chance(0.2) else ""
     pairs = [
-        (key, f'"{item}"' if quoted and isinstance(item, str) else said(item))
+        (key, quote + item + quote if isinstance(item, str) else said(item))
         for key, item in arguments.items()
     ]
+    if not pairs:
+        return ""
     if len(pairs) == 1 and style > 3:
         return pairs[0][1]
     if style == 0:
@@ -102,6 +113,12 @@ def describe(source: Source, arguments: Mapping[str, Any], style: int) -> str:
     if style == 4:
         return ", ".join(f"{key}: {item}" for key, item in pairs)
     return " ".join(natural(source, key, item) for key, item in pairs)
+
+
+def as_code(source: Source, arguments: Mapping[str, Any]) -> str:
+    """The arguments between the parentheses of a call."""
+    named = source.chance(0.4)
+    return ", ".join(f"{key}={said(v)}" if named else said(v) for key, v in arguments.items())
 
 
 def natural(source: Source, key: str, item: str) -> str:
@@ -122,17 +139,23 @@ def random_call(source: Source) -> ToolTurn:
     # The user's order is the call's: the model copies from left to right.
     arguments = [
         {key: value(source, key, schema["properties"][key]) for key in order(source, used)}
-        for _ in range(how_many(source, 0.25))
+        for _ in range(how_many(source, 0.25) if used else 1)
     ]
     style = source.number(0, 5)
     body = " and another ".join(describe(source, item, style) for item in arguments)
     user = source.split(ASK_RANDOM, 0.3)
+    if not source.held_out and source.chance(0.07):
+        user, body = source.pick(ASK_AS_CODE), as_code(source, arguments[0])
+        arguments = arguments[:1]
     slots = {"v": verb, "V": verb.capitalize(), "n": noun, "f": function["name"]}
     for key, text in slots.items():
         user = user.replace("{" + key + "}", text)
+    user = user.replace("{b}", body) if body else user.replace(" {b}", "").replace("{b}", "")
+    if not source.held_out and source.chance(0.05):
+        user += source.pick([" ({})", " - {}", "\n{}"]).format(source.phrase(2, 5))
     outcomes = [outcome(source) for _ in arguments]
     report = " ".join(text for _, text in outcomes)
-    return turn(made, user.replace("{b}", body), arguments, [item for item, _ in outcomes], report)
+    return turn(made, user, arguments, [item for item, _ in outcomes], report)
 
 
 def tool_turn(source: Source) -> ToolTurn:
