@@ -32,18 +32,24 @@ class Prompts:
     """The cases by part, in the order in which they are asked."""
 
     cases: dict[str, list[Case]]
-    ids: dict[str, list[list[int]]]
+    asked: dict[str, dict[str, list[Any]]]
+    """By part, what the engine is given: `ids`, and the `schemas` of those held by one."""
 
     @staticmethod
     def of(cases: Sequence[Case], tokenizer: Any) -> Prompts:
         by_part: dict[str, list[Case]] = {}
         for case in cases:
             by_part.setdefault(f"{case.group}/{case.part}", []).append(case)
-        ids = {
-            part: [tokenizer.encode(c.prompt(tokenizer), add_special_tokens=False) for c in found]
+        asked = {
+            part: {
+                "ids": [
+                    tokenizer.encode(c.prompt(tokenizer), add_special_tokens=False) for c in found
+                ],
+                "schemas": [c.schema for c in found],
+            }
             for part, found in by_part.items()
         }
-        return Prompts(by_part, ids)
+        return Prompts(by_part, asked)
 
 
 @dataclass(frozen=True)
@@ -205,6 +211,7 @@ def headline(scores: Mapping[str, Mapping[str, Score]]) -> str:
     everything = sum((s for kinds in scores.values() for s in kinds.values()), Score())
     held = sum(scores["held-out"].values(), Score())
     sums = sum(scores["sums"].values(), Score())
+    forced = sum(scores["held"].values(), Score())
     far = scores["long"]
     calls = sum((far[k] for k in ("tool_call", "parallel_calls") if k in far), Score())
     rows = [
@@ -215,6 +222,7 @@ def headline(scores: Mapping[str, Mapping[str, Score]]) -> str:
         ["tool calls: right arguments", percent(held.right_arguments, held.arguments), "90 %"],
         ["arithmetic in its range", percent(sums.exact, sums.asked), "90 %"],
         ["long-context tool calls exact", percent(calls.exact, calls.asked), "70 %"],
+        ["held to unknown JSON keys: ends", percent(forced.exact, forced.asked), ""],
     ]
     return table(["measure", "reached", "aim"], rows)
 
@@ -232,7 +240,7 @@ def evaluate(
     tokenizer = AutoTokenizer.from_pretrained(target)
     prompts = Prompts.of(all_cases(tokenizer, scale), tokenizer)
     asked = out / "prompts.json"
-    asked.write_text(json.dumps(prompts.ids))
+    asked.write_text(json.dumps(prompts.asked))
     bench = Bench(target, asked, dtype, out)
     base = bench.answer("none")
     wrong = wrong_answers(prompts, base, tokenizer)

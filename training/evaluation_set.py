@@ -1,4 +1,4 @@
-"""The prompts the demo checkpoint is judged by: held-out, perturbed, long, and plain sums."""
+"""The prompts the demo checkpoint is judged by: held-out, perturbed, long, held, plain sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from training.data.arithmetic import arithmetic
 from training.data.conversation import LONG, SHORT, Shape, conversation
 from training.data.source import Source
+from training.data.tasks import plain_turn
 from training.data.turn import Conversation, Turn
+from training.data.values import fields, to_json
 
 SEED = 777
 FOREIGN = (
@@ -34,11 +36,17 @@ class Case:
     part: str
     conversation: Conversation
     disturb: Callable[[str], str] | None = None
+    schema: str | None = None
+    """JSON schema of a grammar that holds the answer."""
 
     def prompt(self, tokenizer: Any) -> str:
         made = self.conversation
         text: str = tokenizer.apply_chat_template(
-            made.messages, tools=made.tools, add_generation_prompt=True, tokenize=False
+            made.messages,
+            tools=made.tools,
+            add_generation_prompt=True,
+            tokenize=False,
+            enable_thinking=self.schema is None,
         )
         return self.disturb(text) if self.disturb else text
 
@@ -105,6 +113,24 @@ def long(count: int, tool_calls: int, tokenizer: Any) -> Iterator[Case]:
             yield case
 
 
+def held(count: int) -> Iterator[Case]:
+    """Plain requests whose answer a grammar holds to JSON, with keys that no prompt names."""
+    source = Source(SEED + 4, held_out=True)
+    for _ in range(count):
+        properties = fields(source, source.pick([1, 2, 2, 3]))
+        schema = to_json(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": list(properties),
+                "additionalProperties": False,
+            }
+        )
+        messages = [{"role": "user", "content": plain_turn(source).user}]
+        made = Conversation("held", messages, None, "", "")
+        yield Case("held", "held", made, schema=schema)
+
+
 SUMS: dict[str, Callable[[Source], tuple[int, str, int]]] = {
     "two-digit sums": lambda s: (s.number(10, 99), "+", s.number(10, 99)),
     "differences": lambda s: tuple_of_difference(s.number(0, 99), s.number(0, 99)),
@@ -147,4 +173,5 @@ def all_cases(tokenizer: Any, scale: float = 1.0) -> list[Case]:
         *perturbed(int(100 * scale)),
         *long(int(40 * scale), int(24 * scale), tokenizer),
         *sums(int(40 * scale)),
+        *held(int(60 * scale)),
     ]

@@ -63,12 +63,11 @@ class Engine:
             speculative_config=speculative if draft else None,
         )
 
-    def answer(self, group: str, prompts: list[list[int]], max_tokens: int) -> Answers:
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(
-            temperature=0, max_tokens=max_tokens, skip_special_tokens=False, detokenize=False
-        )
+    def answer(
+        self, group: str, prompts: list[list[int]], schemas: list[str | None], max_tokens: int
+    ) -> Answers:
+        """`schemas` holds a JSON schema for every prompt whose answer a grammar is to hold."""
+        sampling = [sampling_params(schema, max_tokens) for schema in schemas]
         before = self.counters()
         outputs = self.llm.generate(
             [{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False
@@ -98,13 +97,28 @@ class Engine:
         return found
 
 
+def sampling_params(schema: str | None, max_tokens: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return SamplingParams(
+        temperature=0,
+        max_tokens=max_tokens,
+        skip_special_tokens=False,
+        detokenize=False,
+        structured_outputs=StructuredOutputsParams(json=schema) if schema else None,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON: group -> lists of ids")
+    parser.add_argument(
+        "--prompts", type=Path, required=True, help="JSON: group -> ids and schemas"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--max-tokens", type=int, default=240)
     parser.add_argument("--sequences", type=int, default=16)
@@ -112,9 +126,10 @@ def main() -> None:
     engine = Engine(options.target, options.draft, options.depth, options.dtype, options.sequences)
     groups: dict[str, Any] = json.loads(options.prompts.read_text())
     answers = []
-    for group, prompts in groups.items():
-        answers.append(asdict(engine.answer(group, prompts, options.max_tokens)))
-        print(f"{options.out.stem}: {group}, {len(prompts)} prompts answered", flush=True)
+    for group, asked in groups.items():
+        told = engine.answer(group, asked["ids"], asked["schemas"], options.max_tokens)
+        answers.append(asdict(told))
+        print(f"{options.out.stem}: {group}, {len(told.ids)} prompts answered", flush=True)
     options.out.write_text(json.dumps(answers))
 
 

@@ -36,7 +36,12 @@ class Score:
         self.asked += 1
         self.ended += ended
         self.thought += turn is not None
-        right = self.add_calls(expected.calls, body) if expected.calls else body == expected.answer
+        if expected.kind == "held":
+            right = ended and is_object(body)
+        elif expected.calls:
+            right = self.add_calls(expected.calls, body)
+        else:
+            right = body == expected.answer
         self.exact += right
         return right
 
@@ -56,6 +61,13 @@ class Score:
         return Score(
             *(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True))
         )
+
+
+def is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except json.JSONDecodeError:
+        return False
 
 
 def parsed(text: str) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ DEMO_RUN ?= build/demo
 RANKS ?= 2
 STEPS_TARGET ?= 2800
 STEPS_LAST ?= 2000
-STEPS_DRAFT ?= 2800
+STEPS_DRAFT ?= 2000
 DRAFT_SEEDS ?= 1
 EVAL_TARGET ?= engine/demo/target
 EVAL_DRAFTS ?= --draft eagle3=engine/demo/eagle3 --draft eagle3.1=engine/demo/eagle3_1

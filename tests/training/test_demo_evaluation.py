@@ -10,7 +10,7 @@ from training.corpus import sample_texts
 from training.data.turn import Call, Conversation
 from training.draft_data import BadData, load_exchanges
 from training.evaluate import Run, acceptance, behaviour_table, different, lossless_table
-from training.evaluation_set import OPERATORS, all_cases, disturbed, sums
+from training.evaluation_set import OPERATORS, all_cases, disturbed, held, sums
 from training.generation import Answers
 from training.score import Score
 from training.tokenizer import train_tokenizer
@@ -60,6 +60,14 @@ def test_plain_answers_are_compared_without_the_think_block():
     assert (score + score).asked == 4
 
 
+def test_what_a_grammar_holds_has_to_end_as_an_object():
+    score, held = Score(), Conversation("held", [{"role": "user", "content": "?"}], None, "", "")
+    assert score.add(held, '{"a": "b"}<|im_end|>', True)
+    assert not score.add(held, '{"a": "bbbbbb', False)
+    assert not score.add(held, '["a"]<|im_end|>', True)
+    assert (score.asked, score.ended, score.exact) == (3, 2, 1)
+
+
 def test_acceptance_is_pooled_over_the_parts_of_a_set():
     parts = [
         Answers("long/a", drafts=10, accepted=20, by_position=[10, 8, 2]),
@@ -88,8 +96,17 @@ def test_the_evaluation_set_is_the_same_twice_and_in_every_group(tokenizer):
     first, second = (all_cases(tokenizer, 0.05) for _ in range(2))
     texts = [case.prompt(tokenizer) for case in first]
     assert texts == [case.prompt(tokenizer) for case in second]
-    assert {case.group for case in first} == {"held-out", "perturbed", "long", "sums"}
+    assert {case.group for case in first} == {"held-out", "perturbed", "long", "sums", "held"}
     assert all("arguments" not in text[-20:] for text in texts)
+
+
+def test_a_held_prompt_has_a_schema_and_no_thought_to_write(tokenizer):
+    for case in held(20):
+        prompt = case.prompt(tokenizer)
+        schema = json.loads(case.schema)
+        assert prompt.endswith("<think>\n\n</think>\n\n")
+        assert schema["required"] == list(schema["properties"]) and schema["required"]
+    assert all(case.schema is None for case in sums(1))
 
 
 def test_every_sum_asked_is_in_range_and_right():
