@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--short", type=int, default=90_000, help="short documents")
     parser.add_argument("--long", type=int, default=6_000, help="documents of 600 to 3072 tokens")
     parser.add_argument("--dense", type=int, default=30_000, help="single turns for the end")
-    parser.add_argument("--last", type=int, default=60_000, help="tools that may go unused")
+    parser.add_argument("--last", type=int, default=90_000, help="tools that may go unused")
     parser.add_argument("--sums", type=float, default=0.12, help="share of extra plain sums")
     parser.add_argument("--dense-sums", type=float, default=0.25)
     options = parser.parse_args()

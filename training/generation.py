@@ -60,6 +60,7 @@ class Engine:
             enable_prefix_caching=False,
             disable_log_stats=False,
             distributed_executor_backend="uni",
+            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             speculative_config=speculative if draft else None,
         )
 

@@ -117,12 +117,12 @@ def test_of_a_held_answer_only_what_the_model_decides_counts(tokenizer):
         body = len(tokenizer.encode(answer, add_special_tokens=False).ids)
         kept = ids[-body:][weights[-body:] == ANSWER]
         counted = tokenizer.decode([int(i) for i in kept], skip_special_tokens=False)
-        values = json.loads(answer.removesuffix("<|im_end|>"))
-        assert made.own is not None and len(made.own) == len(values)
-        assert counted.endswith("}") and not counted.startswith("{")
-        for key, (start, end) in zip(values, made.own, strict=True):
-            assert answer[start:end].strip('",}') in json.dumps(values[key], ensure_ascii=False)
-            assert answer[end - 1] in ',}]"'
+        form = re.sub(r"^<tool_call>\n|\n</tool_call>$", "", answer.removesuffix("<|im_end|>"))
+        assert isinstance(json.loads(form), dict)
+        assert not counted.startswith(("{", "<tool_call>"))
+        for start, end in made.own or ():
+            assert answer[start - 1] in ' "[' and answer[end - 1] in ",}]"
+            assert answer[start:end].strip('",}]') in counted
 
 
 def test_what_no_request_gives_is_short_and_made_of_what_it_says():

@@ -110,7 +110,7 @@ def expression(source: Source, kind: str) -> Turn:
     elif operator == "*":
         a, b = (
             (source.number(11, 99) if kind == "**" else source.number(1, 10)),
-            source.number(2, 9),
+            source.number(1, 9) if kind == "*" else source.number(2, 9),
         )
         steps, result = multiply_steps(a, b), a * b
     else:

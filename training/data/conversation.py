@@ -30,7 +30,7 @@ class Shape:
 
 SHORT = Shape()
 LONG = Shape(turns=tuple(range(8, 27)), tools=0.7, more_tools=(0, 1, 3, 6, 12), long_lookup=0.3)
-HELD_SHARE = 0.05
+HELD_SHARE = 0.08
 NO_TOOL = phrasings("Can you {}?", "Please {}.", "I want you to {}.", "Could you {}?")
 
 
@@ -158,7 +158,7 @@ def plain_ending(
     source: Source, messages: list[dict[str, Any]], turn: Turn, tools: list[Tool] | None
 ) -> Conversation:
     if can_be_held(turn) and not source.held_out and source.chance(HELD_SHARE):
-        made = held(source, turn)
+        made = held(source, turn, tools)
         return Conversation("held", messages, tools, turn.thought, made.text, own=made.own)
     return Conversation(
         turn.kind, messages, tools, turn.thought, turn.answer, unthought=turn.unthought

@@ -6,12 +6,12 @@ A grammar or a forced tool makes a model write such things, and it must come to 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from training.data.source import Source, phrasings
 from training.data.tool_parts import listed, outcome, tool, turn
-from training.data.turn import Held, ToolTurn, Turn
+from training.data.turn import Held, Tool, ToolTurn, Turn
 from training.data.values import fields, text_name, to_json
 
 KINDS = "joke poem riddle tweet slogan review tale song speech fact plan quiz toast".split()
@@ -41,6 +41,28 @@ IN_JSON = (
     "Respond only with JSON: {}.",
     "Use JSON with the keys {}.",
 )
+
+
+TAILS = (
+    "",
+    "",
+    "",
+    ", keep it short",
+    ", include the {}",
+    ", no {}",
+    ", and nothing else",
+    " please",
+)
+
+
+def wish(source: Source) -> str:
+    """A request for something that the model cannot make up."""
+    kind = source.pick(KINDS) if source.chance(0.7) else source.plain_word()
+    asked = source.ask(ASK, k=kind, t=source.phrase(1, 2))
+    if source.chance(0.2):
+        asked = asked.replace(f"a {kind}", f"the {source.pick(source.pick(PARTS))} of a {kind}")
+    ending = "." if asked.endswith(".") else ""
+    return asked.rstrip(".") + source.pick(TAILS).format(source.pick(source.pick(PARTS))) + ending
 
 
 def invented_json(source: Source) -> Turn:
@@ -84,23 +106,51 @@ def can_be_held(turn: Turn) -> bool:
     return "\n" not in turn.answer and '"' not in turn.answer and len(turn.answer) < 300
 
 
-def held(source: Source, turn: Turn) -> Held:
-    """The turn's answer inside JSON whose keys only the grammar knows."""
-    text, own = "{", []
-    properties = fields(source, source.pick([1, 1, 2, 2, 3]), nested=False)
-    for key, schema in properties.items():
-        value = to_json(said_in(schema, turn.answer))
-        opening = '"' if value.startswith('"') else ""
-        text += ("" if text == "{" else ", ") + f'"{key}": {opening}'
-        own.append((len(text), len(text) + len(value) - len(opening) + 1))
-        text += value[len(opening) :]
-    return Held(text + "}", tuple(own))
+def held(source: Source, turn: Turn, tools: Sequence[Tool] | None) -> Held:
+    """The turn's answer inside JSON whose keys only the grammar knows, or in a call it forces."""
+    sheet = Sheet(turn.answer)
+    if tools and source.chance(0.7):
+        function = source.pick(tools)["function"]
+        sheet.text = f'<tool_call>\n{{"name": "{function["name"]}", "arguments": '
+        sheet.fill(function["parameters"])
+        sheet.text += "}\n</tool_call>"
+    else:
+        sheet.fill({"properties": fields(source, source.pick([1, 1, 2, 2, 3]))})
+    return Held(sheet.text, tuple(sheet.own))
 
 
-def said_in(schema: Mapping[str, Any], answer: str) -> Any:
-    if "enum" in schema:
-        return schema["enum"][0]
-    numbers = re.findall(r"[0-9]+", answer) or ["1"]
-    result = int(numbers[-1])
-    made = {"integer": result, "number": result, "boolean": True, "array": [answer]}
-    return made.get(schema["type"], answer)
+class Sheet:
+    """A JSON object as a grammar and a model write it together."""
+
+    def __init__(self, answer: str) -> None:
+        numbers = re.findall(r"[0-9]+", answer) or ["1"]
+        result = int(numbers[-1])
+        self.answer = answer
+        self.values = {"integer": result, "number": result, "boolean": True}
+        self.text = ""
+        self.own: list[tuple[int, int]] = []
+
+    def fill(self, schema: Mapping[str, Any]) -> None:
+        """Writes a value: forced is what opens it and its keys, own what it holds and its end."""
+        if "properties" in schema:
+            for place, (key, inner) in enumerate(schema["properties"].items()):
+                self.text += f'{", " if place else "{"}"{key}": '
+                self.fill(inner)
+            self.text += "}" if schema["properties"] else "{}"
+        elif "enum" in schema:
+            self.text += f'"{schema["enum"][0]}"'
+        elif schema["type"] == "array":
+            self.text += "["
+            self.fill(schema["items"])
+            self.text += "]"
+        elif schema["type"] == "string":
+            self.text += '"'
+            self.say(self.answer + '"')
+        else:
+            self.say(to_json(self.values[schema["type"]]))
+
+    def say(self, text: str) -> None:
+        """With the character after it, which says that it has ended."""
+        start = len(self.text)
+        self.text += text
+        self.own.append((start, len(self.text) + 1))

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from training.data.arithmetic import arithmetic
-from training.data.invented import invented_json
+from training.data.invented import invented_json, wish
 from training.data.source import Source, Split, phrasings
 from training.data.turn import Turn
 from training.data.values import COLORS, NOUNS, VERBS, fields, said, to_json, value
@@ -71,6 +71,8 @@ def topic(source: Source) -> Turn:
 
 
 def unknown(source: Source) -> Turn:
+    if not source.held_out and source.chance(0.25):
+        return Turn("unknown", wish(source), "I do not know this.", FALLBACK)
     country = source.word().capitalize() if source.chance(0.5) else source.pick(COUNTRIES)
     ask = source.split(unknown_questions()).format(
         w=source.word(),
@@ -91,6 +93,8 @@ NAMED_CODE = phrasings(
     "Implement {f}: it {d}.",
     "Write a Python function called {f} that {d}.",
     "Show me a Python function {f} that {d}.",
+    "Here I need Python code for {f}: it {d}.",
+    "Python code for {f}, it {d}",
     "Python code please: {f}, which {d}.",
     "Can you write {f} in Python? It {d}.",
     "Give me Python code for {f}, which {d}.",

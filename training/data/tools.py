@@ -64,6 +64,13 @@ ASK_AS_CODE = (
     "Please call {f}({b}).",
 )
 
+ASK_BY_VALUE = (
+    "Using the tool, {v} a {b} {n}.",
+    "{V} a {b} {n}.",
+    "Please {v} the {b} {n} with the tool.",
+    "Use the tool to {v} the {b} {n}.",
+)
+
 
 def random_tool(source: Source) -> tuple[Tool, str, str]:
     """A tool of random name and parameters, its verb and its noun."""
@@ -115,6 +122,10 @@ def describe(source: Source, arguments: Mapping[str, Any], style: int) -> str:
     return " ".join(natural(source, key, item) for key, item in pairs)
 
 
+def one_text(arguments: Mapping[str, Any]) -> bool:
+    return [type(item) for item in arguments.values()] == [str]
+
+
 def as_code(source: Source, arguments: Mapping[str, Any]) -> str:
     """The arguments between the parentheses of a call."""
     named = source.chance(0.4)
@@ -123,6 +134,9 @@ def as_code(source: Source, arguments: Mapping[str, Any]) -> str:
 
 def natural(source: Source, key: str, item: str) -> str:
     forms = NATURAL.get(key, [f"with {key} {{v}}", f"with the {key} {{v}}"])
+    if "_" in key and not source.held_out and source.chance(0.3):
+        head, _, tail = key.partition("_")
+        forms = [f"with {{v}} {head}", f"with {{v}} {tail}", f"with the {tail} {{v}}"]
     return source.pick(forms).replace("{v}", item)
 
 
@@ -147,6 +161,9 @@ def random_call(source: Source) -> ToolTurn:
     if not source.held_out and source.chance(0.07):
         user, body = source.pick(ASK_AS_CODE), as_code(source, arguments[0])
         arguments = arguments[:1]
+    elif one_text(arguments[0]) and not source.held_out and source.chance(0.1):
+        user, arguments = source.pick(ASK_BY_VALUE), arguments[:1]
+        body = said(next(iter(arguments[0].values())))
     slots = {"v": verb, "V": verb.capitalize(), "n": noun, "f": function["name"]}
     for key, text in slots.items():
         user = user.replace("{" + key + "}", text)
