@@ -121,8 +121,9 @@ def test_of_a_held_answer_only_what_the_model_decides_counts(tokenizer):
         assert isinstance(json.loads(form), dict)
         assert not counted.startswith(("{", "<tool_call>"))
         for start, end in made.own or ():
-            assert answer[start - 1] in ' "[' and answer[end - 1] in ",}]"
-            assert answer[start:end].strip('",}]') in counted
+            assert answer[start:end] in counted
+        for key in json.loads(form):
+            assert f'"{key}"' not in counted or form.count(key) > 1
 
 
 def test_what_no_request_gives_is_short_and_made_of_what_it_says():

@@ -108,7 +108,7 @@ def can_be_held(turn: Turn) -> bool:
 
 def held(source: Source, turn: Turn, tools: Sequence[Tool] | None) -> Held:
     """The turn's answer inside JSON whose keys only the grammar knows, or in a call it forces."""
-    sheet = Sheet(turn.answer)
+    sheet = Sheet(turn.answer, source.chance(0.8))
     if tools and source.chance(0.7):
         function = source.pick(tools)["function"]
         sheet.text = f'<tool_call>\n{{"name": "{function["name"]}", "arguments": '
@@ -120,9 +120,13 @@ def held(source: Source, turn: Turn, tools: Sequence[Tool] | None) -> Held:
 
 
 class Sheet:
-    """A JSON object as a grammar and a model write it together."""
+    """A JSON object as a grammar and a model write it together.
 
-    def __init__(self, answer: str) -> None:
+    Compact is how the engine's grammars write it, which allow no white space between values.
+    """
+
+    def __init__(self, answer: str, compact: bool) -> None:
+        self.comma, self.colon = (",", ":") if compact else (", ", ": ")
         numbers = re.findall(r"[0-9]+", answer) or ["1"]
         result = int(numbers[-1])
         self.answer = answer
@@ -131,10 +135,11 @@ class Sheet:
         self.own: list[tuple[int, int]] = []
 
     def fill(self, schema: Mapping[str, Any]) -> None:
-        """Writes a value: forced is what opens it and its keys, own what it holds and its end."""
+        """Writes a value: keys are forced; own is what it holds, and what parts it from others."""
         if "properties" in schema:
             for place, (key, inner) in enumerate(schema["properties"].items()):
-                self.text += f'{", " if place else "{"}"{key}": '
+                self.text += f'{self.comma if place else "{"}"{key}'
+                self.say(f'"{self.colon}')
                 self.fill(inner)
             self.text += "}" if schema["properties"] else "{}"
         elif "enum" in schema:
@@ -150,7 +155,7 @@ class Sheet:
             self.say(to_json(self.values[schema["type"]]))
 
     def say(self, text: str) -> None:
-        """With the character after it, which says that it has ended."""
+        """With the character after it, which may be of the same token."""
         start = len(self.text)
         self.text += text
         self.own.append((start, len(self.text) + 1))
