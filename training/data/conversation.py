@@ -157,7 +157,7 @@ def ending(
 def plain_ending(
     source: Source, messages: list[dict[str, Any]], turn: Turn, tools: list[Tool] | None
 ) -> Conversation:
-    if can_be_held(turn) and not source.held_out and source.chance(HELD_SHARE):
+    if can_be_held(turn) and source.in_training(HELD_SHARE):
         made = held(source, turn, tools)
         return Conversation("held", messages, tools, turn.thought, made.text, own=made.own)
     return Conversation(

@@ -33,7 +33,6 @@ ASK = phrasings(
     "A {k} on {t}.",
     "Please write me a {k} about {t}.",
 )
-
 IN_JSON = (
     "Return the result as JSON with the keys {}.",
     "Return the result as a JSON with {} keys. Return nothing other than JSON.",
@@ -41,8 +40,6 @@ IN_JSON = (
     "Respond only with JSON: {}.",
     "Use JSON with the keys {}.",
 )
-
-
 TAILS = (
     "",
     "",
@@ -73,9 +70,9 @@ def invented_json(source: Source) -> Turn:
         keys.append(text_name(source))
     quote = source.pick(["", "'", '"', "`"])
     asked = source.ask(ASK, k=kind, t=topic).rstrip(".")
-    wish = source.pick(IN_JSON).format(listed([f"{quote}{key}{quote}" for key in keys]))
+    form = source.pick(IN_JSON).format(listed([f"{quote}{key}{quote}" for key in keys]))
     answer = {key: content(key, {"type": "string"}, topic) for key in keys}
-    return Turn("json", f"{asked}. {wish}", "The user wants a JSON object.", to_json(answer))
+    return Turn("json", f"{asked}. {form}", "The user wants a JSON object.", to_json(answer))
 
 
 def invented_call(source: Source) -> ToolTurn:

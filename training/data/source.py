@@ -96,6 +96,10 @@ class Source:
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
 
+    def in_training(self, probability: float) -> bool:
+        """A chance for training alone: what it draws there is in no prompt of the evaluation."""
+        return not self.held_out and self.chance(probability)
+
     def pick(self, items: Sequence[T]) -> T:
         return self.random.choice(items)
 
@@ -157,7 +161,7 @@ class Source:
 
     def city(self) -> str:
         city = self.proper(CITIES)
-        return f"{city}, {self.pick(STATES)}" if not self.held_out and self.chance(0.06) else city
+        return f"{city}, {self.pick(STATES)}" if self.in_training(0.06) else city
 
     def proper(self, known: Split) -> str:
         """One of the known names, or any word with a capital."""

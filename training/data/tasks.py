@@ -71,7 +71,7 @@ def topic(source: Source) -> Turn:
 
 
 def unknown(source: Source) -> Turn:
-    if not source.held_out and source.chance(0.25):
+    if source.in_training(0.25):
         return Turn("unknown", wish(source), "I do not know this.", FALLBACK)
     country = source.word().capitalize() if source.chance(0.5) else source.pick(COUNTRIES)
     ask = source.split(unknown_questions()).format(
@@ -336,7 +336,7 @@ PLAIN: tuple[tuple[Callable[[Source], Turn], int], ...] = (
 
 
 def plain_turn(source: Source) -> Turn:
-    if not source.held_out and source.chance(0.025):
+    if source.in_training(0.025):
         return invented_json(source)
     makers = [make for make, weight in PLAIN for _ in range(weight)]
     return source.pick(makers)(source)

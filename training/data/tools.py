@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from training.data.invented import invented_call
@@ -76,7 +76,7 @@ def random_tool(source: Source) -> tuple[Tool, str, str]:
     """A tool of random name and parameters, its verb and its noun."""
     verb = source.pick(VERBS)
     noun = source.pick(NOUNS) if source.chance(0.5) else source.plain_word()
-    none = not source.held_out and source.chance(0.03)
+    none = source.in_training(0.03)
     properties = fields(source, 0 if none else source.pick([1, 1, 2, 2, 2, 3, 3]))
     first = next(iter(properties), noun)
     optional = [key for key in properties if key != first and source.chance(0.2)]
@@ -122,6 +122,18 @@ def describe(source: Source, arguments: Mapping[str, Any], style: int) -> str:
     return " ".join(natural(source, key, item) for key, item in pairs)
 
 
+def request(source: Source, arguments: Sequence[Mapping[str, Any]]) -> tuple[str, str, int]:
+    """A phrasing, what stands in it for the arguments, and for how many calls it asks."""
+    style = source.number(0, 5)
+    body = " and another ".join(describe(source, item, style) for item in arguments)
+    phrasing = source.split(ASK_RANDOM, 0.3)
+    if source.in_training(0.07):
+        return source.pick(ASK_AS_CODE), as_code(source, arguments[0]), 1
+    if one_text(arguments[0]) and source.in_training(0.1):
+        return source.pick(ASK_BY_VALUE), said(next(iter(arguments[0].values()))), 1
+    return phrasing, body, len(arguments)
+
+
 def one_text(arguments: Mapping[str, Any]) -> bool:
     return [type(item) for item in arguments.values()] == [str]
 
@@ -134,7 +146,7 @@ def as_code(source: Source, arguments: Mapping[str, Any]) -> str:
 
 def natural(source: Source, key: str, item: str) -> str:
     forms = NATURAL.get(key, [f"with {key} {{v}}", f"with the {key} {{v}}"])
-    if "_" in key and not source.held_out and source.chance(0.3):
+    if "_" in key and source.in_training(0.3):
         head, _, tail = key.partition("_")
         forms = [f"with {{v}} {head}", f"with {{v}} {tail}", f"with the {tail} {{v}}"]
     return source.pick(forms).replace("{v}", item)
@@ -155,20 +167,13 @@ def random_call(source: Source) -> ToolTurn:
         {key: value(source, key, schema["properties"][key]) for key in order(source, used)}
         for _ in range(how_many(source, 0.25) if used else 1)
     ]
-    style = source.number(0, 5)
-    body = " and another ".join(describe(source, item, style) for item in arguments)
-    user = source.split(ASK_RANDOM, 0.3)
-    if not source.held_out and source.chance(0.07):
-        user, body = source.pick(ASK_AS_CODE), as_code(source, arguments[0])
-        arguments = arguments[:1]
-    elif one_text(arguments[0]) and not source.held_out and source.chance(0.1):
-        user, arguments = source.pick(ASK_BY_VALUE), arguments[:1]
-        body = said(next(iter(arguments[0].values())))
+    user, body, count = request(source, arguments)
+    arguments = arguments[:count]
     slots = {"v": verb, "V": verb.capitalize(), "n": noun, "f": function["name"]}
     for key, text in slots.items():
         user = user.replace("{" + key + "}", text)
     user = user.replace("{b}", body) if body else user.replace(" {b}", "").replace("{b}", "")
-    if not source.held_out and source.chance(0.05):
+    if source.in_training(0.05):
         user += source.pick([" ({})", " - {}", "\n{}"]).format(source.phrase(2, 5))
     outcomes = [outcome(source) for _ in arguments]
     report = " ".join(text for _, text in outcomes)
@@ -177,6 +182,6 @@ def random_call(source: Source) -> ToolTurn:
 
 def tool_turn(source: Source) -> ToolTurn:
     draw = source.random.random()
-    if not source.held_out and draw < 0.05:
+    if draw < 0.05 and not source.held_out:
         return invented_call(source)
     return random_call(source) if draw < 0.6 else source.pick(KNOWN)(source)
