@@ -26,7 +26,6 @@ from server.events import (
     Finish,
     LogprobsDelta,
     ParserEvent,
-    Phase,
     PromptEcho,
     TokensDelta,
     Usage,
@@ -158,8 +157,10 @@ async def _prompt(source: PromptSource, job: Job, path: Path) -> Prompt:
             token_ids = list(source)
     if job.truncate_prompt is not None:
         token_ids = token_ids[-job.truncate_prompt :]
-    starts_in = path.parsers.starts_in(token_ids) if job.parses else Phase.CONTENT
-    return Prompt(tuple(token_ids), starts_in)
+    if not job.parses:
+        return Prompt(tuple(token_ids))
+    parsers = path.parsers
+    return Prompt(tuple(token_ids), parsers.starts_in(token_ids), parsers.reasoned(token_ids))
 
 
 def _requests(job: Job, path: Path, prompts: Sequence[Prompt]) -> list[EngineRequest]:
@@ -167,7 +168,9 @@ def _requests(job: Job, path: Path, prompts: Sequence[Prompt]) -> list[EngineReq
     parsers, longest = path.parsers, path.info.max_model_len
     requests = []
     for at, prompt in enumerate(prompts):
-        wanted = constraint(job, prompt.starts_in, parsers.reasoning, parsers.tool_parser)
+        wanted = constraint(
+            job, prompt.starts_in, parsers.reasoning, parsers.tool_parser, reasoned=prompt.reasoned
+        )
         requests += [
             job.engine_request(prompt, at * job.n + choice, longest, wanted)
             for choice in range(job.n)

@@ -44,9 +44,14 @@ class Parsers:
         A template that opens the reasoning ends with its start marker and white space; a marker
         further up was written by somebody else.
         """
-        starts = self.reasoning.starts
-        tail = self.vocabulary.decoder().text(prompt[-TAIL:]).rstrip()
-        return Phase.REASONING if starts and tail.endswith(starts) else Phase.CONTENT
+        return Phase.REASONING if self._ends_with(prompt, self.reasoning.starts) else Phase.CONTENT
+
+    def reasoned(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt has closed the reasoning itself, so that the answer needs none."""
+        return self._ends_with(prompt, self.reasoning.ends)
+
+    def _ends_with(self, prompt: Sequence[int], markers: tuple[str, ...]) -> bool:
+        return self.vocabulary.decoder().text(prompt[-TAIL:]).rstrip().endswith(markers)
 
     def make(self, job: Job, phase: Phase) -> Parser:
         """A fresh parser for one choice. Tools that may not be called are not looked for."""

@@ -51,6 +51,8 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     starts_in: Phase = Phase.CONTENT
+    reasoned: bool = False
+    """It ends with a reasoning that is closed, as a template writes that is told not to think."""
 
 
 async def encode(text: str, renderer: Renderer, add_special_tokens: bool) -> list[int]:

@@ -28,16 +28,24 @@ from server.structure.tools import (
 
 
 def constraint(
-    job: Job, starts_in: Phase, reasoning: Reasoning, tool_parser: str | None
+    job: Job,
+    starts_in: Phase,
+    reasoning: Reasoning,
+    tool_parser: str | None,
+    reasoned: bool = False,
 ) -> Constraint | None:
-    """None leaves the answer free. Raises InvalidRequest for what cannot be constrained."""
+    """None leaves the answer free. Raises InvalidRequest for what cannot be constrained.
+
+    Where the prompt has closed the reasoning (``reasoned``) the answer opens none: a client that
+    turned thinking off gets what it asked for.
+    """
     if job.constraint is None and not needs_grammar(job.tool_policy):
         return None
     if job.constraint is not None and job.constraint.kind == "structural_tag":
         return job.constraint
     if reasoning.channels is not None and job.parses:
         return _on_channels(job)
-    thinks = bool(reasoning.ends) and job.parses
+    thinks = bool(reasoning.ends) and job.parses and not reasoned
     if not thinks and job.constraint is not None and job.tool_policy.choice == "none":
         return _bounded(job.constraint)
     answer = _answer(job, tool_parser)

@@ -240,6 +240,16 @@ async def test_the_reasoning_the_template_opened_must_end(lab):
     assert content["max_whitespace_cnt"] > 0
 
 
+async def test_the_reasoning_the_template_closed_stays_closed(lab):
+    """As templates write it that are told not to think."""
+    lab.says("x")
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "array"}}}
+    for end, elements in ((" <think>\n\n</think>\n\n", 0), (" <think>\n\n</think>\n\nhi", 2)):
+        messages = [{"role": "user", "content": "hi" + end}]
+        await lab.chat(messages=messages, response_format=schema)
+        assert len(tag_of(lab).get("elements", ())) == elements
+
+
 async def test_without_a_reasoning_parser_the_constraint_is_itself(lab):
     lab.reasoning_parser = None
     lab.gateway.path = lab.path()

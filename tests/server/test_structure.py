@@ -152,6 +152,14 @@ def test_reasoning_is_free_and_content_is_not(lab, kind, good, bad):
     assert not accepts(lab, opened, good)
 
 
+def test_a_reasoning_that_the_prompt_has_closed_is_not_opened_again(lab):
+    both = job(constraint=Constraint("json_object"), tool_policy=ToolPolicy(TOOLS, "auto"))
+    for asked in (job(constraint=Constraint("json_object")), both):
+        wanted = constraint(asked, Phase.CONTENT, THINK, "hermes", reasoned=True)
+        assert accepts(lab, wanted, '{"a": 1}')
+        assert not accepts(lab, wanted, '<think>\nhm\n</think>\n\n{"a": 1}')
+
+
 def test_content_or_calls_where_both_are_wanted(lab):
     both = job(constraint=Constraint("regex", "[0-9]+"), tool_policy=ToolPolicy(TOOLS, "auto"))
     wanted = constraint(both, Phase.CONTENT, THINK, "hermes")
