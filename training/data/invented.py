@@ -119,7 +119,7 @@ def held(source: Source, turn: Turn, tools: Sequence[Tool] | None) -> Held:
 class Sheet:
     """A JSON object as a grammar and a model write it together.
 
-    Compact is how the engine's grammars write it, which allow no white space between values.
+    Compact is how a grammar writes it that allows no white space between values.
     """
 
     def __init__(self, answer: str, compact: bool) -> None:
