@@ -157,10 +157,7 @@ async def _prompt(source: PromptSource, job: Job, path: Path) -> Prompt:
             token_ids = list(source)
     if job.truncate_prompt is not None:
         token_ids = token_ids[-job.truncate_prompt :]
-    if not job.parses:
-        return Prompt(tuple(token_ids))
-    parsers = path.parsers
-    return Prompt(tuple(token_ids), parsers.starts_in(token_ids), parsers.reasoned(token_ids))
+    return path.parsers.read(token_ids) if job.parses else Prompt(tuple(token_ids))
 
 
 def _requests(job: Job, path: Path, prompts: Sequence[Prompt]) -> list[EngineRequest]:

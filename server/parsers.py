@@ -11,6 +11,7 @@ from server.parsing.message import Reasoning
 from server.parsing.parser import Parser, make_parser
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary
+from server.prompt import Prompt
 from server.structure.answer import holds_calls, spells_calls
 
 __all__ = ["Parser", "Parsers", "Vocabulary"]
@@ -38,20 +39,16 @@ class Parsers:
         """How the model marks its thinking."""
         return reasoning_format(self.reasoning_parser)
 
-    def starts_in(self, prompt: Sequence[int]) -> Phase:
-        """The phase a prompt leaves the answer in.
+    def read(self, token_ids: Sequence[int]) -> Prompt:
+        """A prompt, and where it leaves the answer.
 
-        A template that opens the reasoning ends with its start marker and white space; a marker
+        A template that opens or closes the reasoning ends with its marker and white space; a marker
         further up was written by somebody else.
         """
-        return Phase.REASONING if self._ends_with(prompt, self.reasoning.starts) else Phase.CONTENT
-
-    def reasoned(self, prompt: Sequence[int]) -> bool:
-        """Whether the prompt has closed the reasoning itself, so that the answer needs none."""
-        return self._ends_with(prompt, self.reasoning.ends)
-
-    def _ends_with(self, prompt: Sequence[int], markers: tuple[str, ...]) -> bool:
-        return self.vocabulary.decoder().text(prompt[-TAIL:]).rstrip().endswith(markers)
+        end = self.vocabulary.decoder().text(token_ids[-TAIL:]).rstrip()
+        opened = end.endswith(self.reasoning.starts)
+        phase = Phase.REASONING if opened else Phase.CONTENT
+        return Prompt(tuple(token_ids), phase, end.endswith(self.reasoning.ends))
 
     def make(self, job: Job, phase: Phase) -> Parser:
         """A fresh parser for one choice. Tools that may not be called are not looked for."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from server.structure.tools import matching
 from training.evaluation_set import Case, all_cases
 from training.generation import Answers, load_answers
 from training.score import Score
@@ -33,7 +34,7 @@ class Prompts:
 
     cases: dict[str, list[Case]]
     asked: dict[str, dict[str, list[Any]]]
-    """By part, what the engine is given: `ids`, and the `schemas` of those held by one."""
+    """By part, what the engine is given: `ids`, and structural `tags` where a grammar holds."""
 
     @staticmethod
     def of(cases: Sequence[Case], tokenizer: Any) -> Prompts:
@@ -45,11 +46,16 @@ class Prompts:
                 "ids": [
                     tokenizer.encode(c.prompt(tokenizer), add_special_tokens=False) for c in found
                 ],
-                "schemas": [c.schema for c in found],
+                "tags": [c.schema and structural_tag(c.schema) for c in found],
             }
             for part, found in by_part.items()
         }
         return Prompts(by_part, asked)
+
+
+def structural_tag(schema: str) -> str:
+    """What the gateway asks of the engine for an answer that is to match ``schema``."""
+    return json.dumps({"type": "structural_tag", "format": matching(json.loads(schema))})
 
 
 @dataclass(frozen=True)

@@ -60,15 +60,15 @@ class Engine:
             enable_prefix_caching=False,
             disable_log_stats=False,
             distributed_executor_backend="uni",
-            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
+            structured_outputs_config={"backend": "xgrammar"},
             speculative_config=speculative if draft else None,
         )
 
     def answer(
-        self, group: str, prompts: list[list[int]], schemas: list[str | None], max_tokens: int
+        self, group: str, prompts: list[list[int]], tags: list[str | None], max_tokens: int
     ) -> Answers:
-        """`schemas` holds a JSON schema for every prompt whose answer a grammar is to hold."""
-        sampling = [sampling_params(schema, max_tokens) for schema in schemas]
+        """`tags` holds a structural tag for every prompt whose answer a grammar is to hold."""
+        sampling = [sampling_params(tag, max_tokens) for tag in tags]
         before = self.counters()
         outputs = self.llm.generate(
             [{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False
@@ -98,7 +98,7 @@ class Engine:
         return found
 
 
-def sampling_params(schema: str | None, max_tokens: int) -> Any:
+def sampling_params(tag: str | None, max_tokens: int) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -107,7 +107,7 @@ def sampling_params(schema: str | None, max_tokens: int) -> Any:
         max_tokens=max_tokens,
         skip_special_tokens=False,
         detokenize=False,
-        structured_outputs=StructuredOutputsParams(json=schema) if schema else None,
+        structured_outputs=StructuredOutputsParams(structural_tag=tag) if tag else None,
     )
 
 
@@ -117,9 +117,7 @@ def main() -> None:
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument(
-        "--prompts", type=Path, required=True, help="JSON: group -> ids and schemas"
-    )
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON: group -> ids and tags")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--max-tokens", type=int, default=240)
     parser.add_argument("--sequences", type=int, default=16)
@@ -128,7 +126,7 @@ def main() -> None:
     groups: dict[str, Any] = json.loads(options.prompts.read_text())
     answers = []
     for group, asked in groups.items():
-        told = engine.answer(group, asked["ids"], asked["schemas"], options.max_tokens)
+        told = engine.answer(group, asked["ids"], asked["tags"], options.max_tokens)
         answers.append(asdict(told))
         print(f"{options.out.stem}: {group}, {len(told.ids)} prompts answered", flush=True)
     options.out.write_text(json.dumps(answers))
