@@ -29,7 +29,9 @@ PROMPT_SHARE = 0.08
 MAX_TOKENS = 3072
 THINKING_SHARE = 0.87
 DENSE = Shape(turns=(1,), more_tools=(0, 0, 1, 2, 3))
-LAST = Shape(turns=(1, 1, 1, 2), tools=0.7, more_tools=(0, 1, 1, 2, 3, 5, 8), idle=0.3)
+LAST = Shape(
+    turns=(1, 1, 1, 2), tools=0.7, more_tools=(0, 1, 1, 2, 3, 5, 8), idle=0.3, held=0.2, ragged=0.5
+)
 
 
 @dataclass

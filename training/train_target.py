@@ -52,7 +52,7 @@ class Recipe:
     dense_from: float = 0.78
     """From here on short batches come from single turns, which have more answers per token."""
     dense_long_share: float = 0.2
-    last_steps: int = 3400
+    last_steps: int = 4200
     """After `steps`, at a small rate: short batches with tools that often go unused."""
     last_scale: float = 0.5
     last_long_share: float = 0.3

@@ -103,11 +103,12 @@ def test_arguments_stand_as_the_user_says_them():
         seen += len(texts) > 1
 
 
-def test_of_a_held_answer_only_what_the_model_decides_counts(tokenizer):
-    """The loss is on values and what ends them; braces and keys are the grammar's."""
+@pytest.mark.parametrize("shape", [SHORT, LAST], ids=["short", "last"])
+def test_of_a_held_answer_only_what_the_model_decides_counts(tokenizer, shape):
+    """The loss is on values and what ends them; braces, keys and white space are the grammar's."""
     source, seen = Source(3), 0
     while seen < 40:
-        made = conversation(source)
+        made = conversation(source, shape)
         if made.kind != "held":
             continue
         seen += 1
@@ -124,6 +125,7 @@ def test_of_a_held_answer_only_what_the_model_decides_counts(tokenizer):
             assert answer[start:end] in counted
         for key in json.loads(form):
             assert f'"{key}"' not in counted or form.count(key) > 1
+        assert "\n" not in counted
 
 
 def test_what_no_request_gives_is_short_and_made_of_what_it_says():

@@ -26,11 +26,14 @@ class Shape:
     wrapped: float = 0.06
     idle: float = 0.0
     """How often tools are on offer and the last turn needs none."""
+    held: float = 0.08
+    """How often a plain answer is written as a grammar holds it."""
+    ragged: float = 0.0
+    """How many of those have white space wherever the grammar lets some in."""
 
 
 SHORT = Shape()
 LONG = Shape(turns=tuple(range(8, 27)), tools=0.7, more_tools=(0, 1, 3, 6, 12), long_lookup=0.3)
-HELD_SHARE = 0.08
 NO_TOOL = phrasings("Can you {}?", "Please {}.", "I want you to {}.", "Could you {}?")
 
 
@@ -145,7 +148,7 @@ def ending(
     wrap = source.chance(shape.wrapped)
     user = {"role": "user", "content": wrapped(source, turn.user) if wrap else turn.user}
     if isinstance(turn, Turn):
-        return plain_ending(source, [*messages, user], turn, tools)
+        return plain_ending(source, shape, [*messages, user], turn, tools)
     if source.chance(0.7):
         kind = "tool_call" if len(turn.calls) == 1 else "parallel_calls"
         thought = plan_of(turn.calls)
@@ -155,10 +158,14 @@ def ending(
 
 
 def plain_ending(
-    source: Source, messages: list[dict[str, Any]], turn: Turn, tools: list[Tool] | None
+    source: Source,
+    shape: Shape,
+    messages: list[dict[str, Any]],
+    turn: Turn,
+    tools: list[Tool] | None,
 ) -> Conversation:
-    if can_be_held(turn) and source.in_training(HELD_SHARE):
-        made = held(source, turn, tools)
+    if can_be_held(turn) and source.in_training(shape.held):
+        made = held(source, turn, tools, shape.ragged)
         return Conversation("held", messages, tools, turn.thought, made.text, own=made.own)
     return Conversation(
         turn.kind, messages, tools, turn.thought, turn.answer, unthought=turn.unthought

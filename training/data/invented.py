@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from training.data.source import Source, phrasings
@@ -103,9 +104,12 @@ def can_be_held(turn: Turn) -> bool:
     return "\n" not in turn.answer and '"' not in turn.answer and len(turn.answer) < 300
 
 
-def held(source: Source, turn: Turn, tools: Sequence[Tool] | None) -> Held:
+def held(source: Source, turn: Turn, tools: Sequence[Tool] | None, ragged: float = 0.0) -> Held:
     """The turn's answer inside JSON whose keys only the grammar knows, or in a call it forces."""
-    sheet = Sheet(turn.answer, source.chance(0.8))
+    gaps = COMPACT if source.chance(0.8) else SPACED
+    if ragged and source.chance(ragged):
+        gaps = Gaps(*(blanks(source) for _ in range(4)))
+    sheet = Sheet(turn.answer, gaps)
     if tools and source.chance(0.7):
         function = source.pick(tools)["function"]
         sheet.text = f'<tool_call>\n{{"name": "{function["name"]}", "arguments": '
@@ -116,14 +120,34 @@ def held(source: Source, turn: Turn, tools: Sequence[Tool] | None) -> Held:
     return Held(sheet.text, tuple(sheet.own))
 
 
+@dataclass(frozen=True)
+class Gaps:
+    """The white space of a JSON object, by what stands before it."""
+
+    brace: str = ""
+    key: str = ""
+    colon: str = ""
+    comma: str = ""
+
+
+COMPACT = Gaps()
+"""As a grammar writes that allows no white space between values."""
+SPACED = Gaps(colon=" ", comma=" ")
+
+
+def blanks(source: Source) -> str:
+    """A run as a model writes it that has nothing else to say where a grammar waits for a key."""
+    if source.chance(0.4):
+        return ""
+    run = source.pick([" ", "\n", " " * source.number(1, 8), "\n" * source.number(1, 4)])
+    return run + " " * source.pick([0, 0, 1, source.number(1, 4)])
+
+
 class Sheet:
-    """A JSON object as a grammar and a model write it together.
+    """A JSON object as a grammar and a model write it together."""
 
-    Compact is how a grammar writes it that allows no white space between values.
-    """
-
-    def __init__(self, answer: str, compact: bool) -> None:
-        self.comma, self.colon = (",", ":") if compact else (", ", ": ")
+    def __init__(self, answer: str, gaps: Gaps) -> None:
+        self.gaps = gaps
         numbers = re.findall(r"[0-9]+", answer) or ["1"]
         result = int(numbers[-1])
         self.answer = answer
@@ -135,8 +159,12 @@ class Sheet:
         """Writes a value: keys are forced; own is what it holds, and what parts it from others."""
         if "properties" in schema:
             for place, (key, inner) in enumerate(schema["properties"].items()):
-                self.text += f'{self.comma if place else "{"}"{key}'
-                self.say(f'"{self.colon}')
+                before = f",{self.gaps.comma}" if place else f"{{{self.gaps.brace}"
+                self.text += f'{before}"{key}'
+                self.say('"', 0)
+                self.text += self.gaps.key
+                self.say(":", 0)
+                self.text += self.gaps.colon
                 self.fill(inner)
             self.text += "}" if schema["properties"] else "{}"
         elif "enum" in schema:
@@ -151,8 +179,8 @@ class Sheet:
         else:
             self.say(to_json(self.values[schema["type"]]))
 
-    def say(self, text: str) -> None:
-        """With the character after it, which may be of the same token."""
+    def say(self, text: str, after: int = 1) -> None:
+        """With ``after`` characters of what comes next: what parts a value from others."""
         start = len(self.text)
         self.text += text
-        self.own.append((start, len(self.text) + 1))
+        self.own.append((start, len(self.text) + after))
