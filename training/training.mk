@@ -1,6 +1,6 @@
 # The demo checkpoint, from seeds alone. Included by the Makefile at the root.
 #
-# On two free cores: data 2 min, target about 80 min, answers 5 min, drafts about 28 min each seed,
+# On two free cores: data 2 min, target about 80 min, answers 5 min, drafts about 24 min each seed,
 # evaluation 3 min. Killed, `make demo-model` goes on from the last state. On a GPU: RANKS=1.
 
 # Needs the `train` extra: .venv/bin/pip install -e ".[cpu,train]"
@@ -9,7 +9,7 @@ DEMO_RUN ?= build/demo
 RANKS ?= 2
 STEPS_TARGET ?= 3200
 STEPS_LAST ?= 4200
-STEPS_DRAFT ?= 2400
+STEPS_DRAFT ?= 2000
 DRAFT_SEEDS ?= 1
 EVAL_TARGET ?= engine/demo/target
 EVAL_DRAFTS ?= --draft eagle3=engine/demo/eagle3 --draft eagle3.1=engine/demo/eagle3_1

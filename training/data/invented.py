@@ -174,8 +174,7 @@ class Sheet:
             self.fill(schema["items"])
             self.text += "]"
         elif schema["type"] == "string":
-            self.text += '"'
-            self.say(self.answer + '"')
+            self.say(f'"{self.answer}"')
         else:
             self.say(to_json(self.values[schema["type"]]))
 
