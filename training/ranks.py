@@ -30,7 +30,9 @@ class Ranks:
         return self.rank == 0
 
     def leave(self) -> None:
+        """Together: gloo can abort a rank that ends while another still writes the state."""
         if self.count > 1:
+            dist.barrier()
             dist.destroy_process_group()
 
     def own(self, total: int) -> list[int]:
