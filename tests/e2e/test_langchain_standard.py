@@ -13,9 +13,6 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 pytestmark = pytest.mark.slow
 
 
-too_small = pytest.mark.xfail(reason="the demo model is too small; see test_langchain_scripted.py")
-
-
 class TestChatOpenAI(ChatModelIntegrationTests):
     """Tool calling, streaming, structured output, usage: what a model that reads text can do."""
 
@@ -49,23 +46,3 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     @property
     def has_tool_choice(self) -> bool:
         return True
-
-    @too_small
-    def test_tool_calling(self, model: BaseChatModel) -> None:
-        super().test_tool_calling(model)
-
-    @too_small
-    async def test_tool_calling_async(self, model: BaseChatModel) -> None:
-        await super().test_tool_calling_async(model)
-
-    @too_small
-    def test_agent_loop(self, model: BaseChatModel) -> None:
-        super().test_agent_loop(model)
-
-    @too_small
-    def test_json_mode(self, model: BaseChatModel) -> None:
-        super().test_json_mode(model)
-
-    @too_small
-    def test_unicode_tool_call_integration(self, model: BaseChatModel) -> None:
-        super().test_unicode_tool_call_integration(model)
