@@ -1,7 +1,7 @@
 """LangChain's own standard tests on ChatOpenAI, with an engine that does as it is told.
 
-tests/e2e/test_langchain_standard.py runs the same tests on the demo model; what that is too small
-for is proven here.
+tests/e2e/test_langchain_standard.py runs the same tests on the demo model; these need no model, and
+say which side is at fault where the others fail.
 """
 
 from __future__ import annotations
