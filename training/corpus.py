@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,8 @@ DENSE = Shape(turns=(1,), more_tools=(0, 0, 1, 2, 3))
 LAST = Shape(
     turns=(1, 1, 1, 2), tools=0.7, more_tools=(0, 1, 1, 2, 3, 5, 8), idle=0.3, held=0.2, ragged=0.5
 )
+CLOSE = replace(LAST, tools=0.8, idle=0.2, rivals=0.6)
+FAR = replace(LONG, tools=0.9, long_lookup=0.1, rivals=0.6)
 
 
 @dataclass
@@ -119,12 +121,14 @@ def short_documents(
     return documents
 
 
-def long_documents(tokenizer: Tokenizer, source: Source, count: int) -> Documents:
-    """Half long conversations, half stacks of short ones: many full answers far from the start."""
+def long_documents(
+    tokenizer: Tokenizer, source: Source, count: int, shape: Shape = LONG, stacks: float = 0.5
+) -> Documents:
+    """Long conversations and stacks of short ones: many full answers far from the start."""
     documents = Documents()
     while len(documents.ids) < count:
-        if source.chance(0.5):
-            made = conversation(source, LONG)
+        if not source.chance(stacks):
+            made = conversation(source, shape)
             ids, weights = one(tokenizer, source, made)
             kind = made.kind
         else:
@@ -165,6 +169,8 @@ def main() -> None:
     parser.add_argument("--long", type=int, default=6_000, help="documents of 600 to 3072 tokens")
     parser.add_argument("--dense", type=int, default=30_000, help="single turns for the end")
     parser.add_argument("--last", type=int, default=90_000, help="tools that may go unused")
+    parser.add_argument("--close", type=int, default=24_000, help="tools with names much alike")
+    parser.add_argument("--far", type=int, default=3_000, help="long, with names much alike")
     parser.add_argument("--sums", type=float, default=0.12, help="share of extra plain sums")
     parser.add_argument("--dense-sums", type=float, default=0.25)
     options = parser.parse_args()
@@ -180,6 +186,10 @@ def main() -> None:
     dense.save(out / "dense.npz")
     last = short_documents(tokenizer, Source(seed + 5), options.last, options.sums, LAST)
     last.save(out / "last.npz")
+    close = short_documents(tokenizer, Source(seed + 6), options.close, options.sums, CLOSE)
+    close.save(out / "close.npz")
+    far = long_documents(tokenizer, Source(seed + 7), options.far, FAR, 0.2)
+    far.save(out / "far.npz")
     validation = short_documents(tokenizer, Source(seed + 3, True), 400, 0.0)
     validation.save(out / "validation.npz")
     print(f"{time.monotonic() - started:.0f} s in all")

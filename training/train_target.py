@@ -30,7 +30,7 @@ from training.progress import Clock, Running
 from training.ranks import Ranks
 
 CHECKPOINT = "target-state.pt"
-SETS = ("short", "long", "dense", "last")
+SETS = ("short", "long", "dense", "last", "close", "far")
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,24 @@ class Recipe:
     """After `steps`, at a small rate: short batches with tools that often go unused."""
     last_scale: float = 0.5
     last_long_share: float = 0.3
+    close_steps: int = 1400
+    """After those: tools whose names are much alike, also in long prompts."""
+    close_scale: float = 0.3
+    close_far_share: float = 0.35
     seed: int = 1
     ranks: int = 2
     """The batches of a step: fixed, so that one fast device sees the same as two cores."""
 
     @property
     def end(self) -> int:
-        return self.steps + self.last_steps
+        return self.steps + self.last_steps + self.close_steps
 
     def scale(self, step: int) -> float:
-        """Learning rate factor: warm-up, constant, linear to `final`; then from `last_scale`."""
+        """Learning rate factor: warm-up, constant, linear to `final`; each later stage to zero."""
+        closing = step - self.steps - self.last_steps
+        if closing >= 0:
+            warm = min(1.0, (closing + 1) / self.warmup)
+            return self.close_scale * warm * (1 - closing / self.close_steps)
         if step >= self.steps:
             return self.last_scale * (1 - (step - self.steps) / self.last_steps)
         done = step / self.steps
@@ -78,6 +86,8 @@ class Recipe:
         if step < self.long_from:
             return "short"
         drawn = np.random.default_rng([self.seed, step]).random()
+        if step >= self.steps + self.last_steps:
+            return "far" if drawn < self.close_far_share else "close"
         if step >= self.steps:
             return "long" if drawn < self.last_long_share else "last"
         done = step / self.steps
@@ -253,10 +263,16 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     parser.add_argument("--last-steps", type=int, default=Recipe.last_steps)
+    parser.add_argument("--close-steps", type=int, default=Recipe.close_steps)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    recipe = Recipe(steps=options.steps, last_steps=options.last_steps, seed=options.seed)
+    recipe = Recipe(
+        steps=options.steps,
+        last_steps=options.last_steps,
+        close_steps=options.close_steps,
+        seed=options.seed,
+    )
     run(recipe, LlamaShape(), options.folder, options.device)
 
 

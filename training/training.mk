@@ -1,6 +1,6 @@
 # The demo checkpoint, from seeds alone. Included by the Makefile at the root.
 #
-# On two free cores: data 2 min, target about 80 min, answers 5 min, drafts about 24 min each seed,
+# On two free cores: data 3 min, target about 105 min, answers 4 min, drafts about 24 min each seed,
 # evaluation 3 min. Killed, `make demo-model` goes on from the last state. On a GPU: RANKS=1.
 
 # Needs the `train` extra: .venv/bin/pip install -e ".[cpu,train]"
@@ -9,6 +9,7 @@ DEMO_RUN ?= build/demo
 RANKS ?= 2
 STEPS_TARGET ?= 3200
 STEPS_LAST ?= 4200
+STEPS_CLOSE ?= 1400
 STEPS_DRAFT ?= 2000
 DRAFT_SEEDS ?= 1
 EVAL_TARGET ?= engine/demo/target
@@ -29,7 +30,7 @@ $(DEMO_RUN)/data/validation.npz:
 $(DEMO_RUN)/target/model.safetensors: $(DEMO_RUN)/data/validation.npz
 	$(ALLOCATOR) OMP_NUM_THREADS=1 $(TRAIN_PYTHON) -m torch.distributed.run --nproc-per-node $(RANKS) \
 	    -m training.train_target --folder $(DEMO_RUN) --steps $(STEPS_TARGET) \
-	    --last-steps $(STEPS_LAST)
+	    --last-steps $(STEPS_LAST) --close-steps $(STEPS_CLOSE)
 	$(TRAIN_PYTHON) -m training.export --folder $(DEMO_RUN) --out $(DEMO_RUN)/target
 
 $(DEMO_RUN)/answers.jsonl: $(DEMO_RUN)/target/model.safetensors

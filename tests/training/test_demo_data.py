@@ -8,14 +8,23 @@ import re
 import numpy as np
 import pytest
 
-from training.corpus import ANSWER, LAST, short_documents, stack, weighted, write_tokenizer
+from training.corpus import (
+    ANSWER,
+    CLOSE,
+    FAR,
+    LAST,
+    short_documents,
+    stack,
+    weighted,
+    write_tokenizer,
+)
 from training.data.arithmetic import add_steps, divide_steps, multiply_steps, subtract_steps
 from training.data.conversation import LONG, SHORT, conversation
 from training.data.invented import invented_call
 from training.data.known_tools import family
 from training.data.render import answer_text, prompt_segments, prompt_text
 from training.data.source import CITIES, UNICODE_WORDS, WORDS, Source
-from training.data.tools import random_call
+from training.data.tools import random_call, random_tool, rival
 from training.data.values import said
 from training.tokenizer import MARKERS, VOCABULARY, function_words, wrap
 
@@ -79,16 +88,32 @@ def test_stack_is_long_and_full_of_answers(tokenizer):
     assert (weights[ends] == ANSWER).sum() >= 3
 
 
-@pytest.mark.parametrize("shape", [SHORT, LONG, LAST])
+@pytest.mark.parametrize("shape", [SHORT, LONG, LAST, CLOSE, FAR])
 def test_a_request_says_which_tool_it_means(shape):
     """No two tools for the same thing are on offer, and the last turn's own always is."""
     source = Source(8)
-    for _ in range(200 if shape is not LONG else 30):
+    for _ in range(30 if shape in (LONG, FAR) else 200):
         made = conversation(source, shape)
         names = [tool["function"]["name"] for tool in made.tools or ()]
         purposes = [family(tool) for tool in made.tools or ()]
         assert len(set(purposes)) == len(purposes)
         assert {call.name for call in made.calls} <= set(names)
+
+
+def test_a_rival_shares_a_word_and_means_another_thing():
+    source, same = Source(10), 0
+    for _ in range(300):
+        made, verb, noun = random_tool(source)
+        function = rival(source, made)["function"]
+        told = words(f"{function['name']} {function['description']}")
+        assert words(made["function"]["name"]) & told
+        same += words(f"{verb} {noun}") <= words(function["description"])
+    assert same <= 3
+
+
+def words(text):
+    found = re.findall("[a-z]+", re.sub("([A-Z])", r" \1", text).lower())
+    return {word.rstrip("s") for word in found}
 
 
 def test_arguments_stand_as_the_user_says_them():

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from training.checkpoint import load_llama, save_target
-from training.corpus import DENSE, LAST, long_documents, sample_texts, short_documents
+from training.corpus import CLOSE, DENSE, FAR, LAST, long_documents, sample_texts, short_documents
 from training.cost_scaled import cost_scaled_demo
 from training.data.source import Source
 from training.induction import wire
@@ -62,6 +62,8 @@ def write_data(folder, fast):
     long_documents(fast, Source(2), 3).save(folder / "long.npz")
     short_documents(fast, Source(3), 20, 0.2, DENSE).save(folder / "dense.npz")
     short_documents(fast, Source(4), 20, 0.2, LAST).save(folder / "last.npz")
+    short_documents(fast, Source(5), 20, 0.2, CLOSE).save(folder / "close.npz")
+    long_documents(fast, Source(6), 3, FAR, 0.0).save(folder / "far.npz")
     return folder
 
 
@@ -75,13 +77,14 @@ def test_training_learns_and_goes_on_where_it_stopped(tmp_path, fast, capsys):
         long_share=0.9,
         dense_from=11 / 12,
         last_steps=2,
+        close_steps=2,
         warmup=3,
     )
     torch.set_num_threads(1)
     whole = run(recipe, SMALL, tmp_path / "whole")
     run(recipe, SMALL, tmp_path / "parts", stop_at=10)
     parts = run(recipe, SMALL, tmp_path / "parts")
-    assert parts.step == 14
+    assert parts.step == 16
     pairs = zip(whole.model.parameters(), parts.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     first, last = (float(line.split("short ")[1].split(",")[0]) for line in progress(capsys))
@@ -102,16 +105,20 @@ def test_every_step_knows_what_it_reads():
     assert set(drawn[100:600]) == {"short", "long"}
     assert set(drawn[600:]) == {"dense", "long"}
     assert 0.1 < drawn[400:600].count("long") / 200 < 0.35
-    assert {recipe.kind(step) for step in range(1000, recipe.end)} == {"last", "long"}
+    closing = 1000 + recipe.last_steps
+    assert {recipe.kind(step) for step in range(1000, closing)} == {"last", "long"}
+    assert {recipe.kind(step) for step in range(closing, recipe.end)} == {"close", "far"}
 
 
 def test_the_rate_warms_up_stays_and_falls():
-    recipe = replace(Recipe(steps=100), warmup=10, decay_from=0.5)
+    recipe = replace(Recipe(steps=100, last_steps=50), warmup=10, decay_from=0.5)
     assert recipe.scale(0) == pytest.approx(0.1)
     assert recipe.scale(20) == recipe.scale(49) == 1.0
     assert recipe.scale(75) == pytest.approx(0.5)
     assert recipe.scale(99) >= recipe.final
-    assert recipe.scale(100) == recipe.last_scale > recipe.scale(recipe.end - 1) > 0
+    assert recipe.scale(100) == recipe.last_scale > recipe.scale(149) > 0
+    assert recipe.scale(150) == pytest.approx(recipe.close_scale / 10)
+    assert recipe.close_scale > recipe.scale(160) > recipe.scale(recipe.end - 1) > 0
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from training.data.invented import can_be_held, held
 from training.data.known_tools import KNOWN, family
 from training.data.source import Source, phrasings
 from training.data.tasks import lookup, plain_turn
-from training.data.tools import random_tool, tool_turn
+from training.data.tools import random_tool, rival, tool_turn
 from training.data.turn import Call, Conversation, Tool, ToolTurn, Turn
 from training.data.values import said
 
@@ -30,6 +30,8 @@ class Shape:
     """How often a plain answer is written as a grammar holds it."""
     ragged: float = 0.0
     """How many of those have white space wherever the grammar lets some in."""
+    rivals: float = 0.0
+    """How often tools are offered whose names share a word with those in use."""
 
 
 SHORT = Shape()
@@ -88,14 +90,23 @@ def one_tool_per_family(
 
 def offered(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
     """The tools in use, by family, among others, in random order."""
-    found = dict(used)
+    others = rivals(source, shape, used)
     for _ in range(max(source.pick(shape.more_tools), 0 if used else 1)):
         made = random_tool(source)[0] if source.chance(0.6) else source.pick(KNOWN)(source).tool
+        others.append(made)
+    found = dict(used)
+    for made in others:
         if made["function"]["name"] not in {tool["function"]["name"] for tool in found.values()}:
             found.setdefault(family(made), made)
     tools = list(found.values())
     source.random.shuffle(tools)
     return tools
+
+
+def rivals(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
+    if not shape.rivals or not source.chance(shape.rivals):
+        return []
+    return [rival(source, tool) for tool in used.values() for _ in range(source.number(1, 3))]
 
 
 def without_tool(source: Source) -> Turn:

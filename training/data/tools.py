@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,10 +73,10 @@ ASK_BY_VALUE = (
 )
 
 
-def random_tool(source: Source) -> tuple[Tool, str, str]:
-    """A tool of random name and parameters, its verb and its noun."""
-    verb = source.pick(VERBS)
-    noun = source.pick(NOUNS) if source.chance(0.5) else source.plain_word()
+def random_tool(source: Source, verb: str = "", noun: str = "") -> tuple[Tool, str, str]:
+    """A tool of random name and parameters, its verb and its noun, where those are not given."""
+    verb = verb or source.pick(VERBS)
+    noun = noun or (source.pick(NOUNS) if source.chance(0.5) else source.plain_word())
     none = source.in_training(0.03)
     properties = fields(source, 0 if none else source.pick([1, 1, 2, 2, 2, 3, 3]))
     first = next(iter(properties), noun)
@@ -96,6 +97,16 @@ def random_tool(source: Source) -> tuple[Tool, str, str]:
         ]
     )
     return tool(name, description, properties, optional), verb, noun
+
+
+def rival(source: Source, made: Tool) -> Tool:
+    """A tool with a word of another's name: the same verb, or another verb for its noun."""
+    name, description = made["function"]["name"], made["function"]["description"].lower()
+    shared = source.pick([word.lower() for word in re.findall("[A-Z]?[^A-Z_]+", name)])
+    if shared in VERBS:
+        return random_tool(source, verb=shared)[0]
+    others = [verb for verb in VERBS if verb not in description]
+    return random_tool(source, source.pick(others), shared)[0]
 
 
 def describe(source: Source, arguments: Mapping[str, Any], style: int) -> str:
