@@ -60,9 +60,9 @@ def expected(tokenizer: Any, seed: int, short: int, long: int) -> Iterator[Expec
 
 
 def held_back(tokenizer: Any) -> Iterator[Expected]:
-    """The evaluation's prompts, but for the bare sums and what a grammar holds."""
+    """The evaluation's held-out, perturbed and long prompts."""
     for case in all_cases(tokenizer):
-        if case.group not in ("sums", "held"):
+        if case.group in ("held-out", "perturbed", "long"):
             answer = "".join(answer_text(case.conversation, True))
             texts = case.prompt(tokenizer), answer
             prompt, wanted = (tokenizer.encode(t, add_special_tokens=False) for t in texts)

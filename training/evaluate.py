@@ -22,7 +22,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from server.structure.tools import matching
-from training.evaluation_set import Case, all_cases
+from training.evaluation_set import SEED, Case, all_cases
 from training.generation import Answers, load_answers
 from training.score import Score
 from training.tables import percent, table
@@ -218,6 +218,7 @@ def headline(scores: Mapping[str, Mapping[str, Score]]) -> str:
     held_out = sum(scores["held-out"].values(), Score())
     sums = sum(scores["sums"].values(), Score())
     held = sum(scores["held"].values(), Score())
+    alike = sum(scores["alike"].values(), Score())
     far = scores["long"]
     calls = sum((far[k] for k in ("tool_call", "parallel_calls") if k in far), Score())
     rows = [
@@ -236,6 +237,7 @@ def headline(scores: Mapping[str, Mapping[str, Score]]) -> str:
         ],
         ["arithmetic in its range", percent(sums.exact, sums.asked), "90 %"],
         ["long-context tool calls exact", percent(calls.exact, calls.asked), "70 %"],
+        ["tool calls among names alike exact", percent(alike.exact, alike.asked), ""],
         ["held to unknown JSON keys: ends", percent(held.exact, held.asked), ""],
     ]
     return table(["measure", "reached", "aim"], rows)
@@ -248,11 +250,12 @@ def evaluate(
     dtype: str,
     out: Path,
     scale: float,
+    seed: int = SEED,
 ) -> str:
     """Runs all engines; returns the tables as Markdown."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(target)
-    prompts = Prompts.of(all_cases(tokenizer, scale), tokenizer)
+    prompts = Prompts.of(all_cases(tokenizer, scale, seed), tokenizer)
     asked = out / "prompts.json"
     asked.write_text(json.dumps(prompts.asked))
     bench = Bench(target, asked, dtype, out)
@@ -285,11 +288,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path, required=True, help="what is there is not run again")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the evaluation set")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the evaluation set")
     options = parser.parse_args()
     drafts = {label: Path(folder) for label, _, folder in (d.partition("=") for d in options.draft)}
-    print(
-        evaluate(options.target, drafts, options.depths, options.dtype, options.out, options.scale)
-    )
+    settings = (options.depths, options.dtype, options.out, options.scale, options.seed)
+    print(evaluate(options.target, drafts, *settings))
 
 
 if __name__ == "__main__":

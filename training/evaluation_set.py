@@ -1,4 +1,4 @@
-"""The prompts the demo checkpoint is judged by: held-out, perturbed, long, held, plain sums."""
+"""The prompts the demo checkpoint is judged by, in sets: see `all_cases`."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ class Case:
         return self.disturb(text) if self.disturb else text
 
 
-def held_out(count: int) -> Iterator[Case]:
-    source = Source(SEED, held_out=True)
+def held_out(count: int, seed: int = SEED) -> Iterator[Case]:
+    source = Source(seed, held_out=True)
     for _ in range(count):
         yield Case("held-out", "held-out", conversation(source, replace(SHORT, wrapped=0.0)))
 
 
-def perturbed(count: int) -> Iterator[Case]:
+def perturbed(count: int, seed: int = SEED) -> Iterator[Case]:
     """One turn each, disturbed in five ways by turns."""
-    source = Source(SEED + 1, held_out=True)
+    source = Source(seed + 1, held_out=True)
     single = Shape(turns=(1,), wrapped=0.0)
     for i in range(count):
         yield disturbed(conversation(source, single), i)
@@ -100,9 +100,9 @@ def no_newlines(text: str) -> str:
     return text.replace("<|im_end|>\n", "<|im_end|>").replace("\n\n", " ")
 
 
-def long(count: int, tool_calls: int, tokenizer: Any) -> Iterator[Case]:
+def long(count: int, tool_calls: int, tokenizer: Any, seed: int = SEED) -> Iterator[Case]:
     """Conversations of 1500 to 2900 tokens; `tool_calls` of them end in one."""
-    source = Source(SEED + 2, held_out=True)
+    source = Source(seed + 2, held_out=True)
     shape = replace(LONG, turns=tuple(range(12, 34)), wrapped=0.0)
     left = {True: tool_calls, False: count - tool_calls}
     while any(left.values()):
@@ -113,9 +113,20 @@ def long(count: int, tool_calls: int, tokenizer: Any) -> Iterator[Case]:
             yield case
 
 
-def held(count: int) -> Iterator[Case]:
+def alike(count: int, seed: int = SEED) -> Iterator[Case]:
+    """Tool calls with other tools on offer whose names share a word with the one asked for."""
+    source = Source(seed + 5, held_out=True)
+    shape = replace(SHORT, tools=1.0, wrapped=0.0, rivals=1.0)
+    while count:
+        made = conversation(source, shape)
+        if made.calls:
+            count -= 1
+            yield Case("alike", "alike", made)
+
+
+def held(count: int, seed: int = SEED) -> Iterator[Case]:
     """Plain requests whose answer a grammar holds to JSON, with keys that no prompt names."""
-    source = Source(SEED + 4, held_out=True)
+    source = Source(seed + 4, held_out=True)
     for _ in range(count):
         properties = fields(source, source.pick([1, 2, 2, 3]))
         schema = to_json(
@@ -154,8 +165,8 @@ def tuple_of_division(b: int, result: int) -> tuple[int, str, int]:
     return b * result, "/", b
 
 
-def sums(each: int) -> Iterator[Case]:
-    source = Source(SEED + 3, held_out=True)
+def sums(each: int, seed: int = SEED) -> Iterator[Case]:
+    source = Source(seed + 3, held_out=True)
     for part, draw in SUMS.items():
         for _ in range(each):
             a, operator, b = draw(source)
@@ -166,12 +177,13 @@ def sums(each: int) -> Iterator[Case]:
             yield Case("sums", part, Conversation(turn.kind, messages, None, "", turn.answer))
 
 
-def all_cases(tokenizer: Any, scale: float = 1.0) -> list[Case]:
+def all_cases(tokenizer: Any, scale: float = 1.0, seed: int = SEED) -> list[Case]:
     """The same cases for every tokenizer, except that `long` is measured with the one given."""
     return [
-        *held_out(int(200 * scale)),
-        *perturbed(int(100 * scale)),
-        *long(int(40 * scale), int(24 * scale), tokenizer),
-        *sums(int(40 * scale)),
-        *held(int(60 * scale)),
+        *held_out(int(200 * scale), seed),
+        *perturbed(int(100 * scale), seed),
+        *long(int(40 * scale), int(24 * scale), tokenizer, seed),
+        *sums(int(40 * scale), seed),
+        *held(int(60 * scale), seed),
+        *alike(int(100 * scale), seed),
     ]

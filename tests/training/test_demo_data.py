@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from tests.training.naming import words
 from training.corpus import (
     ANSWER,
     CLOSE,
@@ -109,11 +110,6 @@ def test_a_rival_shares_a_word_and_means_another_thing():
         assert words(made["function"]["name"]) & told
         same += words(f"{verb} {noun}") <= words(function["description"])
     assert same <= 3
-
-
-def words(text):
-    found = re.findall("[a-z]+", re.sub("([A-Z])", r" \1", text).lower())
-    return {word.rstrip("s") for word in found}
 
 
 def test_arguments_stand_as_the_user_says_them():

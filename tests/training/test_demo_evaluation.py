@@ -6,11 +6,12 @@ import json
 
 import pytest
 
+from tests.training.naming import words
 from training.corpus import sample_texts
 from training.data.turn import Call, Conversation
 from training.draft_data import BadData, load_exchanges
 from training.evaluate import Run, acceptance, behaviour_table, different, lossless_table
-from training.evaluation_set import OPERATORS, all_cases, disturbed, held, sums
+from training.evaluation_set import OPERATORS, alike, all_cases, disturbed, held, sums
 from training.generation import Answers
 from training.score import Score
 from training.tokenizer import train_tokenizer
@@ -96,8 +97,22 @@ def test_the_evaluation_set_is_the_same_twice_and_in_every_group(tokenizer):
     first, second = (all_cases(tokenizer, 0.05) for _ in range(2))
     texts = [case.prompt(tokenizer) for case in first]
     assert texts == [case.prompt(tokenizer) for case in second]
-    assert {case.group for case in first} == {"held-out", "perturbed", "long", "sums", "held"}
+    groups = {"held-out", "perturbed", "long", "sums", "held", "alike"}
+    assert {case.group for case in first} == groups
+    other = all_cases(tokenizer, 0.05, seed=4)
+    assert not set(texts) & {case.prompt(tokenizer) for case in other if case.group != "held"}
     assert all("arguments" not in text[-20:] for text in texts)
+
+
+def test_a_call_among_names_alike_has_a_rival():
+    rivals = 0
+    for case in alike(20):
+        (asked,) = {call.name for call in case.conversation.calls}
+        offered = {tool["function"]["name"]: tool for tool in case.conversation.tools}
+        others = [tool["function"] for name, tool in offered.items() if name != asked]
+        told = set().union(*(words(f"{f['name']} {f['description']}") for f in others))
+        rivals += bool(words(asked) & told)
+    assert rivals >= 18
 
 
 def test_a_held_prompt_has_a_schema_and_no_thought_to_write(tokenizer):
