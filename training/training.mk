@@ -17,6 +17,8 @@ EVAL_DRAFTS ?= --draft eagle3=engine/demo/eagle3 --draft eagle3.1=engine/demo/ea
 EVAL_OUT ?= build/demo-eval
 IDENTITY_LAYERS ?= 32
 
+FURTHER_SEEDS = $(filter-out 1,$(shell seq $(DRAFT_SEEDS)))
+
 # glibc gives freed memory back and asks for it again at every step: half the speed on a CPU.
 ALLOCATOR = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=20000000000 MALLOC_TOP_PAD_=268435456
 
@@ -44,7 +46,9 @@ $(DEMO_RUN)/drafts: $(DEMO_RUN)/answers.jsonl
 
 $(DEMO_RUN)/MODEL_CARD.md: $(DEMO_RUN)/drafts
 	$(TRAIN_PYTHON) -m training.evaluate --target $(DEMO_RUN)/target --out $(DEMO_RUN)/evaluation \
-	    --draft eagle3=$(DEMO_RUN)/eagle3 --draft eagle3.1=$(DEMO_RUN)/eagle3_1
+	    --draft eagle3=$(DEMO_RUN)/eagle3 --draft eagle3.1=$(DEMO_RUN)/eagle3_1 \
+	    $(foreach seed,$(FURTHER_SEEDS),--draft eagle3-seed$(seed)=$(DEMO_RUN)/eagle3-seed$(seed) \
+	    --draft eagle3.1-seed$(seed)=$(DEMO_RUN)/eagle3_1-seed$(seed))
 	$(TRAIN_PYTHON) -m training.model_card --folder $(DEMO_RUN) --out $@
 
 # Puts a finished set where the gateway looks for it.
