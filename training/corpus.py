@@ -122,12 +122,12 @@ def short_documents(
 
 
 def long_documents(
-    tokenizer: Tokenizer, source: Source, count: int, shape: Shape = LONG, stacks: float = 0.5
+    tokenizer: Tokenizer, source: Source, count: int, shape: Shape = LONG, whole: float = 0.5
 ) -> Documents:
-    """Long conversations and stacks of short ones: many full answers far from the start."""
+    """A share of `whole` conversations; the rest are stacks, with answers far from the start."""
     documents = Documents()
     while len(documents.ids) < count:
-        if not source.chance(stacks):
+        if source.chance(whole):
             made = conversation(source, shape)
             ids, weights = one(tokenizer, source, made)
             kind = made.kind
@@ -188,7 +188,7 @@ def main() -> None:
     last.save(out / "last.npz")
     close = short_documents(tokenizer, Source(seed + 6), options.close, options.sums, CLOSE)
     close.save(out / "close.npz")
-    far = long_documents(tokenizer, Source(seed + 7), options.far, FAR, 0.2)
+    far = long_documents(tokenizer, Source(seed + 7), options.far, FAR, 0.8)
     far.save(out / "far.npz")
     validation = short_documents(tokenizer, Source(seed + 3, True), 400, 0.0)
     validation.save(out / "validation.npz")

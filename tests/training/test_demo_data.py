@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from tests.training.naming import words
 from training.corpus import (
     ANSWER,
     CLOSE,
+    DENSE,
     FAR,
     LAST,
+    long_documents,
     short_documents,
     stack,
     weighted,
@@ -28,6 +33,8 @@ from training.data.source import CITIES, UNICODE_WORDS, WORDS, Source
 from training.data.tools import random_call, random_tool, rival
 from training.data.values import said
 from training.tokenizer import MARKERS, VOCABULARY, function_words, wrap
+
+SHIPPED = Path(__file__).parents[2] / "engine" / "demo" / "target" / "tokenizer.json"
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +87,25 @@ def test_data_is_the_same_twice_and_weighs_answers(tokenizer):
     first, second = (short_documents(tokenizer, Source(3), 40, 0.1) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(first.ids, second.ids, strict=True))
     assert all((weights == ANSWER).any() for weights in first.weights)
+
+
+@pytest.mark.parametrize(
+    ("make", "seed", "digest"),
+    [
+        (lambda t, s: short_documents(t, s, 100, 0.12), 12, "9ea4ad50080f"),
+        (lambda t, s: long_documents(t, s, 10), 13, "90ec5038e76b"),
+        (lambda t, s: short_documents(t, s, 100, 0.25, DENSE), 15, "dc6a032b5dd3"),
+        (lambda t, s: short_documents(t, s, 100, 0.12, LAST), 16, "3c30423ba86a"),
+        (lambda t, s: short_documents(t, s, 100, 0.12, CLOSE), 17, "df254a1fe038"),
+        (lambda t, s: long_documents(t, s, 10, FAR, 0.8), 18, "9bdceb1b3edc"),
+    ],
+    ids=["short", "long", "dense", "last", "close", "far"],
+)
+def test_the_sets_are_those_of_the_recipe(make, seed, digest):
+    """Another digest means another demo from `make demo-model`: then change it knowingly."""
+    shipped = Tokenizer.from_file(str(SHIPPED))
+    ids = np.concatenate(make(shipped, Source(seed)).ids)
+    assert hashlib.sha256(ids.tobytes()).hexdigest()[:12] == digest
 
 
 def test_stack_is_long_and_full_of_answers(tokenizer):

@@ -63,7 +63,7 @@ def write_data(folder, fast):
     short_documents(fast, Source(3), 20, 0.2, DENSE).save(folder / "dense.npz")
     short_documents(fast, Source(4), 20, 0.2, LAST).save(folder / "last.npz")
     short_documents(fast, Source(5), 20, 0.2, CLOSE).save(folder / "close.npz")
-    long_documents(fast, Source(6), 3, FAR, 0.0).save(folder / "far.npz")
+    long_documents(fast, Source(6), 3, FAR, 1.0).save(folder / "far.npz")
     return folder
 
 
