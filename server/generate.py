@@ -19,6 +19,7 @@ from engine.speculation.accounting import Account
 from engine.speculation.policy import Policy
 from engine.types import EngineInfo, EngineRequest, FinishReason, Step
 from server.admission import Admission
+from server.context import room_for_messages, shorten
 from server.deadline import Deadline
 from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow
 from server.events import (
@@ -145,9 +146,10 @@ async def make_prompts(job: Job, path: Path) -> list[Prompt]:
 
 
 async def _prompt(source: PromptSource, job: Job, path: Path) -> Prompt:
+    longest = path.info.max_model_len
     match source:
         case Conversation() if job.drops_oldest:
-            room = path.info.max_model_len - max(1, job.sampling.max_tokens)
+            room = room_for_messages(job.sampling.max_tokens, longest)
             token_ids = await fitted(source, path.renderer, room)
         case Conversation():
             token_ids = await render(source, path.renderer)
@@ -155,8 +157,7 @@ async def _prompt(source: PromptSource, job: Job, path: Path) -> Prompt:
             token_ids = await encode(source, path.renderer, job.add_special_tokens)
         case _:
             token_ids = list(source)
-    if job.truncate_prompt is not None:
-        token_ids = token_ids[-job.truncate_prompt :]
+    token_ids = shorten(token_ids, job.truncate_prompt, job.truncation_side, longest)
     return path.parsers.read(token_ids) if job.parses else Prompt(tuple(token_ids))
 
 

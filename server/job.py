@@ -8,14 +8,11 @@ from typing import Any
 
 from engine.types import Constraint, EngineRequest, Sampling
 from server.caller import Caller
-from server.errors import InvalidRequest
+from server.context import Side, fit
 from server.prompt import Conversation, Prompt
 
 PromptSource = Conversation | str | tuple[int, ...]
 """What a prompt is made of: a chat template's input, text, or the token ids themselves."""
-
-PROMPT_PARAM = {"completions": "prompt", "responses": "input"}
-"""Where each API's prompt stands; 'messages' in the others."""
 
 CONSTRAINT_PARAM = {"responses": "text.format", "messages": "output_config.format"}
 """Where each API says what the content must match; 'response_format' in the others."""
@@ -82,7 +79,9 @@ class Job:
     drops_oldest: bool = False
     """Leave out the oldest messages of a conversation that does not fit."""
     truncate_prompt: int | None = None
-    """Keep this many tokens at the end of the prompt."""
+    """Keep at most this many tokens of the prompt; ``context.AS_FITS`` for as many as fit."""
+    truncation_side: Side = "left"
+    """Where a prompt is cut."""
     tool_policy: ToolPolicy = field(default_factory=ToolPolicy)
     constraint: Constraint | None = None
     """What the content must match, apart from reasoning and tool calls."""
@@ -115,14 +114,17 @@ class Job:
     def engine_request(
         self, prompt: Prompt, choice: int, max_model_len: int, constraint: Constraint | None
     ) -> EngineRequest:
-        """The engine's part of choice ``choice``. Raises InvalidRequest when nothing fits."""
+        """The engine's part of choice ``choice``. Raises InvalidRequest for what does not fit."""
+        sampling, num_prompt = self.sampling, len(prompt.token_ids)
         return EngineRequest(
             id=f"{self.id}-{choice}",
             prompt=prompt.token_ids,
             sampling=replace(
-                self.sampling,
-                max_tokens=self._max_tokens(len(prompt.token_ids), max_model_len),
-                seed=None if self.sampling.seed is None else self.sampling.seed + choice % self.n,
+                sampling,
+                max_tokens=fit(
+                    self.api, num_prompt, sampling.max_tokens, sampling.min_tokens, max_model_len
+                ),
+                seed=None if sampling.seed is None else sampling.seed + choice % self.n,
             ),
             constraint=constraint,
             depth=self.depth,
@@ -132,18 +134,3 @@ class Job:
             cache_salt=self.cache_salt,
             affinity=self.caller.session or self.affinity,
         )
-
-    def _max_tokens(self, num_prompt: int, max_model_len: int) -> int:
-        room = max_model_len - num_prompt
-        asked = self.sampling.max_tokens
-        if room < 1 or asked > room:
-            where = PROMPT_PARAM.get(self.api, "messages")
-            wanted = f"{num_prompt} in '{where}'" + (f", {asked} to generate" if asked else "")
-            raise InvalidRequest(
-                f"This model's maximum context length is {max_model_len} tokens; the request "
-                f"needs {num_prompt + max(asked, 1)} ({wanted}). Shorten '{where}' or ask for "
-                "fewer tokens.",
-                param=where,
-                code="context_length_exceeded",
-            )
-        return asked or room

@@ -6,6 +6,7 @@ encoders in code, Kimi); gpt-oss has none there and goes through Harmony, as in 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,10 @@ class VllmRenderer:
         self._renderer = renderer_from_config(config)
         self._harmony = config.model_config.hf_config.model_type == "gpt_oss"
         self._chat_template = load_chat_template(chat_template)
+        self._tokenizing = dataclasses.replace(
+            self._renderer.default_chat_tok_params, max_total_tokens=None
+        )
+        """Without vLLM's check of the length: a prompt's fit is decided for all renderers alike."""
 
     @property
     def tokenizer(self) -> Any:
@@ -56,7 +61,7 @@ class VllmRenderer:
             chat_template=chat_template or self._chat_template, chat_template_kwargs=kwargs
         )
         try:
-            _, (prompt,) = self._renderer.render_chat([conversation], params)
+            _, (prompt,) = self._renderer.render_chat([conversation], params, self._tokenizing)
         except VLLMClientError as error:
             raise ValueError(str(error)) from error
         return list(prompt["prompt_token_ids"])

@@ -64,7 +64,8 @@ class SamplingFields(RequestModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    truncate_prompt_tokens: Literal[-1] | Annotated[int, Field(ge=1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None

@@ -59,6 +59,7 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
         tells_prompt=bool(request.return_token_ids),
         prompts=(conversation,),
         truncate_prompt=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side or "left",
         tool_policy=policy,
         constraint=wanted,
         repeated=fields.service_tier(request.service_tier),

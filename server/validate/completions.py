@@ -57,6 +57,7 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
         return_token_ids=bool(request.return_token_ids),
         tells_prompt=bool(request.echo or request.return_token_ids),
         truncate_prompt=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side or "left",
         constraint=wanted,
         depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
         priority=request.priority or 0,

@@ -1,0 +1,203 @@
+"""What does not fit the context: the same on every API, whatever makes the prompt."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import lru_cache
+from typing import Any
+
+import orjson
+import pytest
+
+from engine.rendering import ModelFiles, TemplateRenderer
+from server.context import fit
+from server.errors import InvalidRequest
+from tests.server.conftest import DEMO, Lab, PlainRenderer
+
+LONGEST = 256
+"""The context of the lab's engine, and of the vLLM renderer below."""
+RENDERERS = ("scripted", "files", "vllm")
+SENTENCE = "This model's maximum context length is 256 tokens. However, your {} resulted in"
+
+
+@lru_cache
+def renderer_of(kind: str) -> Any:
+    if kind == "files":
+        return TemplateRenderer(ModelFiles.find(str(DEMO), None, None))
+    from engine.vllm_backend.arguments import demo_arguments
+    from engine.vllm_backend.renderer import VllmRenderer
+
+    return VllmRenderer(demo_arguments(max_model_len=LONGEST))
+
+
+@pytest.fixture(params=RENDERERS)
+def lab(request) -> Lab:
+    if request.param == "scripted":
+        return Lab(PlainRenderer())
+    if request.param == "vllm" and importlib.util.find_spec("vllm") is None:
+        pytest.skip("needs vLLM")
+    return Lab(renderer_of(request.param))
+
+
+def user(words: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "word " * words}]
+
+
+def turns(count: int) -> list[dict[str, Any]]:
+    return [
+        {"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 30}
+        for at in range(count)
+    ]
+
+
+def body_of(api: str, words: int) -> tuple[str, dict[str, Any]]:
+    if api == "chat":
+        return "/v1/chat/completions", {"messages": user(words)}
+    if api == "completions":
+        return "/v1/completions", {"prompt": "word " * words}
+    if api == "responses":
+        return "/v1/responses", {"input": user(words)}
+    return "/v1/messages", {"messages": user(words), "max_tokens": 9}
+
+
+LIMIT = {"responses": "max_output_tokens"}
+OPENAI = ("chat", "completions", "responses")
+
+
+async def ask(lab: Lab, api: str, words: int, **fields: Any) -> Any:
+    url, body = body_of(api, words)
+    return await lab.post(url, {"model": "demo"} | body | fields)
+
+
+def num_prompt(lab: Lab) -> int:
+    return len(lab.engine.requests[-1].prompt)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("api", "param"), [("chat", "messages"), ("completions", "prompt"), ("responses", "input")]
+)
+async def test_openai_s_words(lab, api, param, stream):
+    answer = await ask(lab, api, 700, stream=stream)
+    assert answer.status == 400
+    error = answer.json["error"]
+    assert error["message"].startswith(SENTENCE.format(param))
+    assert error["message"].endswith(f"Please reduce the length of the {param}.")
+    assert (error["type"], error["code"], error["param"]) == (
+        "invalid_request_error",
+        "context_length_exceeded",
+        param,
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropic_s_words(lab, stream):
+    answer = await ask(lab, "messages", 700, stream=stream)
+    counted = await lab.post("/v1/messages/count_tokens", {"model": "demo", "messages": user(700)})
+    tokens = counted.json["input_tokens"]
+    assert tokens > LONGEST
+    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+    assert answer.json["error"]["message"] == f"prompt is too long: {tokens} tokens > 256 maximum"
+
+
+def test_the_sentence_that_clients_compute_with():
+    """Claude Code reads the three numbers and asks for less."""
+    with pytest.raises(InvalidRequest, match=r"exceed context limit: 256 \+ 99 > 256, decrease"):
+        fit("messages", 256, 99, 0, 256)
+
+
+@pytest.mark.parametrize("api", [*OPENAI, "messages"])
+async def test_a_limit_above_what_is_left_is_fitted(lab, api):
+    lab.says("one two three " * 90)
+    name = LIMIT.get(api, "max_tokens")
+    answer = await ask(lab, api, 50, **{name: 32_000})
+    assert answer.status == 200
+    asked = lab.engine.requests[-1]
+    assert asked.sampling.max_tokens == LONGEST - num_prompt(lab)
+    body = answer.json
+    if api == "responses":
+        assert body["status"] == "incomplete"
+        assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert body["max_output_tokens"] == 32_000
+    elif api == "messages":
+        assert body["stop_reason"] == "max_tokens"
+    else:
+        assert body["choices"][0]["finish_reason"] == "length"
+
+
+async def exactly(lab: Lab, tokens: int) -> list[int]:
+    return (await lab.post("/tokenize", {"prompt": "word " * 400})).json["tokens"][:tokens]
+
+
+async def test_a_prompt_that_fills_the_context(lab):
+    """The last place is for the answer."""
+    lab.says("x")
+    prompt = await exactly(lab, LONGEST - 1)
+    assert (await ask(lab, "completions", 0, prompt=prompt)).status == 200
+    assert lab.engine.requests[-1].sampling.max_tokens == 1
+    error = (await ask(lab, "completions", 0, prompt=await exactly(lab, LONGEST))).json["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert "you requested 272 tokens (256 in the prompt, 16 in the completion)" in error["message"]
+
+
+async def test_more_tokens_at_least_than_there_is_room_for(lab):
+    answer = await ask(lab, "chat", 50, min_tokens=250, max_tokens=251)
+    error = answer.json["error"]
+    assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+    assert "250 in the completion" in error["message"]
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+@pytest.mark.parametrize("api", ["chat", "completions"])
+async def test_a_prompt_can_be_cut(lab, api, side):
+    lab.says("x")
+    asked = {} if side is None else {"truncation_side": side}
+    _, body = body_of(api, 700)
+    answer = await ask(lab, api, 700, truncate_prompt_tokens=20, **asked)
+    assert answer.status == 200
+    whole = (await lab.post("/tokenize", body)).json["tokens"]
+    expected = whole[:20] if side == "right" else whole[-20:]
+    assert lab.engine.requests[-1].prompt == tuple(expected)
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+async def test_a_prompt_can_be_cut_to_what_fits(lab, api):
+    lab.says("x")
+    assert (await ask(lab, api, 700, truncate_prompt_tokens=-1)).status == 200
+    assert num_prompt(lab) == LONGEST - 1
+
+
+async def test_the_oldest_messages_can_be_left_out(lab):
+    lab.says("x")
+    answer = await ask(lab, "responses", 0, input=turns(12), truncation="auto")
+    assert answer.status == 200
+    assert 20 < num_prompt(lab) < LONGEST
+    said = lab.renderer.decode(lab.engine.requests[-1].prompt)
+    assert "11 word" in said
+    assert "0 word" not in said.replace("10 word", "")
+
+
+async def test_a_large_limit_leaves_nothing_out(lab):
+    """The limit is fitted; only what does not fit goes."""
+    lab.says("x")
+    for limit in (None, 32_000):
+        answer = await ask(
+            lab, "responses", 0, input=turns(3), truncation="auto", max_output_tokens=limit
+        )
+        assert answer.status == 200
+    assert lab.engine.requests[0].prompt == lab.engine.requests[1].prompt
+
+
+async def test_any_length_is_counted(lab):
+    answer = await lab.post("/tokenize", {"model": "demo", "messages": user(700)})
+    assert answer.json["count"] == len(answer.json["tokens"]) > LONGEST
+    body = {"model": "demo", "messages": user(700)}
+    counted = await lab.post("/v1/messages/count_tokens", body)
+    assert counted.json == {"input_tokens": answer.json["count"]}
+
+
+async def test_a_template_s_refusal_is_still_told_as_one(lab):
+    if not isinstance(lab.renderer, PlainRenderer):
+        pytest.skip("the demo's template refuses nothing")
+    answer = await lab.chat(messages=[{"role": "user", "content": "refuse me"}])
+    assert "chat template" in orjson.dumps(answer.json).decode()
