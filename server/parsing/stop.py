@@ -2,41 +2,80 @@
 
 from __future__ import annotations
 
-from server.parsing.markers import Stops
+from server.parsing.automaton import ROOT, automaton
 from server.parsing.reader import Sink
 
 
 class StopText:
     """Passes text on until a stop string is complete; what may begin one waits.
 
-    A marker token belongs to the text as well: one that contains a stop string stops, but no stop
-    string reaches across a marker.
+    The stop that starts first counts, of those the shortest, however the text is cut. A marker
+    token belongs to the text as well: one that contains a stop string stops, but no stop string
+    reaches across a marker.
     """
 
-    __slots__ = ("_held", "_include", "_sink", "_stops", "stopped")
+    __slots__ = ("_automaton", "_found", "_held", "_include", "_sink", "_state", "stopped")
 
     def __init__(self, stops: tuple[str, ...], sink: Sink, include: bool = False) -> None:
-        self._stops = Stops(stops, ())
+        self._automaton = automaton(stops)
         self._sink = sink
         self._include = include
+        self._state = ROOT
         self._held = ""
+        self._found: tuple[int, int] | None = None
+        """Where the best stop so far starts and ends in what is held; an earlier one is open."""
         self.stopped: str | None = None
 
     def text(self, text: str) -> None:
-        text = self._held + text
-        cut, after, self.stopped = self._stops.find(text, 0, more=True)
-        before = text[: after if self._include else cut]
-        self._held = "" if self.stopped else text[after:]
-        if before:
-            self._sink(before)
+        begin = len(self._held)
+        held = self._held = self._held + text
+        if self._scan(text, begin):
+            self._stop()
+            return
+        keep = len(held) - self._automaton.depth[self._state]
+        if self._found is not None:
+            keep = min(keep, self._found[0])
+            self._found = (self._found[0] - keep, self._found[1] - keep)
+        self._held = held[keep:]
+        if keep:
+            self._sink(held[:keep])
 
     def marker(self, marker: str) -> bool:
-        """Let go of what waits; whether the marker's own text stops."""
+        """Let go of what waits; whether it or the marker's own text stops."""
         self.settle()
-        _, _, self.stopped = self._stops.find(marker, 0, more=False)
+        if self.stopped is None:
+            self._scan(marker, 0)
+            if self._found is not None:
+                self.stopped = marker[slice(*self._found)]
+            self._state, self._found = ROOT, None
         return self.stopped is not None
 
     def settle(self) -> None:
-        held, self._held = self._held, ""
+        """No text follows: what is complete stops, what is only begun is text."""
+        if self._found is not None:
+            self._stop()
+            return
+        held, self._held, self._state = self._held, "", ROOT
         if held:
             self._sink(held)
+
+    def _scan(self, text: str, at: int) -> bool:
+        """Read on from ``at``; whether a stop is found that no open one starts before."""
+        machine, state = self._automaton, self._state
+        for at, char in enumerate(text, at + 1):  # noqa: B020
+            state = machine.step(state, char)
+            size = machine.longest[state]
+            if size and (self._found is None or at - size < self._found[0]):
+                self._found = (at - size, at)
+            if self._found is not None and at - machine.depth[state] >= self._found[0]:
+                return True
+        self._state = state
+        return False
+
+    def _stop(self) -> None:
+        start, end = self._found or (0, 0)
+        self.stopped = self._held[start:end]
+        before = self._held[: end if self._include else start]
+        self._held, self._found = "", None
+        if before:
+            self._sink(before)

@@ -10,6 +10,9 @@ from server.errors import InvalidRequest
 from server.protocol.sampling import SamplingFields
 from server.validate.served import Served
 
+MAX_STOP_CHARS = 1024
+"""In one stop sequence: what may begin one is held back from the client."""
+
 
 def sampling(
     request: SamplingFields,
@@ -49,6 +52,13 @@ def stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
     given = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if "" in given:
         raise InvalidRequest(f"A sequence in '{param}' must not be empty.", param=param)
+    longest = max(map(len, given), default=0)
+    if longest > MAX_STOP_CHARS:
+        raise InvalidRequest(
+            f"A sequence in '{param}' may have at most {MAX_STOP_CHARS} characters; given one of "
+            f"{longest}. Shorten it.",
+            param=param,
+        )
     return given
 
 
