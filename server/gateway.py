@@ -57,7 +57,7 @@ class Gateway:
     def owner(self) -> str:
         """Whose responses the request at hand may see: those made with the same key."""
         key = caller.get().key
-        return "" if key is None else key.name
+        return "" if key is None else key.owner
 
     def require(self) -> Path:
         """The way through, or a refusal that says when to come back."""

@@ -7,6 +7,7 @@ up costs microseconds. The file is YAML::
       - name: agents
         sha256: 9f86d0...            # `eaglegate key agents` prints both halves
         priority: high               # high, normal (default) or low
+        weight: 2                    # share of the places among keys of its class; 1 when left out
         models: [demo]               # all when left out
         requests_per_minute: 600
         tokens_per_minute: 100000
@@ -23,7 +24,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +41,9 @@ PREFIX = "eg-"
 MIN_LENGTH = 16
 """Characters of a key given in plain text; shorter ones could be guessed from their hash."""
 
+NAME_DIGITS = 8
+"""Hexadecimal digits of the hash in the name of a key given in plain text."""
+
 Limit = Annotated[int, Field(ge=1)]
 
 
@@ -50,6 +54,8 @@ class Key:
     name: str
     digest: bytes
     priority: Priority = Priority.NORMAL
+    weight: float = 1.0
+    """Its share of the places, relative to other keys of its class."""
     models: frozenset[str] | None = None
     """None for all."""
     concurrency: int | None = None
@@ -58,6 +64,16 @@ class Key:
     expires: float | None = None
     """Unix time."""
     admin: bool = False
+    named: bool = True
+    """An operator chose the name; otherwise it is derived from the hash."""
+
+    @property
+    def owner(self) -> str:
+        """Whom stored responses belong to: stable whatever other keys there are.
+
+        A named key keeps what it owns when its secret changes.
+        """
+        return f"key:{self.name}" if self.named else f"sha256:{self.digest.hex()}"
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -117,6 +133,7 @@ class KeyEntry(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     priority: str = "normal"
+    weight: Annotated[float, Field(ge=0.01, le=1000)] = 1.0
     models: Annotated[list[str], Field(min_length=1)] | None = None
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
@@ -137,6 +154,7 @@ class KeyEntry(BaseModel):
             self.name,
             bytes.fromhex(self.sha256),
             priority=Priority[self.priority.upper()],
+            weight=self.weight,
             models=None if self.models is None else frozenset(self.models),
             concurrency=self.concurrency,
             quota=self._quota(),
@@ -160,9 +178,9 @@ class KeyFile(BaseModel):
 def load(path: str | None, plain: Iterable[str] = (), admin: str | None = None) -> KeyRing:
     """Keys of the file, then those given in plain text. Raises ConfigError."""
     keys = [] if path is None else _from_file(Path(path))
-    keys += [_plain(f"key-{at}", key) for at, key in enumerate(plain, 1)]
+    keys += [_plain(key, f"API key {at}") for at, key in enumerate(plain, 1)]
     if admin is not None:
-        keys.append(_plain("admin", admin, admin=True))
+        keys.append(replace(_plain(admin, "the admin's API key"), name="admin", admin=True))
     _refuse_twins(keys)
     return KeyRing(tuple(keys))
 
@@ -177,13 +195,15 @@ def exposure(settings: Settings, keys: KeyRing) -> str:
     )
 
 
-def _plain(name: str, key: str, *, admin: bool = False) -> Key:
+def _plain(key: str, where: str) -> Key:
+    """A key without a name: its hash gives it one, whatever its place among the others."""
     if len(key) < MIN_LENGTH:
         raise ConfigError(
-            f"an API key must have at least {MIN_LENGTH} characters, {name} has {len(key)}; "
+            f"an API key must have at least {MIN_LENGTH} characters, {where} has {len(key)}; "
             "`eaglegate key NAME` makes one"
         )
-    return Key(name, digest_of(key), admin=admin)
+    digest = digest_of(key)
+    return Key(f"key-{digest.hex()[:NAME_DIGITS]}", digest, named=False)
 
 
 def _from_file(path: Path) -> list[Key]:

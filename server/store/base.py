@@ -12,7 +12,7 @@ class Stored:
 
     id: str
     owner: str
-    """The public name of the API key that made it; empty without keys."""
+    """``Key.owner`` of the API key that made it; empty without keys."""
     created: float
     """Unix time in seconds."""
     response: dict[str, Any]

@@ -33,6 +33,7 @@ from sqlalchemy.pool import StaticPool
 from server.errors import StoreFailed
 from server.store import conversations
 from server.store.base import Stored
+from server.store.upgrade import name_owners
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,9 @@ class SqlStore:
             self._engine = _connect(url)
             METADATA.create_all(self._engine)
             conversations.METADATA.create_all(self._engine)
+            with self._engine.begin() as connection:
+                name_owners(connection, RESPONSES)
+                name_owners(connection, conversations.CONVERSATIONS)
         except (SQLAlchemyError, ArgumentError, ImportError, OSError) as error:
             raise StoreError(f"responses cannot be stored at {_shown(url)}: {error}") from error
         workers = 1 if self._engine.dialect.name == "sqlite" else CONNECTIONS

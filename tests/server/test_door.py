@@ -13,7 +13,7 @@ from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 from server.admission import Priority
 from server.app import create_app
-from server.keys import Key, KeyRing, digest_of
+from server.keys import Key, KeyRing, digest_of, load
 from server.quota import Quota
 from tests.server.conftest import call
 
@@ -215,3 +215,21 @@ async def test_a_body_that_does_not_come_is_given_up(lab):
     }  # fmt: skip
     await asyncio.wait_for(lab.app(scope, receive, send), 5)
     assert sent[0]["status"] == 408
+
+
+async def test_a_revoked_key_s_responses_go_to_nobody(lab):
+    """Keys of the command line: A is revoked, the gateway starts again with B alone."""
+    lab.says("private")
+    first, second = "first-key-0123456789", "second-key-0123456789"
+    lab.gateway.keys = load(None, [first, second])
+    body = {"model": "demo", "input": "my secret"}
+    made = await lab.post("/v1/responses", body, headers={"x-api-key": first})
+    talk = await lab.post("/v1/conversations", {}, headers={"x-api-key": first})
+    lab.gateway.keys = load(None, [second])
+    for path in (f"/v1/responses/{made.json['id']}", f"/v1/conversations/{talk.json['id']}"):
+        for method in ("GET", "DELETE"):
+            answer = await call(lab.app, method, path, headers={"x-api-key": second})
+            assert answer.status == 404, (method, path)
+    lab.gateway.keys = load(None, [second, first])
+    found = await lab.get(f"/v1/responses/{made.json['id']}", headers={"x-api-key": first})
+    assert found.status == 200

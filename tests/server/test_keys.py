@@ -14,6 +14,7 @@ keys:
   - name: agents
     sha256: {digest}
     priority: high
+    weight: 2.5
     models: [demo]
     requests_per_minute: 600
     tokens_per_minute: 1000
@@ -42,6 +43,7 @@ def test_the_file_says_all_there_is_to_say(tmp_path):
     ring = load(write(tmp_path, FULL.format(digest=digest_of("k" * 20).hex())))
     key = ring.find("k" * 20)
     assert (key.name, key.priority, key.concurrency) == ("agents", Priority.HIGH, 16)
+    assert key.weight == 2.5
     assert key.admin
     assert key.may_use("demo")
     assert not key.may_use("other")
@@ -58,6 +60,8 @@ def test_the_file_says_all_there_is_to_say(tmp_path):
         ("keys: [{name: a, sha256: %s, colour: red}]" % ("f" * 64), "colour"),
         ("keys: [{name: a, sha256: %s, concurrency: 0}]" % ("f" * 64), "concurrency"),
         ("keys: [{name: a, sha256: %s, priority: urgent}]" % ("f" * 64), "high, normal or low"),
+        ("keys: [{name: a, sha256: %s, weight: 0}]" % ("f" * 64), "weight"),
+        ("keys: [{name: a, sha256: %s, weight: .inf}]" % ("f" * 64), "weight"),
         ("keys: [a: b: c", "cannot be read"),
         ("other: 1", "keys"),
     ],
@@ -74,7 +78,7 @@ def test_twins_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="same hash"):
         load(write(tmp_path, text))
     with pytest.raises(ConfigError, match="same name"):
-        load(write(tmp_path, f"keys: [{{name: key-1, sha256: {digest}}}]"), ["x" * 20])
+        load(write(tmp_path, f"keys: [{{name: admin, sha256: {digest}}}]"), (), "x" * 20)
 
 
 def test_keys_in_plain_text_must_be_long():
@@ -96,3 +100,33 @@ def test_an_open_address_without_keys_is_said_aloud():
     assert exposure(Settings(), KeyRing()) == ""
     assert "WARNING" in exposure(Settings(host="0.0.0.0"), KeyRing())
     assert exposure(Settings(host="0.0.0.0"), load(None, ["x" * 20])) == ""
+
+
+def test_a_key_in_plain_text_is_the_same_wherever_it_stands():
+    """Revoking another key, or changing the order, gives nobody what another key owns."""
+    first, second = "a" * 20, "b" * 20
+    both, swapped, alone = load(None, [first, second]), load(None, [second, first]), [second]
+    assert both.find(second).owner == swapped.find(second).owner
+    assert both.find(second) == load(None, alone).find(second)
+    assert both.find(first).owner != load(None, alone).find(second).owner
+    assert both.find(first).name != both.find(second).name
+
+
+def test_a_named_key_owns_the_same_after_its_secret_changes(tmp_path):
+    old, new = ("k" * 20, "n" * 20)
+    owners = {
+        load(write(tmp_path, FULL.format(digest=digest_of(key).hex()))).find(key).owner
+        for key in (old, new)
+    }
+    assert owners == {"key:agents"}
+
+
+def test_no_named_key_owns_what_a_key_in_plain_text_does(tmp_path):
+    secret = "k" * 20
+    digest = digest_of(secret).hex()
+    ring = load(None, [secret], "y" * 20)
+    owners = {key.owner for key in ring.keys}
+    for name in (f"key-{digest[:8]}", "admin", "key-1", digest[:64]):
+        named = load(write(tmp_path, f"keys: [{{name: {name}, sha256: {'f' * 64}}}]")).keys[0]
+        assert named.owner not in owners
+    assert secret not in "".join(key.name + key.owner for key in ring.keys)

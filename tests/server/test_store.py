@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import event
 
 from server.errors import StoreFailed
-from server.store import Stored
+from server.keys import load
+from server.store import Stored, StoredConversation
 from server.store.sql import Retention, SqlStore, StoreError
 
 
@@ -115,3 +116,23 @@ async def test_what_was_stored_survives_a_full_disk(tmp_path):
     assert (await again.get("after", "")).id == "after"
     with again._engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
+
+
+async def test_rows_of_keys_known_by_their_position_belong_to_nobody(tmp_path):
+    """An earlier version called the n-th key of the command line ``key-n``."""
+    url = f"sqlite:///{tmp_path}/responses.sqlite"
+    store = SqlStore(url)
+    for owner in ("agents", "key-1", "admin", ""):
+        await store.put(stored(f"r-{owner}", owner))
+        await store.conversations.put(StoredConversation(f"c-{owner}", owner, 1.0, {}))
+    await store.aclose()
+    for _ in range(2):
+        store = SqlStore(url)
+        assert await store.get("r-agents", "key:agents") is not None
+        assert await store.conversations.get("c-agents", "key:agents") is not None
+        assert await store.get("r-", "") is not None
+        for name in ("key-1", "admin"):
+            for owner in (f"key:{name}", *(key.owner for key in load(None, ["x" * 20]).keys)):
+                assert await store.get(f"r-{name}", owner) is None
+                assert await store.conversations.get(f"c-{name}", owner) is None
+        await store.aclose()
