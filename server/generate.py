@@ -293,18 +293,24 @@ class _Reading:
 
 
 async def _merge(choices: Sequence[AsyncGenerator[Batch, None]]) -> AsyncGenerator[Batch, None]:
-    """Several choices at once, each in its own task; the first error ends them all."""
-    queue: asyncio.Queue[Batch | BaseException | None] = asyncio.Queue(maxsize=len(choices) * 2)
-    tasks = [asyncio.create_task(_drain(choice, queue)) for choice in choices]
+    """Several choices at once, each in its own task; the first error of any kind ends them all.
+
+    A task reports its own end through a callback, so a choice cannot end without a notice.
+    """
+    queue: asyncio.Queue[Batch | asyncio.Task[None]] = asyncio.Queue()
+    slots = asyncio.Semaphore(len(choices) * 2)
+    tasks = [asyncio.create_task(_drain(choice, queue, slots)) for choice in choices]
+    for task in tasks:
+        task.add_done_callback(queue.put_nowait)
     try:
         open_choices = len(tasks)
         while open_choices:
             item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
+            if isinstance(item, asyncio.Task):
+                item.result()
                 open_choices -= 1
             else:
+                slots.release()
                 yield item
     finally:
         for task in tasks:
@@ -313,13 +319,12 @@ async def _merge(choices: Sequence[AsyncGenerator[Batch, None]]) -> AsyncGenerat
 
 
 async def _drain(
-    choice: AsyncGenerator[Batch, None], queue: asyncio.Queue[Batch | BaseException | None]
+    choice: AsyncGenerator[Batch, None],
+    queue: asyncio.Queue[Batch | asyncio.Task[None]],
+    slots: asyncio.Semaphore,
 ) -> None:
-    try:
-        async with aclosing(choice) as batches:
-            async for batch in batches:
-                await queue.put(batch)
-    except (GatewayError, EngineError) as error:
-        await queue.put(error)
-    else:
-        await queue.put(None)
+    """Put a choice's batches into the queue, as many ahead of their reader as there are slots."""
+    async with aclosing(choice) as batches:
+        async for batch in batches:
+            await slots.acquire()
+            queue.put_nowait(batch)

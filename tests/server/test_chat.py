@@ -13,6 +13,7 @@ from engine.types import DecodeStep, FinishReason, Step
 from server.admission import Bounds
 from server.observer import Ending, NullObservation, NullObserver
 from server.response import Timing
+from tests.server.conftest import call
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 WEATHER = {
@@ -38,12 +39,12 @@ def fold(chunks: list[dict]) -> dict:
             delta = choice["delta"]
             message["content"] += delta.get("content") or ""
             message["reasoning"] += delta.get("reasoning") or ""
-            for call in delta.get("tool_calls", ()):
-                if "id" in call:
+            for made in delta.get("tool_calls", ()):
+                if "id" in made:
                     message["tool_calls"].append(
-                        {"id": call["id"], "name": call["function"]["name"], "arguments": ""}
+                        {"id": made["id"], "name": made["function"]["name"], "arguments": ""}
                     )
-                message["tool_calls"][call["index"]]["arguments"] += call["function"]["arguments"]
+                message["tool_calls"][made["index"]]["arguments"] += made["function"]["arguments"]
             finish = choice["finish_reason"] or finish
     return message | {"finish_reason": finish}
 
@@ -276,8 +277,14 @@ async def test_an_unforeseen_fault_says_nothing_of_its_inside(lab):
 
     lab.engine = Broken()
     lab.gateway.path = lab.path()
-    with pytest.raises(RuntimeError):
-        await lab.chat()
+    seen = []
+    body = orjson.dumps({"model": "demo", "messages": [{"role": "user", "content": "hi"}]})
+    with pytest.raises(RuntimeError):  # Starlette answers, then raises for the server's log
+        await call(lab.app, "POST", "/v1/chat/completions", body, on_send=seen.append)
+    assert seen[-1].status == 500
+    assert seen[-1].json["error"]["type"] == "server_error"
+    assert b"secret" not in seen[-1].body
+    assert b"RuntimeError" not in seen[-1].body
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -377,3 +384,10 @@ async def test_a_badly_written_call_does_not_end_the_conversation(lab, arguments
     assert answer.status == 200
     (given,) = lab.renderer.seen[-1]["messages"][1]["tool_calls"]
     assert given["function"]["arguments"] == {"raw_arguments": arguments}
+
+
+async def test_the_developer_role_reaches_the_template_as_it_is(lab):
+    lab.says("x")
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert (await lab.chat(messages=messages)).status == 200
+    assert [m["role"] for m in lab.renderer.seen[-1]["messages"]] == ["developer", "user"]

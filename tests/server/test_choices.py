@@ -1,0 +1,131 @@
+"""Several choices of one request at once: how they end, whatever ends them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+
+from engine.errors import EngineDead
+from engine.scripted import Pause, ScriptedEngine
+from engine.types import Step
+from server.errors import GatewayError
+from server.generate import _merge
+from tests.server.conftest import call
+
+LIMIT_S = 5
+
+
+class Broken(ScriptedEngine):
+    """Fails in a way that no interface foresees."""
+
+    async def _play(self, request):
+        raise RuntimeError("secret detail")
+        yield
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_unforeseen_fault_ends_every_choice(lab, n, stream):
+    lab.engine = Broken()
+    lab.gateway.path = lab.path()
+    seen = []
+    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    raw = orjson.dumps(body | {"n": n, "stream": stream})
+    with pytest.raises(RuntimeError):  # Starlette answers, then raises for the server's log
+        await asyncio.wait_for(
+            call(lab.app, "POST", "/v1/chat/completions", raw, on_send=seen.append), LIMIT_S
+        )
+    answer = seen[-1]
+    assert answer.status == 500
+    assert answer.json["error"]["type"] == "server_error"
+    assert b"secret" not in answer.body
+    assert not lab.engine.running
+    assert not lab.gateway.path.admission.num_inside
+
+
+async def test_an_unforeseen_fault_in_mid_stream_ends_the_stream(lab):
+    class Late(ScriptedEngine):
+        async def _play(self, request):
+            yield Step(tuple(lab.renderer.encode("word", False)))
+            raise RuntimeError("secret detail")
+
+    lab.engine = Late()
+    lab.gateway.path = lab.path()
+    answer = await asyncio.wait_for(lab.chat(n=2, stream=True), LIMIT_S)
+    assert answer.status == 200
+    assert answer.chunks[-1]["error"]["type"] == "server_error"
+    assert b"secret" not in answer.body
+    assert answer.done
+
+
+async def _choice(error: BaseException | None, batches: int = 1):
+    for at in range(batches):
+        yield 0, [at]
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EngineDead("gone"),
+        GatewayError("no"),
+        RuntimeError("unforeseen"),
+        KeyError("unforeseen"),
+        asyncio.CancelledError(),
+    ],
+)
+async def test_merge_raises_the_first_error_of_any_kind(error):
+    async def drain():
+        return [item async for item in _merge([_choice(None, 3), _choice(error)])]
+
+    with pytest.raises(type(error)) as caught:
+        await asyncio.wait_for(drain(), LIMIT_S)
+    assert caught.value is error or isinstance(error, asyncio.CancelledError)
+
+
+async def test_merge_closes_every_choice_when_its_reader_leaves():
+    closed = []
+
+    async def endless(name):
+        try:
+            while True:
+                yield 0, [name]
+                await asyncio.sleep(0)
+        finally:
+            closed.append(name)
+
+    merged = _merge([endless("a"), endless("b")])
+    assert await anext(merged)
+    await asyncio.wait_for(merged.aclose(), LIMIT_S)
+    assert sorted(closed) == ["a", "b"]
+
+
+async def test_merge_reads_only_so_far_ahead_of_its_reader():
+    made = []
+
+    async def eager():
+        for at in range(1000):
+            made.append(at)
+            yield 0, [at]
+
+    merged = _merge([eager(), eager()])
+    await anext(merged)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(made) < 20
+    await merged.aclose()
+
+
+async def test_an_engines_fault_in_one_choice_is_told_and_aborts_the_others(lab):
+    def script(request):
+        if request.id.endswith("-1"):
+            return [Step((1,)), EngineDead("the engine died")]
+        return [Step((1,)), Pause(60)]
+
+    lab.engine.script = script
+    answer = await asyncio.wait_for(lab.chat(n=2), LIMIT_S)
+    assert answer.status == 503
+    assert not lab.engine.running
