@@ -22,20 +22,35 @@ from server.wire.usage import usage_object
 class Piece:
     """What one step adds to one choice."""
 
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
     logprobs: dict[str, list[Any]] | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: Sequence[int] | None = None
     finish: Finish | None = None
 
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
     def join(self, later: Piece) -> None:
-        self.text += later.text
+        """Extend in place: a whole answer is joined step by step, in time linear in its length.
+
+        The lists of ``later`` may become this piece's own; it is not to be used afterwards.
+        """
+        self.texts += later.texts
         self.finish = later.finish or self.finish
-        self.token_ids = _joined(self.token_ids, later.token_ids)
         self.prompt_token_ids = self.prompt_token_ids or later.prompt_token_ids
-        if later.logprobs is not None:
-            mine = self.logprobs or {}
-            self.logprobs = {k: mine.get(k, []) + v for k, v in later.logprobs.items()}
+        self.add_token_ids(later.token_ids)
+        if self.logprobs is None:
+            self.logprobs = later.logprobs
+        elif later.logprobs is not None:
+            for name, values in later.logprobs.items():
+                self.logprobs[name] += values
+
+    def add_token_ids(self, token_ids: Iterable[int] | None) -> None:
+        if token_ids is not None:
+            self.token_ids = self.token_ids or []
+            self.token_ids += token_ids
 
 
 @dataclass(slots=True)
@@ -53,14 +68,14 @@ class Writer:
         for event in events:
             match event:
                 case ContentDelta(text):
-                    piece.text += text
+                    piece.texts.append(text)
                 case PromptEcho(token_ids, given):
                     piece.join(self._prompt(token_ids, given))
                 case LogprobsDelta(positions):
                     ids = [position.chosen.token_id for position in positions]
                     piece.join(Piece(logprobs=self._logprobs(ids, positions)))
                 case TokensDelta(token_ids):
-                    piece.token_ids = _joined(piece.token_ids, list(token_ids))
+                    piece.add_token_ids(token_ids)
                 case Finish():
                     piece.finish = event
         return piece
@@ -74,7 +89,7 @@ class Writer:
         if self.job.echo:
             pieces = self.rendering.pieces
             whole = b"".join(pieces[i] for i in token_ids).decode("utf-8", "replace")
-            piece.text = whole if self.prompt is None else self.prompt
+            piece.texts.append(whole if self.prompt is None else self.prompt)
             if given is not None:
                 piece.logprobs = self._logprobs(token_ids, given)
         return piece
@@ -102,10 +117,6 @@ class Writer:
         listed = {self.rendering.token(t.token_id): logprobs.value(t) for t in position.top}
         chosen = position.chosen
         return listed | {self.rendering.token(chosen.token_id): logprobs.value(chosen)}
-
-
-def _joined(first: list[int] | None, second: list[int] | None) -> list[int] | None:
-    return first if second is None else (first or []) + second
 
 
 def _writers(job: Job, rendering: Rendering) -> list[Writer]:

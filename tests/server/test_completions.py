@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 
 from engine.types import FinishReason, PositionLogprobs, Step, TokenLogprob
+from server.events import ContentDelta, LogprobsDelta, TokensDelta
+from server.protocol.completions import CompletionRequest
+from server.routes.answering import rendering as make_rendering
+from server.validate.completions import completion_job
+from server.wire.completions import CompletionFold
 
 
 async def complete(lab, **fields):
@@ -150,3 +156,31 @@ async def test_without_tokens_the_prompt_is_all_of_the_answer(lab, stream):
 async def test_no_tokens_and_no_prompt_are_nothing(lab):
     answer = await complete(lab, max_tokens=0)
     assert (answer.status, answer.json["error"]["param"]) == (400, "max_tokens")
+
+
+def _folding_s(job, rendering, num_steps: int) -> float:
+    """CPU seconds to fold so many steps of one token, with token ids and log probabilities."""
+    token = TokenLogprob(5, -0.5, 1)
+    events = [
+        TokensDelta((5,)),
+        LogprobsDelta((PositionLogprobs(token, (token,)),)),
+        ContentDelta("word "),
+    ]
+    fold = CompletionFold(job, rendering)
+    started = time.process_time()
+    for _ in range(num_steps):
+        fold.add(0, events)
+    return time.process_time() - started
+
+
+def test_a_whole_answer_is_folded_in_linear_time(lab):
+    path = lab.gateway.require()
+    request = CompletionRequest(model="demo", prompt="x", logprobs=1, return_token_ids=True)
+    job = completion_job(request, path.served, None)
+    rendering = make_rendering(path)
+    few, many = 1_000, 16_000
+    ratio = min(
+        (_folding_s(job, rendering, many) / many) / (_folding_s(job, rendering, few) / few)
+        for _ in range(3)
+    )
+    assert ratio < 2.5  # 8 and more when each step copies what came before
