@@ -2,12 +2,15 @@
 
 A setting is one field; its flag, environment name and help follow from it. What is given counts in
 this order: flag, environment (``EAGLEGATE_`` + name), ``--config`` file, default. The engine's own
-flags come through the same parser, so they too can stand in the file and the environment.
+flags come through the same parser, so they too can stand in the file and the environment. A name
+that no flag has, and a switch that is neither on nor off, is an error.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -20,6 +23,11 @@ import yaml
 ENV_PREFIX = "EAGLEGATE_"
 ALIASES = {"VLLM_API_KEY": "api_key"}
 """Names from elsewhere that mean the same."""
+TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
+"""How a switch is set in the environment, or in quotes in the file."""
+SERVICE_LINK = re.compile(r"service_(host|port)(_\w+)?|port_\d+_(tcp|udp|sctp)(_\w+)?")
 
 
 POSITIVE = (
@@ -317,35 +325,54 @@ def _from_file(path: Path, known: Mapping[str, argparse.Action]) -> list[str]:
         name = key.replace("-", "_")
         if name != "model_tag" and name not in known:
             raise ConfigError(f"--config {path}: there is no flag --{key}")
-        out += [str(value)] if name == "model_tag" else _as_arguments(name, value, known[name])
+        if name == "model_tag":
+            out.append(str(value))
+        else:
+            out += _as_arguments(name, value, known[name], f"--config {path}: {key}")
     return out
 
 
 def _from_environment(
     environ: Mapping[str, str], known: Mapping[str, argparse.Action]
 ) -> list[str]:
+    """An empty value counts as not given. Raises ConfigError."""
     out: list[str] = []
     for key, value in environ.items():
         ours = key.startswith(ENV_PREFIX) or key in ALIASES
         name = ALIASES.get(key, key.removeprefix(ENV_PREFIX).lower())
-        if ours and name != "config" and name in known:
-            many = known[name].nargs in ("+", "*")
-            parsed = value.split(",") if many else _truth(value, known[name])
-            out += _as_arguments(name, parsed, known[name])
+        if not ours or name == "config" or not value or _is_service_link(name, value):
+            continue
+        if name not in known:
+            raise ConfigError(f"{key}: there is no flag {flag(name)}{_similar(name, known)}")
+        action = known[name]
+        parsed = value.split(",") if action.nargs in ("+", "*") else value
+        out += _as_arguments(name, parsed, action, key)
     return out
 
 
-def _truth(value: str, action: argparse.Action) -> Any:
-    if action.nargs != 0:
-        return value
-    return value.strip().lower() in ("1", "true", "yes", "on")
+def _is_service_link(name: str, value: str) -> bool:
+    """Kubernetes sets EAGLEGATE_PORT=tcp://... and others for a Service named eaglegate."""
+    return bool(SERVICE_LINK.fullmatch(name)) or (name == "port" and "://" in value)
 
 
-def _as_arguments(name: str, value: Any, action: argparse.Action) -> list[str]:
+def _similar(name: str, known: Mapping[str, argparse.Action]) -> str:
+    found = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {ENV_PREFIX}{found[0].upper()}?" if found else ""
+
+
+def _truth(value: Any, where: str) -> bool:
+    """Raises ConfigError for what is neither yes nor no."""
+    word = str(value).strip().lower()
+    if word not in TRUTH:
+        raise ConfigError(f"{where} must be one of {', '.join(TRUTH)}; given '{value}'")
+    return TRUTH[word]
+
+
+def _as_arguments(name: str, value: Any, action: argparse.Action, where: str) -> list[str]:
     if value is None:
         return []
     if action.nargs == 0 or isinstance(value, bool):
-        if value:
+        if _truth(value, where):
             return [flag(name)]
         off = "--no-" + name.replace("_", "-")
         return [off] if off in action.option_strings else []

@@ -73,3 +73,53 @@ def test_every_setting_has_help():
     add_arguments(parser)
     text = parser.format_help()
     assert "EAGLEGATE_MAX_BODY_BYTES" in text
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        (
+            {"EAGLEGATE_PREFLIGHT": "enabled"},
+            "EAGLEGATE_PREFLIGHT must be one of 1, true, .*enabled",
+        ),
+        (
+            {"EAGLEGATE_MAX_RUNING": "5"},
+            "EAGLEGATE_MAX_RUNING.*did you mean EAGLEGATE_MAX_RUNNING?",
+        ),
+        ({"EAGLEGATE_QQQQQ": "5"}, "EAGLEGATE_QQQQQ: there is no flag --qqqqq$"),
+    ],
+)
+def test_no_value_of_the_environment_is_swallowed(environ, words):
+    with pytest.raises(ConfigError, match=words):
+        read([], environ)
+
+
+@pytest.mark.parametrize(("word", "on"), [("1", True), ("ON", True), ("no", False), ("0", False)])
+def test_a_switch_can_be_set_either_way(word, on):
+    assert read([], {"EAGLEGATE_PREFLIGHT": word})[1].preflight is on
+
+
+def test_an_empty_value_of_the_environment_counts_as_not_given():
+    environ = {"EAGLEGATE_PREFLIGHT": "", "EAGLEGATE_PORT": "", "VLLM_API_KEY": ""}
+    assert read([], environ)[1] == Settings()
+
+
+def test_what_kubernetes_sets_for_a_service_of_this_name_is_no_setting():
+    environ = {
+        "EAGLEGATE_SERVICE_HOST": "10.0.0.1",
+        "EAGLEGATE_SERVICE_PORT": "8000",
+        "EAGLEGATE_SERVICE_PORT_HTTP": "8000",
+        "EAGLEGATE_PORT": "tcp://10.0.0.1:8000",
+        "EAGLEGATE_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "EAGLEGATE_PORT_8000_TCP_ADDR": "10.0.0.1",
+    }
+    assert read([], environ)[1] == Settings()
+
+
+def test_a_switch_in_the_file_may_be_quoted_and_must_be_on_or_off(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text('preflight: "off"\n')
+    assert not read(["--config", str(file)])[1].preflight
+    file.write_text("preflight: enabled\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml: preflight must be one of .* given 'enabled'"):
+        read(["--config", str(file)])
