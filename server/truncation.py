@@ -37,7 +37,7 @@ def without_oldest(conversation: Conversation, count: int) -> Conversation:
 
 def _droppable(conversation: Conversation) -> list[int]:
     every = range(len(conversation.messages))
-    return [at for at in every if _role(conversation, at) != "system"]
+    return [at for at in every if _role(conversation, at) not in ("system", "developer")]
 
 
 def _role(conversation: Conversation, at: int) -> str:

@@ -17,8 +17,16 @@ from vllm.renderers.chat_utils import load_chat_template
 from vllm.renderers.registry import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
+from engine.rendering.messages import without_developer
+
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
+
+READ_DEVELOPER = frozenset({"HfRenderer", "CohereRenderer", "InklingRenderer"})
+"""Renderers that give OpenAI's developer role to a template that knows it, else as the system's.
+
+The others refuse the role (Mistral) or mean something else by it (DeepSeek's search agents).
+"""
 
 
 class VllmRenderer:
@@ -28,6 +36,7 @@ class VllmRenderer:
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
         self._renderer = renderer_from_config(config)
         self._harmony = config.model_config.hf_config.model_type == "gpt_oss"
+        self._reads_developer = self._harmony or type(self._renderer).__name__ in READ_DEVELOPER
         self._chat_template = load_chat_template(chat_template)
         self._tokenizing = dataclasses.replace(
             self._renderer.default_chat_tok_params, max_total_tokens=None
@@ -50,6 +59,8 @@ class VllmRenderer:
     ) -> list[int]:
         kwargs = dict(chat_template_kwargs or {})
         conversation = [dict(message) for message in messages]
+        if not self._reads_developer:
+            conversation = without_developer(conversation)
         if self._harmony:
             return _harmony(conversation, tools, kwargs)
         kwargs |= {

@@ -80,7 +80,9 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
 
 def template_of(conversation: Conversation) -> str:
     """Which system prompt and tools, as a fingerprint."""
-    system = (str(m["content"]) for m in conversation.messages if m["role"] == "system")
+    system = (
+        str(m["content"]) for m in conversation.messages if m["role"] in ("system", "developer")
+    )
     return slicing.fingerprint(system, list(conversation.tools) or None)
 
 

@@ -16,7 +16,6 @@ RAW = "raw_arguments"
 
 def template_message(message: Message, at: int) -> dict[str, Any]:
     out = message.model_dump(exclude_none=True)
-    out["role"] = "system" if message.role == "developer" else message.role
     if isinstance(message.content, list):
         out["content"] = "".join(
             _part_text(part, f"messages[{at}].content[{i}]")

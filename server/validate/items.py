@@ -100,8 +100,7 @@ def _other(item: Item) -> dict[str, Any]:
     if item["type"] in ("function_call_output", "custom_tool_call_output"):
         content = _text(item["output"])
         return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
-    role = "system" if item["role"] == "developer" else item["role"]
-    return {"role": role, "content": _text(item["content"])}
+    return {"role": item["role"], "content": _text(item["content"])}
 
 
 def _call(item: Item) -> dict[str, Any]:

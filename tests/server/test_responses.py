@@ -155,8 +155,8 @@ async def test_a_conversation_with_tools_reaches_the_template(lab):
         ],
         reasoning={"effort": "none"},
     )
-    system, user, assistant, tool = lab.renderer.seen[-1]["messages"]
-    assert (system["role"], user["content"]) == ("system", "weather?")
+    developer, user, assistant, tool = lab.renderer.seen[-1]["messages"]
+    assert (developer["role"], user["content"]) == ("developer", "weather?")
     assert assistant["reasoning"] == "hm"
     assert assistant["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
     assert tool == {"role": "tool", "tool_call_id": "c1", "content": "rain"}

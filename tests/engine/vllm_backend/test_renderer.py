@@ -71,3 +71,32 @@ def test_a_refusal_of_the_template_is_a_value_error() -> None:
 def test_text_and_tokens_and_back(renderer: VllmRenderer) -> None:
     text = "A cat,\n\u00fc\u6f22 <think>"
     assert renderer.decode(renderer.encode(text, add_special_tokens=False)) == text
+
+
+DEVELOPER = [{"role": "developer", "content": "Be brief."}, *QUESTION]
+ROLES = "{% for m in messages %}<{{ m.role }}>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (ROLES, "<system><user>"),
+        (ROLES + "{# 'developer' #}{{ '' if 'developer' else '' }}", "<developer><user>"),
+    ],
+)
+def test_a_template_that_knows_the_developer_role_sees_it(template: str, expected: str) -> None:
+    renderer = VllmRenderer(demo_arguments(), chat_template=template)
+    assert renderer.decode(renderer.render_chat(DEVELOPER, None)) == expected
+
+
+def test_a_renderer_without_the_developer_role_gets_it_as_system(renderer: VllmRenderer) -> None:
+    class MistralRenderer:
+        def render_chat(self, conversations, params):
+            self.roles = [message["role"] for message in conversations[0]]
+            return None, [{"prompt_token_ids": [1]}]
+
+    other = object.__new__(VllmRenderer)
+    other.__dict__ |= renderer.__dict__ | {"_renderer": MistralRenderer()}
+    other._reads_developer = False
+    other.render_chat(DEVELOPER, None)
+    assert other._renderer.roles == ["system", "user"]
