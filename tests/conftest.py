@@ -17,6 +17,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 START_LIMIT_S = 240
+SLOW_LIMIT_S = 900
+"""For tests that start real engines; all others have pytest's ``timeout`` setting. A deadlock
+fails its test and not the whole run."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
 
 
 @dataclass(frozen=True)
