@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Protocol, runtime_checkable
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo, EngineRequest, Health, Step
+
+if TYPE_CHECKING:
+    from engine.supervision.losses import EngineLoss
 
 
 class Engine(Protocol):
@@ -45,13 +49,29 @@ class DepthBound(Protocol):
 class Lasting(Engine, Protocol):
     """An engine that outlives the engines it is made of, and its requests their deaths."""
 
-    async def set_depth(self, depth: int) -> int:
-        """Bound every request's depth; returns the bound in force. Raises ValueError."""
+    async def set_depth(self, depth: int) -> DepthSet:
+        """Bound every request's depth. Answers at once, the engine away or not.
+
+        Raises ValueError where there is no depth to set.
+        """
         ...
 
     async def gave_up(self) -> str:
         """Return, with the reason, when there will be no engine any more."""
         ...
+
+    @property
+    def losses(self) -> Iterable[EngineLoss]:
+        """How the last engines were lost, oldest first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DepthSet:
+    """``pending``: no engine has confirmed it yet; it holds from the next one on at the latest."""
+
+    bound: int
+    pending: bool = False
 
 
 @runtime_checkable
@@ -60,7 +80,28 @@ class Killable(Protocol):
 
     @property
     def killed(self) -> bool:
-        """Its process was ended by a signal from outside, not by what it did."""
+        """Its process was ended or stopped by a signal from outside, not by what it did."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PostMortem:
+    """How an engine ended. For operators: bounded, and without prompts."""
+
+    ended_by: str = ""
+    """A signal's name or an exit status."""
+    error: str = ""
+    """The last line of the traceback that ended it."""
+    log: tuple[str, ...] = ()
+    """The last lines its processes wrote."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """An engine that knows how it ended."""
+
+    async def post_mortem(self) -> PostMortem:
+        """After ``aclose``."""
         ...
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -64,11 +65,32 @@ def free_memory() -> int:
 
 
 def oom_kills() -> int:
-    """Processes the kernel has killed for want of memory, since it runs."""
-    for line in text_of("/proc/vmstat").splitlines():
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
+    """Processes the kernel has killed for want of memory: those of this control group, where it
+    counts them, else all of this machine's.
+    """
+    for path in (*_event_files(text_of("/proc/self/cgroup")), "/proc/vmstat"):
+        for line in text_of(path).splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
     return 0
+
+
+def _event_files(groups: str) -> Iterator[str]:
+    """Where a control group counts kills, by version 2 and 1; a container may see its own group
+    as the root."""
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            yield f"/sys/fs/cgroup/memory{path}/memory.oom_control"
+            yield "/sys/fs/cgroup/memory/memory.oom_control"
+        elif not controllers:
+            yield f"/sys/fs/cgroup{path}/memory.events"
+            yield "/sys/fs/cgroup/memory.events"
+
+
+def is_stopped(pid: int | None) -> bool:
+    """By SIGSTOP or a debugger."""
+    return text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
 def text_of(path: str) -> str:

@@ -15,12 +15,14 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from engine.base import DepthBound, Engine, Killable, Losing
+from engine.base import DepthBound, DepthSet, Engine, Explaining, Killable, Losing
 from engine.clock import now
 from engine.errors import EngineDead, EngineError, EngineStartError
 from engine.speculation.accounting import Totals
+from engine.supervision.losses import Losses, loss_of
 from engine.supervision.probation import Probation, Trial
 from engine.supervision.pulse import Pulse
+from engine.supervision.restarts import Restarts
 from engine.supervision.rules import Cause, NullWatcher, Patience, Watcher
 from engine.supervision.survival import EngineFault, Fate, Survival, Survivor
 from engine.types import EngineInfo, EngineRequest, Health, Step
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 30.0
 """A dead engine that cannot be closed in this time is left behind."""
+BOUND_S = 2.0
+"""An engine confirms a bound on depth in this time, or later."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,9 +43,11 @@ class Life:
     began: float
     watch: asyncio.Task[None] = field(init=False)
     pulse: Pulse = field(default_factory=Pulse)
+    num_delivered: int = 0
+    """Tokens that clients got of it."""
     lost: bool = False
-    killed: bool = False
-    """From outside: no request is to blame, unless it happens again and again."""
+    fate: Fate = Fate.DIED
+    """Of the requests that were in it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,10 +64,6 @@ class Attempt:
         return self.life.engine
 
     @property
-    def killed(self) -> bool:
-        return self.life.killed
-
-    @property
     def proven(self) -> bool:
         return self.trial.passed
 
@@ -69,11 +71,14 @@ class Attempt:
         self.life.pulse.stepped()
         self.trial.passes()
 
+    def delivered(self, step: Step) -> None:
+        self.life.num_delivered += len(step.token_ids)
+
     async def fate(self, error: EngineFault) -> Fate:
         if not isinstance(error, EngineDead):
             raise error
         self.report(self.life, str(error))
-        return Fate.DIED
+        return self.life.fate
 
 
 @dataclass(eq=False)
@@ -89,8 +94,9 @@ class SupervisedEngine:
         self._life: Life | None = None
         self._changed = asyncio.Event()
         self._reason = "Not started yet."
-        self._failures = 0
+        self._restarts = Restarts(self.patience)
         self._depth: int | None = None
+        self._losses = Losses()
         self._unclaimed = Totals()
         """Of past lives."""
         self._probation = Probation()
@@ -108,13 +114,19 @@ class SupervisedEngine:
     def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         return self._survival.generate(request)
 
-    async def set_depth(self, depth: int) -> int:
-        """Bound every request's depth, now and in engines to come; returns the bound in force."""
-        life = await self._living()
+    async def set_depth(self, depth: int) -> DepthSet:
+        """Bound every request's depth, now and in engines to come."""
+        life = self._life
+        if life is None or self._info is None:
+            raise ValueError("no engine has started yet")
         if not isinstance(life.engine, DepthBound):
             raise ValueError("this engine has no depth to set")
         self._depth = depth
-        return await life.engine.set_depth(depth)
+        if not life.lost:
+            with suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(BOUND_S):
+                    return DepthSet(await life.engine.set_depth(depth))
+        return DepthSet(min(depth, self._info.speculation.depth), pending=True)
 
     async def health(self) -> Health:
         """From what is known: this answers at once, whatever the engine does."""
@@ -132,6 +144,11 @@ class SupervisedEngine:
         life = self._alive
         current = Totals() if life is None else _unclaimed(life.engine)
         return self._unclaimed + self._survival.replayed + current
+
+    @property
+    def losses(self) -> Losses:
+        """How the last engines were lost, oldest first."""
+        return self._losses
 
     async def aclose(self) -> None:
         life = self._alive
@@ -153,9 +170,14 @@ class SupervisedEngine:
     def over(self) -> bool:
         return self._over.is_set()
 
+    def absolve(self) -> None:
+        """See ``engine.supervision.survival.Host``."""
+        self._restarts.absolve()
+
     @asynccontextmanager
     async def place(self, survivor: Survivor) -> AsyncIterator[Attempt]:
-        async with self._probation.trial(alone=survivor.strikes > 0) as trial:
+        rank = {"strikes": survivor.strikes, "submissions": survivor.submissions}
+        async with self._probation.trial(**rank) as trial:
             life = await self._living()
             with life.pulse.running():
                 yield Attempt(life, trial, partial(self._lost, cause=Cause.DIED))
@@ -183,48 +205,72 @@ class SupervisedEngine:
         if life.lost:
             return
         life.lost = True
-        life.killed = isinstance(life.engine, Killable) and life.engine.killed
+        life.fate = _fate(life, cause)
         self._unclaimed += _unclaimed(life.engine)
         self._reason = f"The engine is being restarted ({cause}: {reason})"
         log.error("the engine was lost (%s): %s", cause, reason)
         self.watcher.engine_lost(cause)
-        if now() - life.began >= self.patience.stable_s:
-            self._failures = 0
-        self._replacing = asyncio.create_task(self._replace(life))
+        self._restarts.life_ended(
+            now() - life.began, useful=life.num_delivered > 0, killed=life.fate is Fate.KILLED
+        )
+        self._replacing = asyncio.create_task(self._replace(life, cause, reason))
 
-    async def _replace(self, life: Life) -> None:
+    async def _replace(self, life: Life, cause: Cause, reason: str) -> None:
         lost_at = now()
         life.watch.cancel()
         await _close(life.engine)
+        await self._record(life.engine, cause, reason, lost_at - life.began)
         while (info := await self._try_again()) is None:
             if self._over.is_set():
                 return
         self.watcher.engine_back(info, now() - lost_at)
         log.warning("the engine is back after %.1f s", now() - lost_at)
 
+    async def _record(
+        self, engine: Engine, cause: Cause, reason: str, lived_s: float | None
+    ) -> None:
+        """Log how a closed engine ended, and remember it for operators."""
+        found = await engine.post_mortem() if isinstance(engine, Explaining) else None
+        loss = loss_of(cause, reason, lived_s, found)
+        self._losses.add(loss)
+        words = "".join(f"\n    {line}" for line in loss.log)
+        log.error("cause of the engine's end: %s%s", loss.summary, words)
+
     async def _try_again(self) -> EngineInfo | None:
-        self._failures += 1
-        if self._failures > self.patience.max_failures:
+        if self._restarts.exhausted:
             self._end(
-                f"The engine was lost {self._failures} times in a row and is not started again. "
-                f"{self._reason}"
+                f"The engine was lost {self._restarts.failures} times in a row without serving a "
+                f"token and is not started again. The last time: {self._losses.last.summary}"
             )
             return None
-        await asyncio.sleep(self.patience.backoff(self._failures))
-        engine = self.make()
+        await asyncio.sleep(self._restarts.pause_s)
+        try:
+            engine = self.make()
+        except Exception as error:
+            await self._start_failed(None, error)
+            return None
         try:
             info = await self._started(engine)
             if self._depth is not None and isinstance(engine, DepthBound):
                 await engine.set_depth(self._depth)
-        except EngineError as error:
-            log.error("the engine did not start again: %s", error)
-            self.watcher.engine_lost(Cause.START)
-            self._reason = str(error)
-            await _close(engine)
+        except Exception as error:
+            await self._start_failed(engine, error)
             return None
         self._info = info
         self._begin(engine)
         return info
+
+    async def _start_failed(self, engine: Engine | None, error: Exception) -> None:
+        """Whatever went wrong: the next start may go well."""
+        told = str(error) if isinstance(error, EngineError) else type(error).__name__
+        expected = isinstance(error, EngineError)
+        log.error("the engine did not start again: %s", told, exc_info=not expected)
+        self.watcher.engine_lost(Cause.START)
+        self._restarts.start_failed()
+        if engine is not None:
+            await _close(engine)
+            await self._record(engine, Cause.START, told, None)
+        self._reason = told
 
     async def _started(self, engine: Engine) -> EngineInfo:
         try:
@@ -264,6 +310,9 @@ class SupervisedEngine:
                 health = await life.engine.health()
         except TimeoutError:
             return Cause.HUNG, f"no answer for {patience.hang_s:g} s"
+        except Exception:
+            log.exception("the engine's health is not known")
+            return None, ""
         if not health.live:
             return Cause.DIED, health.reason
         if life.pulse.silent_s > patience.stall_s:
@@ -277,6 +326,16 @@ async def _close(engine: Engine) -> None:
             await engine.aclose()
     except TimeoutError:
         log.error("the lost engine could not be closed in %g s", CLOSE_S)
+    except Exception:
+        log.exception("the lost engine could not be closed")
+
+
+def _fate(life: Life, cause: Cause) -> Fate:
+    """What a loss says about the requests that were in it, before it is closed."""
+    if isinstance(life.engine, Killable) and life.engine.killed:
+        return Fate.KILLED
+    crowded = life.pulse.num_running > 1
+    return Fate.HUNG if cause is Cause.HUNG and crowded else Fate.DIED
 
 
 def _unclaimed(engine: Engine) -> Totals:

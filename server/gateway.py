@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.base import DepthSet
 from engine.fleet.status import WorkerStatus
+from engine.supervision.losses import EngineLoss
 from server.background import Runs
 from server.caller import caller
 from server.errors import Unavailable
@@ -23,8 +25,8 @@ class Controls:
 
     reload: Callable[[], Awaitable[dict[str, Any]]]
     """Read keys and limits again; returns what is in force. Raises ConfigError."""
-    bound_depth: Callable[[int], Awaitable[int]]
-    """Bound the depth of every request, running ones too; returns the bound in force."""
+    bound_depth: Callable[[int], Awaitable[DepthSet]]
+    """Bound the depth of every request, running ones too."""
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class Gateway:
     controls: Controls | None = None
     workers: Callable[[], Iterable[WorkerStatus]] = tuple
     """Those of a fleet, if the engine is one."""
+    losses: Callable[[], Iterable[EngineLoss]] = tuple
+    """How the last engines or workers were lost."""
     path: Path | None = None
     state: str = "starting"
     """starting, ready or stopping."""

@@ -112,6 +112,7 @@ class Serving:
             body_timeout_s=settings.body_timeout_s,
             session_header=settings.session_header,
             workers=self._backend.workers,
+            losses=lambda: self._lasting.losses,
             observer=self._telemetry,
             store=_store(settings, self._progress),
         )

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.base import Engine, Losing
+from engine.base import DepthSet, Engine, Losing
 from engine.clock import now
 from engine.errors import (
     EngineDead,
@@ -33,8 +33,9 @@ from engine.fleet.rules import FleetRules
 from engine.fleet.status import WorkerStatus
 from engine.fleet.worker import Misfit, Worker
 from engine.speculation.accounting import Totals
+from engine.supervision.losses import Losses, loss_of
 from engine.supervision.probation import Trial
-from engine.supervision.rules import NullWatcher, Patience, Watcher
+from engine.supervision.rules import Cause, NullWatcher, Patience, Watcher
 from engine.supervision.survival import EngineFault, Fate, Survival, Survivor
 from engine.types import EngineInfo, EngineRequest, Health, Step
 
@@ -54,7 +55,6 @@ class Seat:
     link: Link
     trial: Trial
     assignment: Assignment
-    killed: bool = False
 
     @property
     def engine(self) -> Engine:
@@ -71,6 +71,9 @@ class Seat:
         self.link.pulse.stepped()
         self.assignment.charge.made(len(step.token_ids))
         self.worker.tally.tokens += len(step.token_ids)
+
+    def delivered(self, step: Step) -> None:
+        """The balancer counts what the worker made, delivered or not."""
 
     async def fate(self, error: EngineFault) -> Fate:
         self.survivor.avoided.add(self.link)
@@ -90,7 +93,7 @@ class Seat:
         if isinstance(error, EngineUnreachable):
             return Fate.TURNED_AWAY
         if not (await self.worker.ask()).live:
-            return Fate.DIED
+            return Fate.HUNG if self.link.stood_still else Fate.DIED
         if isinstance(error, EngineFailed):
             self._try_elsewhere(error)
         return Fate.CUT_OFF
@@ -124,6 +127,7 @@ class Fleet:
         self._depth: int | None = None
         self._changed = asyncio.Event()
         self._closed = False
+        self._losses = Losses()
 
     async def start(self) -> EngineInfo:
         """Returns when one worker serves. Raises EngineStartError when none does in time."""
@@ -142,12 +146,12 @@ class Fleet:
     def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         return self._survival.generate(self._bounded(request))
 
-    async def set_depth(self, depth: int) -> int:
+    async def set_depth(self, depth: int) -> DepthSet:
         """Bound the depth of requests from now on; those that run keep theirs."""
         if self._info is None or not self._info.speculation.per_request:
             raise ValueError("these workers do not let requests choose their depth")
         self._depth = min(depth, self._info.speculation.depth)
-        return self._depth
+        return DepthSet(self._depth)
 
     async def gave_up(self) -> str:
         """Never: workers may come back as long as there is a gateway."""
@@ -170,6 +174,11 @@ class Fleet:
         counted = (engine.unclaimed for engine in engines if isinstance(engine, Losing))
         return sum(counted, self._survival.replayed)
 
+    @property
+    def losses(self) -> Losses:
+        """When circuits were opened, and why; oldest first."""
+        return self._losses
+
     async def aclose(self) -> None:
         self._closed = True
         tasks = tuple(self._background)
@@ -191,14 +200,17 @@ class Fleet:
     def over(self) -> bool:
         return self._closed
 
+    def absolve(self) -> None:
+        """Workers restart themselves: there is nothing to forgive."""
+
     @asynccontextmanager
     async def place(self, survivor: Survivor) -> AsyncIterator[Seat]:
         async with AsyncExitStack() as inside:
             while True:
                 worker, assignment = await self._assign(survivor)
                 inside.callback(self._left, worker, assignment)
-                alone = survivor.strikes > 0
-                trial = await inside.enter_async_context(worker.probation.trial(alone=alone))
+                rank = {"strikes": survivor.strikes, "submissions": survivor.submissions}
+                trial = await inside.enter_async_context(worker.probation.trial(**rank))
                 if worker.serves and (link := worker.link) is not None:
                     break
                 await inside.aclose()  # lost while the request waited for its trial
@@ -270,7 +282,13 @@ class Fleet:
     def _join(self, name: str) -> None:
         log.info("worker %s joins", name)
         self.workers[name] = worker = Worker(
-            name, self.make, self.rules, self.patience.stall_s, self._accept, self._noted
+            name,
+            self.make,
+            self.rules,
+            self.patience.stall_s,
+            self._accept,
+            self._noted,
+            self._given_up,
         )
         self._balancer.join(name)
         worker.begin()
@@ -301,6 +319,9 @@ class Fleet:
             self._balancer.join(worker.name)
         self._part()
         self._tell()
+
+    def _given_up(self, worker: Worker, cause: Cause) -> None:
+        self._losses.add(loss_of(cause, worker.reason, None, None, worker.name))
 
     def _why_none(self) -> str:
         if not self.workers:

@@ -25,6 +25,8 @@ class Link:
         self.info = info
         self.pulse = Pulse()
         self.closed = asyncio.Event()
+        self.stood_still = False
+        """It was given up in silence, with several requests in it."""
         self._retired = False
         self._closing: asyncio.Task[None] | None = None
 

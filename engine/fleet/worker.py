@@ -19,6 +19,7 @@ from engine.fleet.link import Link, close
 from engine.fleet.rules import FleetRules
 from engine.speculation.accounting import Totals
 from engine.supervision.probation import Probation
+from engine.supervision.rules import Cause
 from engine.types import EngineInfo, EngineRequest, Health, Sampling
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ class Tally:
 @dataclass(eq=False)
 class Worker:
     """``make`` makes an engine for its name. ``accept`` is asked about every engine that has
-    started, and raises Misfit. ``changed`` is called when it begins or ceases to serve.
+    started, and raises Misfit. ``changed`` is called when it begins or ceases to serve, and before
+    that ``given_up`` when its circuit opens.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Worker:
     stall_s: float
     accept: Callable[[EngineInfo], None]
     changed: Callable[[Worker], None]
+    given_up: Callable[[Worker, Cause], None]
     breaker: Breaker = field(init=False)
     probation: Probation = field(default_factory=Probation)
     link: Link | None = None
@@ -126,7 +129,8 @@ class Worker:
         was_closed = self.breaker.closed
         self.breaker.failed(now())
         if was_closed and not self.breaker.closed:
-            self._out(f"{self.rules.breaker.failures} requests in a row failed: {reason}")
+            failures = self.rules.breaker.failures
+            self._out(f"{failures} requests in a row failed: {reason}", Cause.DIED)
         self._nudged.set()
 
     async def ask(self) -> Health:
@@ -152,12 +156,12 @@ class Worker:
         health = await self.ask()
         self._missed = 0 if health.live else self._missed + 1
         if self._missed >= self.rules.missed:
-            self._give_up(health.reason)
+            self._give_up(health.reason, Cause.DIED)
         elif not health.live:
             self._nudged.set()
             await asyncio.sleep(self.rules.pause_s)
         elif link.pulse.silent_s > self.stall_s:
-            self._give_up(f"no step for {self.stall_s:g} s")
+            self._give_up(f"no step for {self.stall_s:g} s", Cause.HUNG)
         elif now() >= self._count_at:
             await self._count(link.engine)
 
@@ -169,17 +173,19 @@ class Worker:
                 async with asyncio.timeout(self.rules.ask_s):
                     self.counted = await engine.counted()
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, cause: Cause) -> None:
         """It is dead or hangs: its requests go on elsewhere."""
         link, self.link = self.link, None
         if link is not None:
+            link.stood_still = link.pulse.num_running > 1
             link.cut()
         self.breaker.open(now())
-        self._out(reason)
+        self._out(reason, cause)
 
-    def _out(self, reason: str) -> None:
-        log.error("worker %s is left alone: %s", self.name, reason)
+    def _out(self, reason: str, cause: Cause) -> None:
+        log.error("circuit opened for worker %s: %s", self.name, reason)
         self.reason = reason
+        self.given_up(self, cause)
         self.changed(self)
 
     async def _ask(self) -> Health:

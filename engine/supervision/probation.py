@@ -2,7 +2,8 @@
 
 A request that had made progress since it was submitted is not suspected. The others are: each has a
 strike and is submitted again *alone*, that is, while nobody else is between submission and first
-step. If the engine dies then, there is nobody else to blame. Where a signal from outside ended it,
+step, those it happened to least often first, so that chance does not hit the same one twice. If the
+engine dies then, there is nobody else to blame. Where a signal from outside ended it,
 that has to happen several times: a request that makes the kernel run out of memory is found, one
 that was running when an operator killed the engine is not punished.
 """
@@ -33,12 +34,14 @@ class Probation:
     def __init__(self) -> None:
         self._changed = asyncio.Event()
         self._unproven = 0
-        self._waiting = 0
+        self._waiting: list[tuple[int, int]] = []
+        """Those who wait to be alone: their strikes and submissions."""
         self._alone = False
 
     @asynccontextmanager
-    async def trial(self, *, alone: bool) -> AsyncIterator[Trial]:
-        await self.enter(alone=alone)
+    async def trial(self, *, strikes: int, submissions: int = 0) -> AsyncIterator[Trial]:
+        """``strikes``: engines lost in a row without a step; ``submissions``: all there were."""
+        await self.enter(strikes, submissions)
         trial = Trial(self)
         try:
             yield trial
@@ -46,13 +49,13 @@ class Probation:
             if not trial.passed:
                 self.leave()
 
-    async def enter(self, *, alone: bool) -> None:
-        if not alone:
+    async def enter(self, strikes: int, submissions: int) -> None:
+        if not strikes:
             while self._alone or self._waiting:
                 await self._changed.wait()
         else:
-            await self._until_nobody_else()
-        self._alone = alone
+            await self._until_nobody_else((strikes, submissions))
+        self._alone = strikes > 0
         self._unproven += 1
 
     def leave(self) -> None:
@@ -61,13 +64,13 @@ class Probation:
         self._alone = False
         self._tell()
 
-    async def _until_nobody_else(self) -> None:
-        self._waiting += 1
+    async def _until_nobody_else(self, rank: tuple[int, int]) -> None:
+        self._waiting.append(rank)
         try:
-            while self._unproven:
+            while self._unproven or rank > min(self._waiting):
                 await self._changed.wait()
         finally:
-            self._waiting -= 1
+            self._waiting.remove(rank)
             self._tell()
 
     def _tell(self) -> None:

@@ -27,11 +27,16 @@ class Patience:
     """Pause before the second start in a row; doubles with each further one. The first is free."""
     max_backoff_s: float = 30.0
     stable_s: float = 60.0
-    """A life this long is a success: the count of failures begins anew."""
+    """A life this long is a success, as is one that served a token: failures count anew."""
     max_failures: int = 5
-    """Short lives and failed starts in a row after which the supervisor gives up."""
+    """Fruitless lives and failed starts in a row after which the supervisor gives up. A life that
+    a signal from outside ended is none of them."""
     continuations: int = 4
-    """Engine deaths one request may survive."""
+    """Engine deaths in a row that one request may survive without a new token. Those by a signal
+    from outside do not count."""
+    losses: int = 20
+    """Engine deaths one request may survive in all, so that one that kills engines after each few
+    tokens ends. Those by a signal from outside do not count."""
     kills: int = 20
     """Signals from outside that must meet a request alone before it is taken for their cause.
 

@@ -39,6 +39,11 @@ class Fate(StrEnum):
     """It was lost, and the engine lives."""
     DIED = "died"
     """The engine is gone, and perhaps through this request."""
+    HUNG = "hung"
+    """The engine stood still while other requests were in it, too."""
+    KILLED = "killed"
+    """A signal from outside ended or stopped the engine: no request is to blame, unless it happens
+    again and again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,11 +52,20 @@ class Survivor:
 
     request: EngineRequest
     continuation: Continuation
-    deaths: int = 0
+    submissions: int = 0
+    """Engines it was given to."""
+    fruitless: int = 0
+    """Engines lost in a row, through their own fault, without a new token for this request."""
+    losses: int = 0
+    """Engines lost through their own fault, in all."""
     strikes: int = 0
     """Engines lost in a row without a step of this request since it was submitted."""
-    alone: int = 0
-    """Those of them in which nobody else was without a step."""
+    crashes: int = 0
+    """Those of them that ended by themselves."""
+    blamed: int = 0
+    """Crashes behind the first one, in which nobody else was without a step."""
+    signals: int = 0
+    """Signals from outside that met it like that."""
     failures: int = 0
     """Engines that lived on and could not run it."""
     avoided: set[object] = field(default_factory=set)
@@ -62,8 +76,33 @@ class Survivor:
 
     def proven(self) -> None:
         """It has made a step where it is."""
-        self.strikes = self.alone = 0
+        self.strikes = self.crashes = self.blamed = self.signals = 0
         self.stranded_at = None
+
+    def advanced(self) -> None:
+        """It has got a token it did not have."""
+        self.fruitless = 0
+
+    def met(self, fate: Fate, *, proven: bool) -> None:
+        """Its engine was lost to it; ``proven``: after a step for it."""
+        if fate is not Fate.KILLED:
+            self.fruitless += 1
+            self.losses += 1
+        if proven or fate is Fate.CUT_OFF:
+            return
+        if fate is Fate.DIED:
+            self.blamed += self.crashes > 0
+            self.crashes += 1
+        elif fate is Fate.KILLED:
+            self.signals += self.strikes > 0
+        self.strikes += 1
+
+    def kills(self, patience: Patience) -> bool:
+        """It is the cause: there is nobody else to blame."""
+        return self.blamed > 0 or self.signals >= patience.kills
+
+    def spent(self, patience: Patience) -> bool:
+        return self.fruitless > patience.continuations or self.losses > patience.losses
 
     @property
     def begun(self) -> bool:
@@ -78,18 +117,16 @@ class Place(Protocol):
     def engine(self) -> Engine: ...
 
     @property
-    def killed(self) -> bool:
-        """The engine was ended by a signal from outside: no request is to blame, unless it
-        happens again and again."""
-        ...
-
-    @property
     def proven(self) -> bool:
         """The request has made a step."""
         ...
 
     def made(self, step: Step, /) -> None:
         """The engine made a step for this request."""
+        ...
+
+    def delivered(self, step: Step, /) -> None:
+        """Part of a step went to the client: it had not been there before."""
         ...
 
     async def fate(self, error: EngineFault, /) -> Fate:
@@ -115,6 +152,10 @@ class Host(Protocol):
     @property
     def over(self) -> bool:
         """There will be no engine any more."""
+        ...
+
+    def absolve(self) -> None:
+        """Engines were lost through one request, which is refused from now on."""
         ...
 
     def place(self, survivor: Survivor) -> AbstractAsyncContextManager[Place]:
@@ -146,6 +187,8 @@ class Survival:
                     place.made(step)
                     new = going_on.take(step)
                     if new is not None:
+                        place.delivered(new)
+                        survivor.advanced()
                         yield new
                 survivor.ended = True
 
@@ -154,6 +197,7 @@ class Survival:
         """One engine's steps. Ends well after a loss that the request survives."""
         going_on = survivor.continuation
         async with self.host.place(survivor) as place:
+            survivor.submissions += 1
             try:
                 async with aclosing(place.engine.generate(going_on.rest())) as steps:
                     yield place, steps
@@ -170,18 +214,16 @@ class Survival:
             survivor.stranded_at = now()
         if fate is Fate.TURNED_AWAY:
             return
-        survivor.deaths += 1
-        if fate is Fate.DIED and not place.proven:
-            survivor.alone += survivor.strikes > 0
-            survivor.strikes += 1
-        if survivor.alone >= (self.patience.kills if place.killed else 1):
+        survivor.met(fate, proven=place.proven)
+        if survivor.kills(self.patience):
             self.watcher.interrupted(Outcome.QUARANTINED)
+            self.host.absolve()
             log.error("request %s kills engines; it is refused", survivor.request.id)
             raise RequestQuarantined(
                 f"The engine died {survivor.strikes} times in a row while it ran request "
                 f"{survivor.request.id}; it will not be run again."
             )
-        if survivor.deaths > self.patience.continuations or self.host.over:
+        if survivor.spent(self.patience) or self.host.over:
             self.watcher.interrupted(Outcome.LOST)
             raise EngineDead("The engine died, and the answer could not be continued.")
         self.watcher.interrupted(survivor.continuation.way)

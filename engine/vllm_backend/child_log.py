@@ -25,6 +25,12 @@ SEQUEL = re.compile(
 )
 """Messages that only report that something else has failed."""
 IGNORED = ("Warning", "KeyboardInterrupt", "SystemExit")
+PRIVATE = re.compile(
+    r"prompt|token_ids|messages|Dumping|structured_output|logit_bias", re.IGNORECASE
+)
+"""Lines that may hold a part of a request."""
+LONGEST = 240
+"""Characters shown of one line."""
 
 
 class ChildLog:
@@ -67,6 +73,10 @@ class ChildLog:
     def tail(self, lines: int = 40) -> str:
         return "\n".join(list(self._lines)[-lines:])
 
+    def last_words(self, lines: int = 20) -> tuple[str, ...]:
+        """The end of the log, bounded, without lines that may hold a part of a request."""
+        return last_words(list(self._lines), lines)
+
     def cause(self) -> str:
         """The first exception in the log that is a cause and not a sequel; else empty."""
         return cause(list(self._lines))
@@ -87,3 +97,9 @@ def cause(lines: Sequence[str]) -> str:
         if found and not found[1].endswith(IGNORED) and not SEQUEL.search(line):
             return f"{found[1].rpartition('.')[2]}: {found[2]}"
     return ""
+
+
+def last_words(lines: Sequence[str], most: int) -> tuple[str, ...]:
+    stripped = (PREFIX.sub("", line).rstrip() for line in lines)
+    fit = [line[:LONGEST] for line in stripped if line and not PRIVATE.search(line)]
+    return tuple(fit[-most:])

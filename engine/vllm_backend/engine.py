@@ -22,8 +22,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
+from engine.base import PostMortem
 from engine.errors import EngineDead, EngineStartError
-from engine.machine import oom_kills
+from engine.machine import is_stopped, oom_kills
 from engine.speculation.accounting import Totals
 from engine.types import (
     EngineInfo,
@@ -81,12 +82,16 @@ class VllmEngine:
         self._outputs: StepOutputs | None = None
         self._closed = False
         self._oom_kills = oom_kills()
+        """When the engine was last well: of those before, none was of this engine."""
+        self._processes: tuple[BaseProcess, ...] = ()
+        self._exits: tuple[int | None, ...] = ()
 
     async def start(self) -> EngineInfo:
         self._progress(f"starting vLLM with {self._arguments.model}")
         try:
             llm = await self._loaded()
             self._llm = llm
+            self._processes = _processes(llm)
             info = describe(llm.vllm_config)
             self._outputs = take_over(llm, reader(info))
             await self._warm_up(info)
@@ -122,7 +127,10 @@ class VllmEngine:
         Returns the bound in force: at most the K the engine was started with.
         """
         llm, _ = self._running()
-        return int(await llm.engine_core.call_utility_async("set_depth", depth))
+        try:
+            return int(await llm.engine_core.call_utility_async("set_depth", depth))
+        except EngineDeadError as error:
+            raise EngineDead("The engine has died.") from error
 
     @property
     def unclaimed(self) -> Totals:
@@ -134,21 +142,30 @@ class VllmEngine:
             return Health(live=False, reason="closed" if self._closed else "not started")
         if self._llm.errored or not await _answers(self._llm):
             return Health(live=False, reason=self._log.cause() or "the engine process died")
+        self._oom_kills = oom_kills()
         return Health(live=True)
 
     @property
     def killed(self) -> bool:
-        """An engine process was ended by a signal from outside, and not for want of memory."""
+        """An engine process was ended by a signal from outside, and not for want of memory; or it
+        is stopped by one."""
         if oom_kills() != self._oom_kills:
             return False
-        manager = getattr(self._llm.engine_core, "resources", None) if self._llm else None
-        processes = getattr(getattr(manager, "engine_manager", None), "processes", ())
-        return any(process.exitcode in OUTSIDE for process in processes)
+        return any(p.exitcode in OUTSIDE or is_stopped(p.pid) for p in self._processes)
+
+    async def post_mortem(self) -> PostMortem:
+        """See ``engine.base.Explaining``."""
+        await asyncio.to_thread(self._log.join, LAST_WORDS_S)
+        codes = (*self._exits, *(process.exitcode for process in self._processes))
+        ended_by = next((_exit_name(code) for code in codes if code), "")
+        memory = " (the kernel was out of memory)" if oom_kills() != self._oom_kills else ""
+        return PostMortem(ended_by + memory, self._log.cause(), self._log.last_words())
 
     async def aclose(self) -> None:
         llm, self._llm, self._closed = self._llm, None, True
         if llm is None:
             return
+        self._exits = tuple(process.exitcode for process in self._processes)
         if llm.output_handler is not None:
             llm.output_handler.cancel()
         llm.output_processor.propagate_error(EngineDeadError())
@@ -195,6 +212,18 @@ class VllmEngine:
     def _cause(self, error: Exception) -> str:
         """One sentence: the child's own exception if there is one, else ours."""
         return self._log.cause() or _first_words(error)
+
+
+def _processes(llm: AsyncLLM) -> tuple[BaseProcess, ...]:
+    resources = getattr(llm.engine_core, "resources", None)
+    return tuple(getattr(getattr(resources, "engine_manager", None), "processes", ()))
+
+
+def _exit_name(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"exit status {code}"
 
 
 async def _give_up(loading: asyncio.Task[AsyncLLM], others: set[BaseProcess]) -> None:

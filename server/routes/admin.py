@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from engine.base import DepthSet
 from engine.speculation.policy import Rules
 from server.body import read_body
 from server.config import ConfigError
@@ -39,6 +40,7 @@ def router(gateway: Gateway) -> APIRouter:
             "bounds": asdict(admission.bounds),
             "keys": [key.name for key in gateway.keys.keys],
             "workers": [asdict(worker) for worker in gateway.workers()],
+            "engine_losses": [asdict(loss) for loss in gateway.losses()],
         }
 
     @routes.get("/speculation")
@@ -53,7 +55,8 @@ def router(gateway: Gateway) -> APIRouter:
         _check(rules, given.bound, path, gateway)
         out: dict[str, Any] = {}
         if given.bound is not None:
-            out["bound"] = await _bound(gateway, given.bound)
+            done = await _bound(gateway, given.bound)
+            out |= {"bound": done.bound, "bound_pending": done.pending}
         path.policy.rules = rules
         return asdict(rules) | out
 
@@ -68,7 +71,7 @@ def router(gateway: Gateway) -> APIRouter:
     return routes
 
 
-async def _bound(gateway: Gateway, depth: int) -> int:
+async def _bound(gateway: Gateway, depth: int) -> DepthSet:
     try:
         return await _controls(gateway).bound_depth(depth)
     except ValueError as error:

@@ -3,6 +3,7 @@
     python -m tests.faults.kills --kills 20 --streams 16
 
 Every stream that ends is followed by the same request again, so that the engine is never idle.
+The gateway runs with default flags.
 """
 
 from __future__ import annotations
@@ -22,10 +23,6 @@ import httpx
 from tests.conftest import RunningGateway, serving
 from tests.faults import engine_process, streams
 
-ARGUMENTS = (
-    "--engine-failures", "1000", "--continuations", "1000", "--engine-stable-s", "1",
-)  # fmt: skip
-"""Every life counts as a success: a recovery is a start, without the pauses of a crash loop."""
 PAUSE_S = 1.5
 """How long the streams run between two kills."""
 
@@ -125,7 +122,7 @@ async def _until(client: httpx.AsyncClient, status: int) -> None:
 def run(kills: int, streams_: int, tokens: int, log: Path, minutes: float = 12) -> Report:
     report = Report(kills=kills)
     began = time.monotonic()
-    with serving(log, ARGUMENTS) as gateway:
+    with serving(log) as gateway:
         report.cold_start_s = gateway.metric("eaglegate_engine_start_seconds") or (
             time.monotonic() - began
         )

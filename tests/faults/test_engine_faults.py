@@ -16,7 +16,7 @@ from tests.faults import engine_process, kills, streams, vanish
 
 pytestmark = pytest.mark.slow
 
-ARGUMENTS = (*kills.ARGUMENTS, "--engine-hang-s", "10", "--drain-s", "60")
+ARGUMENTS = ("--engine-hang-s", "10", "--drain-s", "60")
 LIMITS = "max-queued: 100\n"
 
 

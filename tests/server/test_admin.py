@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from engine.base import DepthSet
+from engine.supervision.losses import loss_of
+from engine.supervision.rules import Cause
 from server.config import ConfigError
 from server.gateway import Controls
 
 
 @pytest.fixture
 def controlled(lab):
-    lab.bounds = []
+    lab.bounds, lab.pending = [], False
 
     async def bound(depth):
         lab.bounds.append(depth)
-        return depth
+        return DepthSet(depth, pending=lab.pending)
 
     async def reload():
         if lab.bounds == ["bad"]:
@@ -52,6 +55,19 @@ async def test_the_bound_goes_to_the_engine(controlled):
     assert controlled.bounds == [1]
     await put(controlled)
     assert controlled.bounds == [1]
+
+
+async def test_an_answer_says_when_the_engine_has_not_taken_the_bound_yet(controlled):
+    assert (await put(controlled, bound=1)).json["bound_pending"] is False
+    controlled.pending = True
+    assert (await put(controlled, bound=2)).json["bound_pending"] is True
+
+
+async def test_status_tells_how_engines_were_lost(controlled):
+    loss = loss_of(Cause.DIED, "the engine process died", 12.34, None)
+    controlled.gateway.losses = lambda: [loss]
+    (told,) = (await controlled.get("/admin/status")).json["engine_losses"]
+    assert (told["cause"], told["lived_s"], told["log"]) == ("died", 12.3, [])
 
 
 @pytest.mark.parametrize(

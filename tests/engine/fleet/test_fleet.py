@@ -328,7 +328,7 @@ async def test_status_tells_of_every_worker():
 async def test_a_bound_on_depth_holds_for_requests_to_come():
     place = await town("a")
     place.fleet._info = replace(DEFAULT_INFO, speculation=SpeculationInfo("eagle3", 3))
-    assert await place.fleet.set_depth(2) == 2
+    assert (await place.fleet.set_depth(2)).bound == 2
     await collect(place.fleet, ask("free"))
     await collect(place.fleet, ask("less", depth=1))
     assert [request.depth for request in place["a"].requests] == [2, 1]

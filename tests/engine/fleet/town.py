@@ -26,7 +26,7 @@ RULES = FleetRules(
     balance=BalanceRules(block=2, slack=0.0),
     breaker=BreakerRules(backoff_s=0.01, max_backoff_s=0.02),
 )
-PATIENCE = Patience(wait_s=5, continuations=50, stall_s=60)
+PATIENCE = Patience(wait_s=5, continuations=50, losses=1000, stall_s=60)
 
 
 @dataclass

@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 
+from engine.base import PostMortem
 from engine.errors import EngineDead, EngineStartError
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from engine.supervision.rules import Cause, Outcome, Patience
 from engine.supervisor import SupervisedEngine
-from engine.types import EngineInfo, EngineRequest, FinishReason, Health, Sampling, Step
+from engine.types import (
+    EngineInfo,
+    EngineRequest,
+    FinishReason,
+    Health,
+    Sampling,
+    SpeculationInfo,
+    Step,
+)
 
 FAST = Patience(
     poll_s=0.005, start_s=5, hang_s=0.05, stall_s=60, wait_s=5, backoff_s=0, stable_s=60
@@ -41,6 +51,9 @@ class Cradle:
     """Whether lives end by a signal from outside."""
     start_fails: set[int] = field(default_factory=set)
     start_hangs: set[int] = field(default_factory=set)
+    freeze_at: Callable[[int], bool] = lambda life: False
+    """Whether life ``life`` stands still when the next request comes."""
+    depth: int = 0
 
     def make(self) -> Mortal:
         self.lives.append(Mortal(self, len(self.lives)))
@@ -53,6 +66,20 @@ class Mortal(ScriptedEngine):
         self.cradle, self.number = cradle, number
         self.frozen = asyncio.Event()
         self.died = asyncio.Event()
+        self.hangs = asyncio.Event()
+        """Set to end a start that hangs."""
+        self.bounds: list[int] = []
+        self.explanation = PostMortem()
+
+    async def generate(self, request: EngineRequest):
+        if self.cradle.freeze_at(self.number):
+            self.frozen.set()
+        async with aclosing(super().generate(request)) as made:
+            async for step in made:
+                if self.frozen.is_set():
+                    await self.died.wait()
+                    raise EngineDead(self.dead)
+                yield step
 
     def play(self, request: EngineRequest):
         made = steps(following(request), self.cradle.cuts, FinishReason.LENGTH)
@@ -75,8 +102,17 @@ class Mortal(ScriptedEngine):
         if self.number in self.cradle.start_fails:
             raise EngineStartError("no memory left")
         if self.number in self.cradle.start_hangs:
-            await asyncio.Event().wait()
-        return DEFAULT_INFO
+            await self.hangs.wait()
+        return replace(DEFAULT_INFO, speculation=SpeculationInfo("eagle3", self.cradle.depth))
+
+    async def set_depth(self, depth: int) -> int:
+        if self.frozen.is_set():
+            await self.died.wait()
+        self.bounds.append(depth)
+        return min(depth, self.cradle.depth)
+
+    async def post_mortem(self) -> PostMortem:
+        return self.explanation
 
     async def health(self) -> Health:
         if self.frozen.is_set():

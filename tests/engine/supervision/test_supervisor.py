@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from engine.base import DepthSet, PostMortem
 from engine.errors import EngineDead, EngineStartError, RequestQuarantined
 from engine.speculation.accounting import Account
-from engine.supervision.rules import Cause, Outcome
+from engine.supervision.rules import Cause, Outcome, Patience
 from engine.types import Constraint, Sampling
 from tests.engine.supervision.mortal import (
     FAST,
@@ -221,14 +222,206 @@ async def test_a_request_that_kills_in_mid_stream_is_found_too():
     await engine.aclose()
 
 
-async def test_a_request_survives_only_so_many_deaths():
+async def test_a_request_that_gets_no_further_survives_only_so_many_deaths():
     patience = replace(FAST, continuations=2, max_failures=99)
     cradle = Cradle(doom=lambda life, request, step: step == 2)
     engine, notes = supervised(cradle, patience)
     await engine.start()
     with pytest.raises(EngineDead, match="could not be continued"):
-        await collect(engine, ask(tokens=100))
-    assert notes.outcomes == {Outcome.RESUMED: 2, Outcome.LOST: 1}
+        await collect(engine, ask(tokens=100, constraint=CONSTRAINT))
+    assert notes.outcomes == {Outcome.REPLAYED: 2, Outcome.LOST: 1}
+    await engine.aclose()
+
+
+@pytest.mark.parametrize(("tokens", "survives"), [(24, True), (100, False)])
+async def test_a_request_that_gets_on_survives_more_deaths_but_not_any_number(tokens, survives):
+    cradle = Cradle(doom=lambda life, request, step: step == 2)
+    engine, notes = supervised(cradle, replace(FAST, continuations=2, losses=8))
+    await engine.start()
+    got = await asyncio.gather(
+        collect(engine, request := ask(tokens=tokens)), return_exceptions=True
+    )
+    if survives:
+        assert tokens_of(got[0]) == following(request)
+    else:
+        assert isinstance(got[0], EngineDead)
+        assert (len(notes.lost), notes.outcomes[Outcome.LOST]) == (9, 1)
+    await engine.aclose()
+
+
+DEFAULTS = replace(Patience(), poll_s=0.005, hang_s=0.05, backoff_s=0.0, max_backoff_s=0.0)
+"""Counts and limits as they come; only the waiting is short."""
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_twenty_deaths_under_sixteen_streams_with_default_limits(killed):
+    cradle = Cradle(killed=killed)
+    engine, notes = supervised(cradle, DEFAULTS)
+    await engine.start()
+    requests = [
+        ask(f"r{i}", tokens=500, prompt=(i, i + 1), constraint=CONSTRAINT if i % 4 == 0 else None)
+        for i in range(16)
+    ]
+
+    async def kill():
+        for before in range(1, 21):
+            await until(lambda: cradle.lives[-1].running and notes.back >= len(cradle.lives) - 1)
+            for _ in range(20 + 10 * before * (not killed)):  # long enough for replays to get on
+                await asyncio.sleep(0)
+            cradle.lives[-1].kill()
+            await until(lambda n=before: len(cradle.lives) > n)
+
+    killer = asyncio.create_task(kill())
+    got = await asyncio.gather(*(collect(engine, request) for request in requests))
+    killer.cancel()
+    for request, steps in zip(requests, got, strict=True):
+        assert tokens_of(steps) == following(request)
+    assert not notes.outcomes[Outcome.LOST]
+    assert not notes.outcomes[Outcome.QUARANTINED]
+    assert (await engine.health()).live or await engine._living()
+    await engine.aclose()
+
+
+async def test_an_engine_that_is_killed_while_idle_is_started_every_time():
+    cradle = Cradle(killed=True)
+    engine, notes = supervised(cradle, DEFAULTS)
+    await engine.start()
+    for deaths in range(12):
+        cradle.lives[-1].kill()
+        await until(lambda n=deaths: notes.back > n)
+    assert not engine.over
+    await engine.aclose()
+
+
+async def test_an_engine_that_dies_by_itself_while_idle_is_given_up():
+    cradle = Cradle()
+    engine, notes = supervised(cradle, DEFAULTS)
+    await engine.start()
+    for deaths in range(5):
+        cradle.lives[-1].kill()
+        await until(lambda n=deaths: notes.back > n)
+    cradle.lives[-1].kill()
+    assert "lost 6 times in a row without serving a token" in await engine.gave_up()
+    await engine.aclose()
+
+
+async def test_losses_through_one_request_are_not_the_engines_failures():
+    cradle = Cradle(doom=lambda life, request, step: request.id == "poison")
+    engine, _ = supervised(cradle, DEFAULTS)
+    await engine.start()
+    for _ in range(8):
+        with pytest.raises(RequestQuarantined):
+            await collect(engine, ask("poison"))
+    assert tokens_of(await collect(engine, ask())) == following(ask())
+    await engine.aclose()
+
+
+async def test_an_engine_stopped_from_outside_condemns_no_request():
+    """SIGSTOP: as many in a row as there are, the innocent request is run again."""
+    cradle = Cradle(killed=True)
+    engine, notes = supervised(cradle, DEFAULTS)
+    await engine.start()
+    cradle.freeze_at = lambda life: life < 8
+    assert tokens_of(await collect(engine, ask())) == following(ask())
+    assert notes.lost == [Cause.HUNG] * 8
+    await engine.aclose()
+
+
+async def test_a_stall_is_nobodys_fault_while_others_are_in_the_engine():
+    cradle = Cradle()
+    engine, notes = supervised(cradle, DEFAULTS)
+    await engine.start()
+    running = asyncio.create_task(collect(engine, other := ask("other", tokens=200)))
+    await until(lambda: cradle.lives[0].running)
+    cradle.freeze_at = lambda life: life < 3
+    cradle.lives[0].frozen.set()
+    asked = [ask(f"r{i}") for i in range(4)]
+    got = await asyncio.gather(*(collect(engine, request) for request in asked))
+    assert [tokens_of(steps) for steps in got] == [following(request) for request in asked]
+    assert tokens_of(await running) == following(other)
+    assert not notes.outcomes[Outcome.QUARANTINED]
+    await engine.aclose()
+
+
+async def test_a_request_that_hangs_engines_alone_is_found():
+    cradle = Cradle()
+    engine, notes = supervised(cradle, DEFAULTS)
+    await engine.start()
+    cradle.freeze_at = lambda life: True
+    with pytest.raises(RequestQuarantined):
+        await collect(engine, ask("poison"))
+    assert notes.lost == [Cause.HUNG] * 2
+    await engine.aclose()
+
+
+async def test_losses_are_remembered_with_their_cause():
+    cradle = Cradle(start_fails={1})
+    engine, notes = supervised(cradle)
+    await engine.start()
+    cradle.lives[0].explanation = PostMortem("SIGSEGV", "RuntimeError: boom", ("line",))
+    cradle.lives[0].kill()
+    await until(lambda: notes.back)
+    died, start = engine.losses
+    assert (died.cause, died.ended_by, died.error) == (Cause.DIED, "SIGSEGV", "RuntimeError: boom")
+    assert "SIGSEGV; RuntimeError: boom" in died.summary
+    assert (start.cause, start.reason) == (Cause.START, "no memory left")
+    assert start.lived_s is None
+    await engine.aclose()
+
+
+async def test_only_the_last_losses_are_remembered():
+    cradle = Cradle(killed=True)
+    engine, notes = supervised(cradle)
+    await engine.start()
+    for deaths in range(20):
+        cradle.lives[-1].kill()
+        await until(lambda n=deaths: notes.back > n)
+    assert len(list(engine.losses)) == 16
+    await engine.aclose()
+
+
+async def test_a_start_that_fails_in_an_unforeseen_way_is_followed_by_another():
+    cradle = Cradle()
+    engine, notes = supervised(cradle)
+    await engine.start()
+    real, broken = engine.make, [OSError("no files left")]
+
+    def make():
+        if broken:
+            raise broken.pop()
+        return real()
+
+    engine.make = make
+    cradle.lives[0].kill()
+    assert tokens_of(await collect(engine, ask())) == following(ask())
+    assert notes.lost == [Cause.DIED, Cause.START]
+    await engine.aclose()
+
+
+async def test_a_bound_is_taken_at_once_whether_the_engine_is_there_or_away():
+    cradle = Cradle(depth=3)
+    engine, _ = supervised(cradle)
+    await engine.start()
+    assert await engine.set_depth(2) == DepthSet(2)
+    cradle.start_hangs = {1}
+    cradle.lives[0].kill()
+    await until(lambda: len(cradle.lives) == 2)
+    async with asyncio.timeout(1):
+        assert await engine.set_depth(1) == DepthSet(1, pending=True)
+    cradle.lives[1].hangs.set()
+    await until(lambda: (life := engine._alive) and life.engine.bounds == [1])
+    await engine.aclose()
+
+
+async def test_a_bound_does_not_wait_for_an_engine_that_hangs(monkeypatch):
+    monkeypatch.setattr("engine.supervisor.BOUND_S", 0.01)
+    cradle = Cradle(depth=3)
+    engine, _ = supervised(cradle, replace(FAST, hang_s=60))
+    await engine.start()
+    cradle.lives[0].frozen.set()
+    tasks = len(asyncio.all_tasks())
+    assert await engine.set_depth(1) == DepthSet(1, pending=True)
+    assert len(asyncio.all_tasks()) == tasks
     await engine.aclose()
 
 

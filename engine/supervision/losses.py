@@ -1,0 +1,82 @@
+"""How engines were lost: what operators see in the log and in /admin/status. No prompts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from engine.base import PostMortem
+from engine.supervision.rules import Cause
+
+KEPT = 16
+"""Losses remembered."""
+REASON = 500
+"""Characters of a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoss:
+    """One engine, or one start of one."""
+
+    at: str
+    """UTC, as ISO 8601 writes it."""
+    cause: Cause
+    reason: str
+    """What the gateway noticed."""
+    lived_s: float | None = None
+    """None for an engine that did not start."""
+    ended_by: str = ""
+    """A signal's name or an exit status; empty where the process had not ended by itself."""
+    error: str = ""
+    """The exception that ended it: the last line of its traceback."""
+    log: tuple[str, ...] = ()
+    """The last lines its processes wrote."""
+    worker: str | None = None
+    """Whose engine, in a fleet."""
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        found = [text for text in (self.ended_by, self.error) if text] or [self.reason]
+        lived = "" if self.lived_s is None else f" after {self.lived_s:.1f} s"
+        return f"{self.cause}{lived}: {'; '.join(found)}"
+
+
+class Losses:
+    """The last ones, oldest first."""
+
+    def __init__(self) -> None:
+        self._kept: deque[EngineLoss] = deque(maxlen=KEPT)
+
+    def add(self, loss: EngineLoss) -> None:
+        self._kept.append(loss)
+
+    @property
+    def last(self) -> EngineLoss:
+        """Raises IndexError where there was none."""
+        return self._kept[-1]
+
+    def __iter__(self) -> Iterator[EngineLoss]:
+        return iter(tuple(self._kept))
+
+
+def loss_of(
+    cause: Cause,
+    reason: str,
+    lived_s: float | None,
+    found: PostMortem | None,
+    worker: str | None = None,
+) -> EngineLoss:
+    found = found or PostMortem()
+    return EngineLoss(
+        at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        cause=cause,
+        reason=reason[:REASON],
+        lived_s=None if lived_s is None else round(lived_s, 1),
+        ended_by=found.ended_by,
+        error=found.error,
+        log=found.log,
+        worker=worker,
+    )
