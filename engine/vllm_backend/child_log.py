@@ -103,3 +103,8 @@ def last_words(lines: Sequence[str], most: int) -> tuple[str, ...]:
     stripped = (PREFIX.sub("", line).rstrip() for line in lines)
     fit = [line[:LONGEST] for line in stripped if line and not PRIVATE.search(line)]
     return tuple(fit[-most:])
+
+
+def fit_to_show(cause: str) -> str:
+    """The exception, bounded; its type alone where the message may hold a part of a request."""
+    return cause.partition(":")[0] if PRIVATE.search(cause) else cause[:LONGEST]

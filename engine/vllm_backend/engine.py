@@ -35,7 +35,7 @@ from engine.types import (
 )
 from engine.vllm_backend import translate
 from engine.vllm_backend.accounts import reader
-from engine.vllm_backend.child_log import ChildLog
+from engine.vllm_backend.child_log import ChildLog, fit_to_show
 from engine.vllm_backend.describe import describe
 from engine.vllm_backend.grammar_probe import GrammarProbe
 from engine.vllm_backend.outputs import Inbox, StepOutputs, take_over
@@ -159,7 +159,8 @@ class VllmEngine:
         codes = (*self._exits, *(process.exitcode for process in self._processes))
         ended_by = next((_exit_name(code) for code in codes if code), "")
         memory = " (the kernel was out of memory)" if oom_kills() != self._oom_kills else ""
-        return PostMortem(ended_by + memory, self._log.cause(), self._log.last_words())
+        error = fit_to_show(self._log.cause())
+        return PostMortem(ended_by + memory, error, self._log.last_words())
 
     async def aclose(self) -> None:
         llm, self._llm, self._closed = self._llm, None, True

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from engine.vllm_backend import child_log
 from engine.vllm_backend.child_log import ChildLog, cause
 
 MISSING_MODULE = """\
@@ -68,3 +69,24 @@ def test_the_streams_are_restored_after_a_failure(capfd: pytest.CaptureFixture[s
         raise KeyError
     print("still here")
     assert capfd.readouterr().out == "still here\n"
+
+
+def test_last_words_are_bounded_and_hold_nothing_of_a_request():
+    lines = [
+        "(EngineCore pid=7) ERROR 11-20 10:00:00 [core.py:1] EngineCore hit an exception.",
+        "(EngineCore pid=7) ERROR 11-20 10:00:00 [dump_input.py:72] Dumping scheduler output: x",
+        "(EngineCore pid=7)   NewRequestData(req_id=r, prompt_token_ids=[1, 2])",
+        "",
+        "(EngineCore pid=7) RuntimeError: " + "boom" * 200,
+    ]
+    first, last = child_log.last_words(lines, 20)
+    assert first == "EngineCore hit an exception."
+    assert last.startswith("RuntimeError: boom")
+    assert len(last) == child_log.LONGEST
+    assert len(child_log.last_words(["line"] * 900, 20)) == 20
+
+
+def test_a_cause_that_may_hold_a_part_of_a_request_is_its_type_alone():
+    assert child_log.fit_to_show("KeyError: 7") == "KeyError: 7"
+    assert child_log.fit_to_show("ValueError: bad prompt 'my secret'") == "ValueError"
+    assert len(child_log.fit_to_show("ValueError: " + "x" * 900)) == child_log.LONGEST
