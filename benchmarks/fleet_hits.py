@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from tests.conftest import RunningGateway, serving
+from tests.conftest import ADMIN, RunningGateway, serving
 from tests.workers import GATEWAY, WorkerProcess, vllm_worker
 
 BLOCKS_TOO_LARGE = ("--affinity-block", "4096")
@@ -104,9 +104,9 @@ def main() -> None:
         print("| placed by | requests | prompt tokens | cached | busiest worker beside the mean |")
         print("|---|---|---|---|---|")
         for mode, more in MODES.items():
-            line_ = (*GATEWAY, "--upstream", upstream, *more)
+            line_ = (*GATEWAY, *ADMIN, "--upstream", upstream, *more)
             with serving(folder / f"{len(more)}.log", line_) as gateway:
-                until_all_serve(gateway.url)
+                until_all_serve(gateway.operator)
                 tally = asyncio.run(
                     all_sessions(gateway.url, mode, options.sessions, options.turns)
                 )

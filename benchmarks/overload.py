@@ -90,7 +90,7 @@ async def exchange(
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
         writer.write(
-            f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{head}"
+            f"{method} {path} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n{head}"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
             + body
         )

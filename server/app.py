@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 
-from server.door import Door
+from server.door import Cors, Door
 from server.errors import (
     GatewayError,
     InvalidRequest,
@@ -20,6 +20,8 @@ from server.errors import (
     error_body,
 )
 from server.gateway import Gateway
+from server.head import Head
+from server.root_path import RootPath
 from server.routes import (
     admin,
     chat,
@@ -37,7 +39,9 @@ logger = logging.getLogger(__name__)
 
 def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastAPI:
     """``more_routes`` are those of other rooms, such as /metrics."""
-    app = FastAPI(title="eaglegate", docs_url=None, redoc_url=None)
+    prefix = gateway.root_path.rstrip("/")
+    servers = [{"url": prefix}] if prefix else None
+    app = FastAPI(title="eaglegate", docs_url=None, redoc_url=None, servers=servers)
     for room in (admin, chat, completions, conversations, messages, responses, status, tokens):
         app.include_router(room.router(gateway))
     app.router.routes.extend(more_routes)
@@ -62,6 +66,11 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
         return await known(request, _from_validation(error))
 
     app.add_middleware(Door, gateway=gateway)
+    app.add_middleware(Head)
+    if gateway.cross_origin.origins:
+        app.add_middleware(Cors, policy=gateway.cross_origin)
+    if prefix:
+        app.add_middleware(RootPath, prefix=prefix)
     app.add_exception_handler(GatewayError, known)
     app.add_exception_handler(RequestValidationError, badly_asked)
     app.add_exception_handler(HTTPException, unrouted)
@@ -74,9 +83,16 @@ def _from_http(error: HTTPException, request: Request) -> GatewayError:
     if error.status_code == 404:
         return NotFound(f"There is no {where}.")
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
-        return MethodNotAllowed(f"{where} is not allowed; use {allowed}.")
+        return _wrong_method(where, (error.headers or {}).get("Allow", ""))
     return InvalidRequest(str(error.detail))
+
+
+def _wrong_method(where: str, allowed: str) -> MethodNotAllowed:
+    methods = {method.strip() for method in allowed.split(",") if method.strip()}
+    methods |= {"HEAD"} if "GET" in methods else set()
+    error = MethodNotAllowed(f"{where} is not allowed; use {' or '.join(sorted(methods))}.")
+    error.allowed = ", ".join(sorted(methods))
+    return error
 
 
 def _from_validation(error: RequestValidationError) -> GatewayError:

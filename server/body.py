@@ -6,12 +6,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from server.errors import BodyTooLarge, InvalidRequest
 
-JSON_TYPES = ("application/json", "")
-
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body. Raises BodyTooLarge as soon as it passes ``limit`` bytes."""
-    _check_type(request)
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit, int(declared))
@@ -24,15 +21,6 @@ async def read_body(request: Request, limit: int) -> bytes:
     except ClientDisconnect:
         raise InvalidRequest("The client left while sending the body.") from None
     return bytes(body)
-
-
-def _check_type(request: Request) -> None:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in JSON_TYPES and not kind.endswith("+json"):
-        raise InvalidRequest(
-            f"The body must be JSON (content-type application/json); given '{kind}'.",
-            code="unsupported_media_type",
-        )
 
 
 def _too_large(limit: int, given: int) -> BodyTooLarge:

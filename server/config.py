@@ -139,6 +139,19 @@ class Settings:
         None, "serve operator paths (/, /metrics, /debug, /admin) on this port and there alone"
     )
     admin_host: str = setting("127.0.0.1", "address of --admin-port")
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "more names clients may reach this gateway by without API keys; *.NAME for those below"
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (), "origins whose web pages may use the API, such as https://app.example; * for all"
+    )
+    allow_credentials: bool = setting(False, "CORS: pages of allowed origins may send credentials")
+    allowed_methods: tuple[str, ...] = setting(("*",), "CORS: methods for allowed origins")
+    allowed_headers: tuple[str, ...] = setting(("*",), "CORS: headers for allowed origins")
+    forwarded_allow_ips: tuple[str, ...] = setting(
+        (), "addresses or networks of proxies whose X-Forwarded-For and -Proto are believed"
+    )
+    root_path: str = setting("", "path prefix a proxy serves this gateway under")
     max_running: int = setting(256, "sequences in the engine at a time")
     max_queued: int = setting(1024, "requests that may wait; more are refused with 429")
     max_queued_tokens: int = setting(1 << 20, "prompt tokens that may wait; more are refused")

@@ -4,7 +4,9 @@ Paths are of three kinds. *Open* ones answer anybody: whether the process lives 
 *Operator* ones show and change how the gateway runs. All others are the API. With API keys
 configured the API needs one and operator paths need an admin's; with a separate admin port operator
 paths exist there and nowhere else. Without any keys everything is open but ``/admin``, which then
-answers only this machine.
+needs that port: a proxy on this machine makes its clients look like this machine's own.
+
+Where no key is asked for, web pages of other origins are kept out (server/cross_origin.py).
 
 What operators look at in a browser takes the key as the password of HTTP Basic, too: a browser has
 no other way to ask for one. What changes anything does not, because browsers send such passwords
@@ -18,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import ipaddress
 from typing import Any
 
 import orjson
@@ -26,6 +27,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.caller import Caller, caller
+from server.cross_origin import CrossOrigin, check_content_type, host_of
 from server.errors import (
     Forbidden,
     GatewayError,
@@ -44,7 +46,6 @@ OPERATOR = ("/metrics", "/debug", "/admin")
 BASIC = 'Basic realm="eaglegate: an admin API key is the password", charset="UTF-8"'
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 86400.0
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def is_operator(path: str) -> bool:
@@ -79,11 +80,13 @@ class Door:
 
     def _enter(self, scope: Scope) -> Caller:
         path, headers = scope["path"], Headers(scope=scope)
+        host = host_of(headers, scope["http_version"])
         self._check_port(scope, path)
         if path in OPEN:
             return Caller()
+        self._check_origin(scope, headers, host)
         if is_operator(path):
-            return Caller(self._operator(scope, path, headers))
+            return Caller(self._operator(path, headers))
         key = self._gateway.keys.find(_given(headers)) if self._gateway.keys else None
         if scope["method"] == "POST" and path.startswith("/v1/"):
             self._gateway.require().admission.check()
@@ -98,16 +101,26 @@ class Door:
         if at_admin != is_operator(path):
             raise NotFound(f"There is no {scope['method']} {path} on this port.")
 
-    def _operator(self, scope: Scope, path: str, headers: Headers) -> Key | None:
+    def _check_origin(self, scope: Scope, headers: Headers, host: str) -> None:
+        """Raises Forbidden or UnsupportedMediaType for what a foreign page could have sent."""
+        gateway, operator = self._gateway, is_operator(scope["path"])
+        if not gateway.keys or (operator and gateway.admin_port is not None):
+            policy = gateway.cross_origin
+            if host:
+                policy.check_host(host)
+            policy.check_origin(scope["method"], headers, () if operator else policy.origins)
+        check_content_type(scope["method"], headers)
+
+    def _operator(self, path: str, headers: Headers) -> Key | None:
         keys = self._gateway.keys
         if self._gateway.admin_port is not None:
             return None
         if keys:
             return _page_key(keys, path, headers) if is_page(path) else _admin(keys, path, headers)
-        if path.startswith("/admin") and not _is_local(scope, headers):
+        if not is_page(path):
             raise Forbidden(
-                f"Without API keys {path} answers only clients on this machine; configure an "
-                "admin's key (--admin-api-key or --api-key-file) or a port (--admin-port)."
+                f"{path} needs a port of its own (--admin-port) or an admin's API key "
+                "(--admin-api-key or --api-key-file); this gateway has neither."
             )
         return None
 
@@ -133,6 +146,18 @@ class Door:
         self._gateway.observer.refused(path, error.code or error.type)
         headers = tuple((k.encode(), v.encode()) for k, v in error.headers().items())
         await send_json(send, error.status, orjson.dumps(error_body(path, error)), headers)
+
+
+class Cors:
+    """ASGI middleware, outside the door: preflights carry no key. Operator paths get none of it."""
+
+    def __init__(self, app: ASGIApp, policy: CrossOrigin) -> None:
+        self._app = app
+        self._api = policy.wrap(app)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        operator = scope["type"] == "http" and is_operator(scope["path"])
+        await (self._app if operator else self._api)(scope, receive, send)
 
 
 def _admin(keys: KeyRing, path: str, headers: Headers) -> Key:
@@ -177,18 +202,6 @@ def _given(headers: Headers) -> str | None:
     if len(given) > 1:
         raise Unauthenticated("'authorization' and 'x-api-key' hold different API keys.")
     return given.pop() if given else None
-
-
-def _is_local(scope: Scope, headers: Headers) -> bool:
-    """From this machine, and by a name of this machine: a page in a browser can fake neither."""
-    client = (scope.get("client") or ("", 0))[0]
-    try:
-        near = ipaddress.ip_address(client).is_loopback
-    except ValueError:
-        near = False
-    host = headers.get("host", "localhost")
-    name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
-    return near and name in LOCAL_NAMES and "x-forwarded-for" not in headers
 
 
 def _hurried(receive: Receive, seconds: float) -> Receive:

@@ -6,6 +6,7 @@ GatewayError              500  server_error
  |    +-- NotFound        404
  |    +-- MethodNotAllowed 405
  |    +-- RequestTimeout   408
+ |    +-- UnsupportedMediaType 415
  +-- Unauthenticated      401  authentication_error
  +-- Forbidden            403  permission_error
  +-- TooManyRequests      429  rate_limit_error
@@ -77,11 +78,21 @@ class NotFound(InvalidRequest):
 class MethodNotAllowed(InvalidRequest):
     status = 405
     code = "method_not_allowed"
+    allowed = ""
+    """The methods there are, as the header Allow lists them."""
+
+    def headers(self) -> dict[str, str]:
+        return {"allow": self.allowed}
 
 
 class RequestTimeout(InvalidRequest):
     status = 408
     code = "request_timeout"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    status = 415
+    code = "unsupported_media_type"
 
 
 class Unauthenticated(GatewayError):

@@ -11,6 +11,7 @@ from engine.fleet.status import WorkerStatus
 from engine.supervision.losses import EngineLoss
 from server.background import Runs
 from server.caller import caller
+from server.cross_origin import CrossOrigin
 from server.errors import Unavailable
 from server.generate import Path
 from server.keys import KeyRing
@@ -40,6 +41,9 @@ class Gateway:
     keys: KeyRing = field(default_factory=KeyRing)
     admin_port: int | None = None
     """Where operator paths are served, if not on the port of the API."""
+    cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
+    root_path: str = ""
+    """The prefix of the path that a proxy puts before ours, whether it takes it off or not."""
     request_timeout_s: float = 0.0
     """The longest a request may take; 0 for as long as it needs."""
     body_timeout_s: float = 30.0

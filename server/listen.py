@@ -112,13 +112,16 @@ async def serve(
     starting: Coroutine[Any, Any, None],
     hooks: Hooks,
     tls: Tls = Tls(),
+    proxies: Sequence[str] = (),
 ) -> int:
     """Serve at once, ``starting`` beside; returns how many requests were lost.
+
+    ``proxies`` are those whose X-Forwarded-For and -Proto are believed.
 
     Ends on SIGTERM or SIGINT, after draining (a second one ends the grace), or with what
     ``starting`` raises. SIGHUP reloads.
     """
-    server = Server(_config(app, tls))
+    server = Server(_config(app, tls, proxies))
     serving = asyncio.create_task(server.serve(sockets=list(listeners)))
     start = asyncio.create_task(starting)
     stop = asyncio.Event()
@@ -137,7 +140,7 @@ async def serve(
     return lost
 
 
-def _config(app: ASGIApp, tls: Tls) -> uvicorn.Config:
+def _config(app: ASGIApp, tls: Tls, proxies: Sequence[str] = ()) -> uvicorn.Config:
     return uvicorn.Config(
         Direct(app),
         log_level="warning",
@@ -145,6 +148,8 @@ def _config(app: ASGIApp, tls: Tls) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         server_header=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=_listed(proxies),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_S,
         ssl_certfile=tls.certfile,
@@ -154,6 +159,11 @@ def _config(app: ASGIApp, tls: Tls) -> uvicorn.Config:
         ssl_cert_reqs=ssl.CERT_REQUIRED if tls.ca_certs else ssl.CERT_NONE,
         ssl_ciphers=tls.ciphers,
     )
+
+
+def _listed(proxies: Sequence[str]) -> list[str]:
+    """One by one, or as uvicorn takes them in one argument: ``10.0.0.0/8,127.0.0.1``."""
+    return [item.strip() for given in proxies for item in given.split(",")]
 
 
 async def _nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:

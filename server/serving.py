@@ -33,6 +33,7 @@ from server.backends import Backend, open_backend
 from server.banner import banner
 from server.commandline import CommandLine, read_again
 from server.config import ConfigError, Settings
+from server.cross_origin import CrossOrigin, names_of
 from server.drain import Drain
 from server.gateway import Controls, Gateway
 from server.generate import Path
@@ -108,6 +109,8 @@ class Serving:
             ),
             keys=keys,
             admin_port=_admin_port(self._listeners),
+            cross_origin=cross_origin(settings),
+            root_path=settings.root_path,
             request_timeout_s=settings.request_timeout_s,
             body_timeout_s=settings.body_timeout_s,
             session_header=settings.session_header,
@@ -123,7 +126,14 @@ class Serving:
         drain = Drain(self._gateway, self._admission, self._settings.drain_s, self._engine.aclose)
         hooks = Hooks(drain, self._reload)
         try:
-            return await serve(self._app, self._listeners, self._supervise(), hooks, self._tls)
+            return await serve(
+                self._app,
+                self._listeners,
+                self._supervise(),
+                hooks,
+                self._tls,
+                self._settings.forwarded_allow_ips,
+            )
         finally:
             await self._aclose()
 
@@ -196,6 +206,16 @@ def keys_of(settings: Settings) -> KeyRing:
 
 def bounds(settings: Settings) -> Bounds:
     return Bounds(settings.max_running, settings.max_queued, settings.max_queued_tokens)
+
+
+def cross_origin(settings: Settings) -> CrossOrigin:
+    return replace(
+        CrossOrigin.of_machine(settings.host, names_of(settings.allowed_hosts)),
+        origins=names_of(settings.allowed_origins),
+        credentials=settings.allow_credentials,
+        methods=names_of(settings.allowed_methods),
+        headers=names_of(settings.allowed_headers),
+    )
 
 
 def tls(settings: Settings) -> Tls:

@@ -17,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 START_LIMIT_S = 240
+ADMIN = ("--admin-port", "0")
+"""Opens /admin, which needs a port of its own where there are no keys."""
 SLOW_LIMIT_S = 900
 """For tests that start real engines; all others have pytest's ``timeout`` setting. A deadlock
 fails its test and not the whole run."""
@@ -33,6 +35,8 @@ class RunningGateway:
     """A served gateway in a process of its own."""
 
     url: str
+    operator: str
+    """Where operator paths are: another port with ``--admin-port``."""
     banner: str
     process: subprocess.Popen[str]
     log: Path
@@ -41,7 +45,7 @@ class RunningGateway:
         """The sum of a metric's samples whose labels match; None without any."""
         values = [
             float(value)
-            for found, text, value in SAMPLE.findall(httpx.get(f"{self.url}/metrics").text)
+            for found, text, value in SAMPLE.findall(httpx.get(f"{self.operator}/metrics").text)
             if found == name and all(f'{key}="{v}"' in text for key, v in labels.items())
         ]
         return sum(values) if values else None
@@ -77,8 +81,10 @@ def _ready(process: subprocess.Popen[str], log: Path) -> RunningGateway:
         banner += line
         if line.strip().startswith("-d "):
             url = re.search(r"http://[^/\s]+", banner)
+            operator = re.search(r"(http://[^/\s]+)/metrics", banner)
             assert url is not None
-            return RunningGateway(url[0], banner, process, log)
+            assert operator is not None
+            return RunningGateway(url[0], operator[1], banner, process, log)
     process.wait()
     raise AssertionError(f"the gateway did not start:\n{banner}\n{log.read_text()[-3000:]}")
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.conftest import RunningGateway, serving
+from tests.conftest import ADMIN, RunningGateway, serving
 from tests.faults import engine_process, streams, vanish
 
 CLIENTS = 4
@@ -137,7 +137,7 @@ async def sample(gateway: RunningGateway, http: httpx.AsyncClient) -> Sample:
         engine_process.memory_mib(pid),
         engine_process.memory_mib(engine) if engine else 0.0,
         engine_process.open_files(pid),
-        (await http.get("/admin/status")).json()["tasks"],
+        (await http.get(f"{gateway.operator}/admin/status")).json()["tasks"],
     )
 
 
@@ -153,7 +153,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause-s", type=float, default=0.0, help="between two requests")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "log") as gateway:
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "log", ADMIN) as gateway:
         found = asyncio.run(soak(gateway, given.minutes, given.seed, given.pause_s))
     print(json.dumps(asdict(found), indent=2))
     return 1 if found.inside_afterwards else 0

@@ -11,12 +11,12 @@ import time
 import httpx
 import pytest
 
-from tests.conftest import serving
+from tests.conftest import ADMIN, serving
 from tests.faults import engine_process, kills, streams, vanish
 
 pytestmark = pytest.mark.slow
 
-ARGUMENTS = ("--engine-hang-s", "10", "--drain-s", "60")
+ARGUMENTS = (*ADMIN, "--engine-hang-s", "10", "--drain-s", "60")
 LIMITS = "max-queued: 100\n"
 
 
@@ -122,7 +122,7 @@ def test_the_bound_of_the_depth_holds_now_and_in_the_next_engine(gateway):
 
     def bound(depth):
         given = {"bound": depth}
-        answer = httpx.put(f"{gateway.url}/admin/speculation", json=given, timeout=60)
+        answer = httpx.put(f"{gateway.operator}/admin/speculation", json=given, timeout=60)
         assert answer.json()["bound"] == depth
 
     assert drafted_per_step() > 2
@@ -136,7 +136,7 @@ def test_the_bound_of_the_depth_holds_now_and_in_the_next_engine(gateway):
 
 def test_limits_are_read_again_under_a_running_stream(gateway, config):
     def reload():
-        return httpx.post(f"{gateway.url}/admin/reload", timeout=60)
+        return httpx.post(f"{gateway.operator}/admin/reload", timeout=60)
 
     async def change(began):
         await began.wait()
@@ -151,7 +151,7 @@ def test_limits_are_read_again_under_a_running_stream(gateway, config):
         assert "no-such-flag" in broken.json()["error"]["message"]
 
     disturbed_as_undisturbed(gateway, [streams.request("chat", 9, 600)], change)
-    bounds = httpx.get(f"{gateway.url}/admin/status", timeout=60).json()["bounds"]
+    bounds = httpx.get(f"{gateway.operator}/admin/status", timeout=60).json()["bounds"]
     assert bounds["queued"] == 7
 
 

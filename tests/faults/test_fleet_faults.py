@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import RunningGateway, serving
+from tests.conftest import ADMIN, RunningGateway, serving
 from tests.faults import streams
 from tests.workers import GATEWAY, WorkerProcess, scripted_worker, vllm_worker
 
@@ -42,7 +42,7 @@ class Fleet:
         """Seconds until these serve and no others."""
         began, wanted = time.monotonic(), set(addresses)
         while time.monotonic() < began + SOON_S:
-            status = httpx.get(f"{self.gateway.url}/admin/status").json()
+            status = httpx.get(f"{self.gateway.operator}/admin/status").json()
             if {w["name"] for w in status["workers"] if w["state"] == "serving"} == wanted:
                 return time.monotonic() - began
             time.sleep(0.05)
@@ -60,7 +60,7 @@ def fleet(request, tmp_path_factory):
         started = [running.enter_context(worker(folder / f"worker-{at}.log")) for at in range(3)]
         workers = {worker.url: worker for worker in started}
         (folder / "workers").write_text("\n".join(list(workers)[:2]) + "\n")
-        arguments = (*GATEWAY, "--upstream-file", str(folder / "workers"))
+        arguments = (*GATEWAY, *ADMIN, "--upstream-file", str(folder / "workers"))
         gateway = running.enter_context(serving(folder / "serve.log", arguments))
         made = Fleet(gateway, workers, folder / "workers", request.param == "vllm")
         for worker in started:

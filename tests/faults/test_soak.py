@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import serving
+from tests.conftest import ADMIN, serving
 from tests.faults import soak
 
 MINUTES = 5
@@ -38,7 +38,7 @@ def one_core():
 @pytest.mark.usefixtures("one_core")
 def test_nothing_grows_while_it_serves(tmp_path):
     store = ("--responses-store", f"sqlite:///{tmp_path}/responses.sqlite")
-    with serving(tmp_path / "serve.log", store) as gateway:
+    with serving(tmp_path / "serve.log", (*ADMIN, *store)) as gateway:
         found = asyncio.run(soak.soak(gateway, MINUTES))
     print(found, file=sys.stderr)
     assert len(found.answers) == 5, "every kind of client was there"

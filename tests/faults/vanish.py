@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
-from tests.conftest import RunningGateway, serving
+from tests.conftest import ADMIN, RunningGateway, serving
 from tests.faults import engine_process, streams
 
 TOGETHER = 32
@@ -87,7 +87,7 @@ async def crowd(gateway: RunningGateway, clients: int, seed: int) -> Left:
 async def settled(gateway: RunningGateway) -> int:
     """Wait until nobody is inside; how many still are when patience ends."""
     inside = -1
-    async with httpx.AsyncClient(base_url=gateway.url) as client:
+    async with httpx.AsyncClient(base_url=gateway.operator) as client:
         for _ in range(int(SETTLED_S / 0.1)):
             inside = (await client.get("/admin/status")).json()["requests_inside"]
             running = gateway.metric("vllm:num_requests_running")
@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "log") as gateway:
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "log", ADMIN) as gateway:
         left = asyncio.run(crowd(gateway, given.clients, given.seed))
     print(json.dumps(asdict(left), indent=2))
     return 1 if left.running or left.inside else 0

@@ -37,6 +37,7 @@ from server.validate import Served
 
 DEMO = FilePath(__file__).parents[2] / "engine" / "demo" / "target"
 EOS = "<|im_end|>"
+ADMIN_PORT = 9000
 
 
 class PlainRenderer:
@@ -128,8 +129,15 @@ class Lab:
         return ids
 
     async def post(self, url: str, body: Any, **options: Any) -> Answer:
+        return await self.call("POST", url, body, **options)
+
+    async def call(self, method: str, url: str, body: Any = b"", **options: Any) -> Answer:
+        """Operator paths without keys are on a port of their own."""
         raw = body if isinstance(body, bytes) else orjson.dumps(body)
-        return await call(self.app, "POST", url, raw, **options)
+        if url.startswith("/admin") and not self.gateway.keys:
+            self.gateway.admin_port = ADMIN_PORT
+            options.setdefault("server", ("127.0.0.1", ADMIN_PORT))
+        return await call(self.app, method, url, raw, **options)
 
     async def chat(self, timeout_s: float | None = None, **fields: Any) -> Answer:
         body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], **fields}
@@ -137,10 +145,13 @@ class Lab:
         return await self.post("/v1/chat/completions", body, headers=headers)
 
     async def get(self, url: str, **options: Any) -> Answer:
-        return await call(self.app, "GET", url, **options)
+        return await self.call("GET", url, **options)
+
+    async def head(self, url: str, **options: Any) -> Answer:
+        return await self.call("HEAD", url, **options)
 
     async def delete(self, url: str) -> Answer:
-        return await call(self.app, "DELETE", url)
+        return await self.call("DELETE", url)
 
 
 def _likely(token_id: int) -> PositionLogprobs:
@@ -202,7 +213,7 @@ async def call(
             answer.body += message.get("body", b"")
         on_send(answer)
 
-    fields = {"content-type": "application/json"} | dict(headers or {})
+    fields = {"host": "localhost", "content-type": "application/json"} | dict(headers or {})
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

@@ -29,11 +29,7 @@ def controlled(lab):
 
 
 async def put(lab, **rules):
-    import orjson
-
-    from tests.server.conftest import call
-
-    return await call(lab.app, "PUT", "/admin/speculation", orjson.dumps(rules))
+    return await lab.call("PUT", "/admin/speculation", rules)
 
 
 async def test_rules_are_read_set_and_obeyed(controlled):

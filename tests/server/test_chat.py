@@ -351,7 +351,8 @@ async def test_a_client_that_does_not_read_is_cut_off(lab, path, asked):
     receive.sent = False
     scope = {
         "type": "http", "method": "POST", "path": path,
-        "headers": [(b"content-type", b"application/json")], "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        "query_string": b"",
         "http_version": "1.1", "scheme": "http", "root_path": "",
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
     }  # fmt: skip
