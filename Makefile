@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: serve install install-dev test test-fast lint format bench lock audit clean
+.PHONY: serve install install-dev test test-fast mutants lint format bench lock audit clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -20,6 +20,9 @@ test: install-dev  ## every test, those on the real engine too
 
 test-fast: install-dev  ## the tests that need no engine
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+mutants: install-dev  ## mutation testing of the modules that guard isolation, billing and loss
+	@$(BIN)/python -m tests.mutation $(ARGS)
 
 lint: install-dev  ## ruff and strict type checking
 	@$(BIN)/ruff check .

@@ -1,0 +1,26 @@
+"""Which modules are mutated, and the tests that should notice."""
+
+from __future__ import annotations
+
+TARGETS: dict[str, tuple[str, ...]] = {
+    "server/admission.py": ("tests/server/test_admission.py", "tests/server/test_drain.py"),
+    "server/keys.py": ("tests/server/test_keys.py", "tests/server/test_door.py"),
+    "server/quota.py": ("tests/server/test_admission.py", "tests/server/test_keys.py"),
+    "server/store/sql.py": ("tests/server/test_store.py", "tests/server/test_conversations.py"),
+    "server/store/conversations.py": ("tests/server/test_conversations.py",),
+    "server/background.py": ("tests/server/test_responses.py",),
+    "server/truncation.py": ("tests/server/test_truncation.py",),
+    "server/generate.py": (
+        "tests/server/test_choices.py",
+        "tests/server/test_chat.py",
+        "tests/server/test_completions.py",
+        "tests/server/test_chat_extras.py",
+        "tests/server/test_admission.py",
+    ),
+    "engine/speculation/accounting.py": (
+        "tests/engine/speculation/test_accounting.py",
+        "tests/observability/test_account_scripted.py",
+    ),
+    "engine/supervision/continuation.py": ("tests/engine/supervision",),
+    "engine/supervision/survival.py": ("tests/engine/supervision",),
+}
