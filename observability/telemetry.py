@@ -88,6 +88,10 @@ class Telemetry:
         for group in self.groups:
             group.refused(api, code)
 
+    def ignored(self, api: str, names: Iterable[str]) -> None:
+        for group in self.groups:
+            group.ignored(api, names)
+
     def not_stored(self) -> None:
         for group in self.groups:
             group.not_stored()

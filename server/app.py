@@ -21,6 +21,7 @@ from server.errors import (
 )
 from server.gateway import Gateway
 from server.head import Head
+from server.notices import NoticeHeader
 from server.root_path import RootPath
 from server.routes import (
     admin,
@@ -65,6 +66,7 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
         assert isinstance(error, RequestValidationError)
         return await known(request, _from_validation(error))
 
+    app.add_middleware(NoticeHeader, gateway=gateway)
     app.add_middleware(Door, gateway=gateway)
     app.add_middleware(Head)
     if gateway.cross_origin.origins:

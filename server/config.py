@@ -103,6 +103,11 @@ class Settings:
     )
     upstream_idle_s: float = setting(60.0, "seconds a worker may pause within a stream")
     upstream_start_s: float = setting(600.0, "seconds a worker that is loading is waited for")
+    unknown_fields: str = setting(
+        "ignore",
+        "what becomes of request fields nobody knows: ignored and named in a header, or a 400",
+        choices=("ignore", "refuse"),
+    )
     session_header: str = setting(
         "x-session-id", "header that names a session, whose requests go to the same worker"
     )

@@ -49,6 +49,8 @@ class Gateway:
     body_timeout_s: float = 30.0
     session_header: str = "x-session-id"
     """Requests with the same value here had better meet the same worker."""
+    unknown_fields: str = "ignore"
+    """ignore or refuse: what becomes of fields nobody knows."""
     observer: Observer = field(default_factory=NullObserver)
     store: ResponseStore | None = None
     """None stores no responses."""

@@ -14,7 +14,7 @@ all three for a sequence, an observer that also sees the steps can tell which st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -88,6 +88,10 @@ class Observer(Protocol):
         """A request was turned away; ``code`` is the gateway error's own (a bounded set)."""
         ...
 
+    def ignored(self, api: str, names: Sequence[str]) -> None:
+        """A request is answered without these fields; the names are the client's own."""
+        ...
+
     def not_stored(self) -> None:
         """An answer was handed over and could not be stored, though it was to be."""
         ...
@@ -110,6 +114,9 @@ class NullObserver:
         return NullObservation()
 
     def refused(self, api: str, code: str) -> None:
+        pass
+
+    def ignored(self, api: str, names: Sequence[str]) -> None:
         pass
 
     def not_stored(self) -> None:

@@ -114,6 +114,7 @@ class Serving:
             request_timeout_s=settings.request_timeout_s,
             body_timeout_s=settings.body_timeout_s,
             session_header=settings.session_header,
+            unknown_fields=settings.unknown_fields,
             workers=self._backend.workers,
             losses=lambda: self._lasting.losses,
             observer=self._telemetry,

@@ -4,7 +4,7 @@ from observability.metrics.base import Group
 from observability.metrics.engine import EngineState
 from observability.metrics.gpu import Gpus
 from observability.metrics.latency import Latency, StepLatency, UserSpeed
-from observability.metrics.requests import Admission, Queue, Requests, Store, Streams
+from observability.metrics.requests import Admission, IgnoredFields, Queue, Requests, Store, Streams
 from observability.metrics.slices import ByContext, ByPhase, ByTemplate
 from observability.metrics.speculation import (
     Acceptance,
@@ -22,6 +22,7 @@ from observability.metrics.workers import Workers
 GROUPS: tuple[type[Group], ...] = (
     Requests,
     Admission,
+    IgnoredFields,
     Queue,
     Streams,
     Store,

@@ -88,6 +88,9 @@ class Group:
     def refused(self, where: str, code: str) -> None:
         """A request was turned away; ``where`` is an API's name or a path."""
 
+    def ignored(self, where: str, names: Iterable[str]) -> None:
+        """A request is answered without these fields; ``where`` is an API's path."""
+
     def not_stored(self) -> None:
         """An answer that was to be stored could not be."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from observability.facts import Record
-from observability.labels import LABELS, Capped, Labels, api
+from observability.labels import LABELS, Capped, Labels, Names, api
 from observability.metrics.base import LONG_S, Group
 
 
@@ -60,6 +60,37 @@ class Admission(Group):
 
     def ended(self, labels: Labels, records: list[Record]) -> None:
         self._queued.observe(labels, [record.queued for record in records])
+
+
+FIELDS = (
+    "cache_prompt", "client_metadata", "enable_thinking", "extra_body", "format", "guardrails",
+    "input_type", "keep_alive", "logprob_token_ids", "models", "num_ctx", "options", "plugins",
+    "preset", "provider", "reasoning", "repeat_penalty", "route", "slot_id", "stream_interval",
+    "suffix", "thinking", "transforms", "typical_p", "usage", "verbose", "watermarking",
+    "web_search_options", "tools[].cache_control", "tools[].defer_loading", "tools[].strict",
+)  # fmt: skip
+"""Fields of other servers and of hosted APIs, that may be label values."""
+HOSTED_TOOL = "hosted_tool"
+
+
+class IgnoredFields(Group):
+    """Fields of requests that were answered without them: unknown ones, and hosted tools.
+
+    ``topk(5, sum by (field) (rate(eaglegate_ignored_fields_total[1h])))``
+    """
+
+    def declare(self) -> None:
+        self._known = Names.of(FIELDS)
+        help_ = "Request fields ignored, by API and name; unlisted names are other"
+        self._ignored = self.counter("ignored_fields", help_, ("api", "field"))
+
+    def ignored(self, where: str, names: Iterable[str]) -> None:
+        for name in names:
+            self._ignored(api(where), self._field(name)).inc()
+
+    def _field(self, name: str) -> str:
+        hosted = name.startswith("tools[") and not name.startswith("tools[].")
+        return HOSTED_TOOL if hosted else self._known(name)
 
 
 class Queue(Group):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from engine.speculation.policy import Flag, Mode, Rules
 from server.protocol.base import RequestModel
@@ -12,7 +12,13 @@ from server.protocol.base import RequestModel
 Depth = Annotated[int, Field(ge=0)]
 
 
-class FlagModel(RequestModel):
+class AdminModel(RequestModel):
+    """An operator's slip of the pen must not pass for a default."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class FlagModel(AdminModel):
     """Who speculates; ``share``, ``sticky`` and ``salt`` matter in mode share alone."""
 
     mode: Literal["on", "off", "share"] = "on"
@@ -24,7 +30,7 @@ class FlagModel(RequestModel):
         return Flag(Mode(self.mode), self.share, self.sticky, self.salt)
 
 
-class SpeculationModel(RequestModel):
+class SpeculationModel(AdminModel):
     """All rules at once: what is left out goes back to its default."""
 
     flag: FlagModel = FlagModel()

@@ -1,9 +1,10 @@
-"""The root of every request model: strict types, and one rule for fields that are not ours.
+"""The root of every request model, and one rule for fields.
 
 A field we know is acted on, or accepted as having no effect here, as docs/api.md lists. A field we
-know and cannot serve is in ``refused``: anything but a neutral value of it is a 400 that names it
-and says why. Any other field is a 400 that names it. Parts a chat template may read (messages and
-their content) are open instead: what we do not know of them goes to the template.
+know and cannot serve, though ignoring it would change the answer, is in ``refused``: anything but
+a neutral value of it is a 400 that names it and says why. Any other field is ignored and named in a
+header of the answer (``server.notices``). Parts a chat template may read (messages and their
+content) are open instead: what we do not know of them goes to the template.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from server.errors import InvalidRequest
+from server.protocol import lenient
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
 
 
 class RequestModel(BaseModel):
-    """What clients may send. Numbers are not made from strings."""
+    """What clients may send. Types are strict, but for what ``lenient`` takes."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Known fields that cannot be served, and why; None, False and empty values do no harm."""
@@ -30,7 +32,7 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, data: Any) -> Any:
-        if not cls.refused or not isinstance(data, dict):
+        if not isinstance(data, dict):
             return data
         for name in cls.refused.keys() & data.keys():
             if data[name]:
@@ -39,7 +41,8 @@ class RequestModel(BaseModel):
                     param=name,
                     code="unsupported_parameter",
                 )
-        return {name: value for name, value in data.items() if name not in cls.refused}
+        known = {name: value for name, value in data.items() if name not in cls.refused}
+        return lenient.take(cls, known)
 
 
 class OpenModel(BaseModel):

@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from server.errors import InvalidRequest
+from server.notices import ignore
 from server.protocol.base import RequestModel
 from server.protocol.strict_json import BadJSON, loads
+from server.protocol.unknown import unknown_fields
 
 Model = TypeVar("Model", bound=RequestModel)
 
@@ -17,7 +19,10 @@ SHOWN = 80
 
 
 def parse(body: bytes, model: type[Model]) -> Model:
-    """Raises InvalidRequest for anything that is not JSON, not an object, or breaks a rule."""
+    """Raises InvalidRequest for anything that is not JSON, not an object, or breaks a rule.
+
+    What ``model`` does not know is ignored, and the answer tells that.
+    """
     try:
         data = loads(body)
     except BadJSON as error:
@@ -25,9 +30,12 @@ def parse(body: bytes, model: type[Model]) -> Model:
     if not isinstance(data, dict):
         raise InvalidRequest(f"The body must be a JSON object, not {type(data).__name__}.")
     try:
-        return model.model_validate(data)
+        asked = model.model_validate(data)
     except ValidationError as error:
         raise _explain(error) from None
+    for name in unknown_fields(asked, data):
+        ignore(name)
+    return asked
 
 
 def _explain(error: ValidationError) -> InvalidRequest:

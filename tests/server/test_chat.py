@@ -164,7 +164,6 @@ async def test_without_a_limit_the_context_is_the_limit(lab):
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": "hi"}, "messages", "list"),
         ({"n": 0}, "n", "greater than or equal to 1"),
-        ({"colour": "red"}, "colour", "Unrecognized"),
         ({"min_tokens": 1000}, "messages", "maximum context length is 256"),
         ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
         ({"num_speculative_tokens": 9}, "num_speculative_tokens", "from 0 to 3"),

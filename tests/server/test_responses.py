@@ -190,7 +190,6 @@ async def test_truncation_leaves_out_the_oldest(lab):
         ({"background": True, "store": False}, "background"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"previous_response_id": "resp_no"}, "previous_response_id"),
-        ({"colour": 1}, "colour"),
         (
             {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 1}}}},
             "text.format.schema",
