@@ -18,6 +18,10 @@ CONSTRAINT_PARAM = {"responses": "text.format", "messages": "output_config.forma
 """Where each API says what the content must match; 'response_format' in the others."""
 
 
+Namespaced = tuple[str, str]
+"""A namespace, and a tool's own name in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolPolicy:
     """Which tools were offered and which calls the client wants."""
@@ -31,6 +35,8 @@ class ToolPolicy:
     parallel: bool = True
     custom: frozenset[str] = frozenset()
     """Which of the tools the client gave as custom ones."""
+    namespaces: Mapping[str, Namespaced] = field(default_factory=dict)
+    """Where those tools belong whose name here is a flat one."""
 
     @property
     def callable(self) -> tuple[Mapping[str, Any], ...]:

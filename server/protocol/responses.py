@@ -53,6 +53,7 @@ class FunctionCallItem(OpenModel):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -60,6 +61,7 @@ class CustomCallItem(OpenModel):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     input: str
 
 
@@ -85,7 +87,7 @@ InputItem = FunctionCallItem | CustomCallItem | OutputItem | ReasoningItem | Mes
 
 
 class Tool(OpenModel):
-    """Anything but a function or a custom tool is a hosted tool, and refused by its type."""
+    """A function, a custom tool or a namespace of them; anything else is a hosted tool."""
 
     type: str
     name: FunctionName | None = None
@@ -93,11 +95,14 @@ class Tool(OpenModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: CustomFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    """Those of a namespace."""
 
 
 class NamedChoice(RequestModel):
     type: Literal["function", "custom"]
     name: str
+    namespace: str | None = None
 
 
 class AllowedChoice(RequestModel):
@@ -168,6 +173,7 @@ class ResponsesRequest(CacheHints):
     text: Text | None = None
     reasoning: Reasoning | None = None
     metadata: Metadata | None = None
+    client_metadata: dict[str, Any] | None = None
     service_tier: ServiceTier | None = None
     user: str | None = None
 

@@ -98,7 +98,8 @@ def _policy(request: ChatRequest, served: Served) -> ToolPolicy:
     given = request.tools or ()
     offered = [_offered(tool, f"tools[{at}]") for at, tool in enumerate(given)]
     custom = [tool.custom.name for tool in given if isinstance(tool, CustomTool)]
-    return tools.policy(offered, _choice(request), request.parallel_tool_calls, served, custom)
+    parallel = request.parallel_tool_calls
+    return tools.policy(offered, _choice(request), parallel, served, custom=custom)
 
 
 def _offered(tool: FunctionTool | CustomTool, path: str) -> dict[str, Any]:

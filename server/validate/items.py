@@ -9,6 +9,7 @@ from server.errors import InvalidRequest
 from server.item_ids import new_id
 from server.protocol.responses import InputItem, OtherItem, Part, ResponsesRequest
 from server.validate.conversation import custom_call, parsed_arguments
+from server.validate.tools import flat_name
 
 Item = Mapping[str, Any]
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -104,9 +105,11 @@ def _other(item: Item) -> dict[str, Any]:
 
 
 def _call(item: Item) -> dict[str, Any]:
+    namespace, name = item.get("namespace"), item["name"]
+    name = flat_name(namespace, name) if namespace else name
     if item["type"] == "custom_tool_call":
-        return custom_call(item["call_id"], item["name"], item["input"])
-    function = {"name": item["name"], "arguments": parsed_arguments(item["arguments"])}
+        return custom_call(item["call_id"], name, item["input"])
+    function = {"name": name, "arguments": parsed_arguments(item["arguments"])}
     return {"id": item["call_id"], "type": "function", "function": function}
 
 

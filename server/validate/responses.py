@@ -13,18 +13,12 @@ from server.errors import InvalidRequest
 from server.job import Job, ToolPolicy
 from server.prompt import Conversation
 from server.protocol.chat import JsonObjectFormat
-from server.protocol.responses import (
-    AllowedChoice,
-    JsonSchemaFormat,
-    NamedChoice,
-    ResponsesRequest,
-    Tool,
-)
+from server.protocol.responses import JsonSchemaFormat, ResponsesRequest
 from server.validate import sampling as fields
-from server.validate import tools
 from server.validate.chat import effort_kwargs, template_of
 from server.validate.constraints import json_schema
 from server.validate.items import Item, messages
+from server.validate.response_tools import response_policy
 from server.validate.served import Served, check_model, depth
 
 LOGPROBS = "message.output_text.logprobs"
@@ -41,7 +35,7 @@ def responses_job(
     Raises InvalidRequest or NotFound; nothing has been started by then.
     """
     check_model(request.model, served)
-    policy = _policy(request, served)
+    policy = response_policy(request, served)
     talk = _conversation(request, items, policy, served)
     wanted = _constraint(request)
     sampling = _sampling(request, served.sampling)
@@ -132,46 +126,6 @@ def _constraint(request: ResponsesRequest) -> Constraint | None:
     return None
 
 
-def _policy(request: ResponsesRequest, served: Served) -> ToolPolicy:
-    offered = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())]
-    custom = [str(tool.name) for tool in request.tools or () if tool.type == "custom"]
-    return tools.policy(offered, _choice(request), request.parallel_tool_calls, served, custom)
-
-
-def _choice(request: ResponsesRequest) -> tools.Choice | None:
-    match request.tool_choice:
-        case None:
-            return None
-        case NamedChoice(name=name):
-            return tools.Choice("required", (name,), single=True)
-        case AllowedChoice(mode=mode, tools=allowed):
-            return tools.Choice(mode, tuple(tool.name for tool in allowed))
-        case "auto" | "none" as mode if not request.tools:
-            return tools.Choice("none" if mode == "auto" else mode)
-        case mode:
-            return tools.Choice(mode)
-
-
-def _tool(tool: Tool, path: str) -> dict[str, Any]:
-    if tool.type not in ("function", "custom") or tool.name is None:
-        raise InvalidRequest(
-            f"'{path}' has type '{tool.type}': there are no hosted tools here, only the client's "
-            "own (type 'function' or 'custom', with 'name').",
-            param=path,
-            code="unsupported_parameter",
-        )
-    if tool.type == "custom":
-        return tools.custom_tool(tool.name, tool.description, tool.format, path)
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    known = {key: value for key, value in function.items() if value is not None}
-    return {"type": "function", "function": known}
-
-
 def _repeated(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
     """What a response says of the request that made it."""
     given = request.model_dump(by_alias=True, exclude_none=True)
@@ -210,6 +164,6 @@ def _belonging(request: ResponsesRequest) -> dict[str, Any]:
 
 def _shown(tool: dict[str, Any]) -> dict[str, Any]:
     """A function with all its members, as the API's own schema demands."""
-    if tool["type"] == "custom":
+    if tool["type"] != "function":
         return tool
     return {"description": None, "parameters": None, "strict": None} | tool

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.job import ToolPolicy
+from server.job import Namespaced, ToolPolicy
 from server.parsing.free_text import PARAMETERS
 from server.protocol.chat import CustomFormat
 from server.validate.constraints import check_schema
@@ -45,12 +45,19 @@ def custom_tool(
     return {"type": "function", "function": {"name": name, **told, "parameters": PARAMETERS}}
 
 
+def flat_name(namespace: str, name: str) -> str:
+    """A tool of a namespace as the model knows it; vLLM writes it the same way."""
+    return f"{namespace}__{name}"
+
+
 def policy(
     tools: Sequence[OfferedTool],
     choice: Choice | None,
     parallel: bool | None,
     served: Served,
+    *,
     custom: Iterable[str] = (),
+    namespaces: Mapping[str, Namespaced] | None = None,
 ) -> ToolPolicy:
     """``custom`` names the tools that came as custom ones."""
     choice = choice or Choice("auto" if tools else "none")
@@ -58,7 +65,14 @@ def policy(
     if choice.mode != "none":
         _check_offered(offered, choice, served)
     several = parallel is not False and not choice.single
-    return ToolPolicy(offered, choice.mode, frozenset(choice.names), several, frozenset(custom))
+    return ToolPolicy(
+        offered,
+        choice.mode,
+        frozenset(choice.names),
+        several,
+        frozenset(custom),
+        namespaces or {},
+    )
 
 
 def _check_offered(tools: Sequence[OfferedTool], choice: Choice, served: Served) -> None:

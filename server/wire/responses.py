@@ -110,7 +110,7 @@ class Building:
             case ToolCallStart(_, call_id, name, custom):
                 self._pending.clear()
                 kind = "custom_tool_call" if custom else "function_call"
-                yield from self._open(kind, {"call_id": call_id, "name": name})
+                yield from self._open(kind, {"call_id": call_id, **self._named(name)})
             case ToolCallDelta(_, text):
                 assert self._item is not None
                 yield self._delta(f"{CALLS[self._item.kind][1]}.delta", text)
@@ -157,6 +157,11 @@ class Building:
         }
         metrics = self._finish and self._rendering.metrics(self._job, self._finish)
         return body | {"metrics": metrics} if metrics else body
+
+    def _named(self, name: str) -> dict[str, str]:
+        """A called tool as the client named it."""
+        found = self._job.tool_policy.namespaces.get(name)
+        return {"name": name} if found is None else {"namespace": found[0], "name": found[1]}
 
     def _text(self, kind: str, text: str) -> Iterator[Said]:
         if self._item is None or self._item.kind != kind:
