@@ -12,6 +12,7 @@ from engine.supervision.losses import EngineLoss
 from server.background import Runs
 from server.caller import caller
 from server.cross_origin import CrossOrigin
+from server.encryption import ReasoningCipher
 from server.errors import Unavailable
 from server.generate import Path
 from server.keys import KeyRing
@@ -54,6 +55,8 @@ class Gateway:
     observer: Observer = field(default_factory=NullObserver)
     store: ResponseStore | None = None
     """None stores no responses."""
+    cipher: ReasoningCipher = field(default_factory=ReasoningCipher.ephemeral)
+    """For reasoning that clients keep."""
     runs: Runs = field(default_factory=Runs)
     controls: Controls | None = None
     workers: Callable[[], Iterable[WorkerStatus]] = tuple

@@ -21,6 +21,7 @@ from server.protocol.chat import (
 )
 from server.protocol.sampling import Seed, SpeculationMetrics
 
+ENCRYPTED = "reasoning.encrypted_content"
 Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
 
@@ -77,6 +78,7 @@ class ReasoningItem(OpenModel):
     type: Literal["reasoning"]
     content: list[TextPart] | None = None
     summary: list[TextPart] | None = None
+    encrypted_content: str | None = None
 
 
 class OtherItem(OpenModel):
@@ -131,7 +133,7 @@ class Text(RequestModel):
 
 
 class Reasoning(RequestModel):
-    """Summaries are not written here: the reasoning itself is in the output."""
+    """With a summary, of whatever kind, the reasoning itself comes as one."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -182,6 +184,7 @@ class ResponsesRequest(CacheHints):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
     per_request_spec_decode_metrics: SpeculationMetrics | None = None
 
@@ -190,6 +193,11 @@ class ResponsesRequest(CacheHints):
         "moderation": "there is no moderation service here",
         "prompt": "there are no stored prompts here; write 'instructions' and 'input'",
     }
+
+    @property
+    def wants_summary(self) -> bool:
+        asked = self.reasoning
+        return asked is not None and bool(asked.summary or asked.generate_summary)
 
     @property
     def conversation_id(self) -> str | None:

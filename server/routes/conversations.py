@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -17,6 +18,7 @@ from server.protocol.conversations import (
     ConversationUpdate,
 )
 from server.protocol.parse import parse
+from server.protocol.responses import InputItem
 from server.routes.documented import accepts
 from server.routes.listing import Items, page
 from server.store import ConversationStore, StoredConversation
@@ -42,10 +44,13 @@ class Conversations:
     async def create(self, asked: ConversationRequest) -> dict[str, Any]:
         id, owner = f"conv_{uuid.uuid4().hex}", self._gateway.owner()
         made = StoredConversation(id, owner, int(time.time()), asked.metadata or {})
-        items = given_items(asked.items or (), "items")
+        items = self._given(asked.items or ())
         await self.store.put(made)
         await self.store.append(id, items)
         return _shown(made)
+
+    def _given(self, items: Iterable[InputItem]) -> Items:
+        return given_items(items, "items", self._gateway.cipher.reader(self._gateway.owner()))
 
     async def get(self, id: str) -> StoredConversation:
         """Raises NotFound."""
@@ -78,7 +83,7 @@ class Conversations:
 
     async def add(self, id: str, asked: ConversationItems) -> dict[str, Any]:
         await self.get(id)
-        items = given_items(asked.items, "items")
+        items = self._given(asked.items)
         await self.store.append(id, items)
         return page(items, len(items), "asc", None)
 

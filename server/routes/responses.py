@@ -20,7 +20,7 @@ from server.generate import Path, events
 from server.job import Job
 from server.observer import Observer
 from server.protocol.parse import parse
-from server.protocol.responses import ResponsesRequest
+from server.protocol.responses import ENCRYPTED, ResponsesRequest
 from server.response import (
     Batches,
     FoldedResponse,
@@ -36,6 +36,7 @@ from server.store import ConversationStore, ResponseStore, Stored
 from server.validate.items import Item, input_items
 from server.validate.responses import check_keeping, responses_job
 from server.wire import sse
+from server.wire.response_items import Thinking
 from server.wire.responses import Building, ResponseFold, ResponseStream
 
 LONGEST_CHAIN = 1000
@@ -57,7 +58,7 @@ class Desk:
         check_keeping(asked)
         kept = self._is_kept(asked)
         owner = gateway.owner()
-        given = input_items(asked)
+        given = input_items(asked, self._gateway.cipher.reader(owner))
         talk = asked.conversation_id
         before = (
             await self._before(asked.previous_response_id, owner)
@@ -70,6 +71,7 @@ class Desk:
         source = events(job, path, gateway.observer, arrived)
         store = gateway.store if kept else None
         making = _Making(job, owner, given, store, gateway.observer)
+        making.thinking = self._thinking(asked, owner)
         if talk is not None:
             making.conversations = (talk, self._conversations.store)
         if asked.background:
@@ -79,15 +81,15 @@ class Desk:
     def _now(self, making: _Making, path: Path, source: Batches) -> Response:
         job, timing = making.job, self._gateway.timing
         if job.stream:
-            stream = ResponseStream(job, rendering(path))
+            stream = ResponseStream(job, rendering(path), making.thinking)
             source = making.kept(source, stream.building)
             return StreamedResponse(source, stream, openai_body, timing)
-        fold = ResponseFold(job, rendering(path))
+        fold = ResponseFold(job, rendering(path), making.thinking)
         return FoldedResponse(making.kept(source, fold.building), fold, openai_body)
 
     async def _in_background(self, making: _Making, path: Path, source: Batches) -> Response:
         job = making.job
-        stream = ResponseStream(job, rendering(path))
+        stream = ResponseStream(job, rendering(path), making.thinking)
 
         async def keep() -> None:
             await making.keep_if_possible(stream.building)
@@ -149,6 +151,10 @@ class Desk:
             raise _unknown(id)
         return found
 
+    def _thinking(self, asked: ResponsesRequest, owner: str) -> Thinking:
+        encrypt = self._gateway.cipher.writer(owner) if ENCRYPTED in (asked.include or ()) else None
+        return Thinking(asked.wants_summary, encrypt)
+
     def _is_kept(self, asked: ResponsesRequest) -> bool:
         if self._gateway.store is not None:
             return asked.store is not False
@@ -192,6 +198,7 @@ class _Making:
         self._given = given
         self._store = store
         self._observer = observer
+        self.thinking = Thinking()
         self.conversations: tuple[str, ConversationStore] | None = None
         """Which conversation it belongs to, and where that is kept."""
 

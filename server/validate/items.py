@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from server.encryption import CannotDecrypt
 from server.errors import InvalidRequest
 from server.item_ids import new_id
-from server.protocol.responses import InputItem, OtherItem, Part, ResponsesRequest
+from server.protocol.responses import InputItem, OtherItem, Part, ReasoningItem, ResponsesRequest
 from server.validate.conversation import custom_call, parsed_arguments
 from server.validate.tools import flat_name
 
 Item = Mapping[str, Any]
+Decrypt = Callable[[str], str]
+"""``encrypted_content`` to text. Raises CannotDecrypt."""
+
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def input_items(request: ResponsesRequest) -> list[dict[str, Any]]:
+def input_items(request: ResponsesRequest, decrypt: Decrypt) -> list[dict[str, Any]]:
     """The input with an id for every item. Raises InvalidRequest for what is no text."""
     if isinstance(request.input, str):
         given = [{"type": "message", "role": "user", "content": request.input}]
         return [_listed(item) for item in given if item["content"]]
-    return given_items(request.input, "input")
+    return given_items(request.input, "input", decrypt)
 
 
-def given_items(items: Iterable[InputItem], param: str) -> list[dict[str, Any]]:
+def given_items(items: Iterable[InputItem], param: str, decrypt: Decrypt) -> list[dict[str, Any]]:
     """Items of the client's, as the API lists them. Raises InvalidRequest for what is no text."""
-    return [_listed(_checked(item, f"{param}[{at}]")) for at, item in enumerate(items)]
+    return [_listed(_checked(item, f"{param}[{at}]", decrypt)) for at, item in enumerate(items)]
 
 
-def _checked(item: InputItem, path: str) -> dict[str, Any]:
+def _checked(item: InputItem, path: str, decrypt: Decrypt) -> dict[str, Any]:
     if isinstance(item, OtherItem):
         raise InvalidRequest(
             f"'{path}' has type '{item.type}', which has no place here: this gateway has no "
@@ -38,7 +42,23 @@ def _checked(item: InputItem, path: str) -> dict[str, Any]:
     parts = getattr(item, "content", None) or getattr(item, "output", None) or ()
     if not isinstance(parts, str):
         _check_parts(parts, path)
-    return item.model_dump(exclude_none=True)
+    given = item.model_dump(exclude_none=True)
+    if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
+        text = _decrypted(item.encrypted_content, f"{path}.encrypted_content", decrypt)
+        return given | {"content": [{"type": "reasoning_text", "text": text}]}
+    return given
+
+
+def _decrypted(token: str, path: str, decrypt: Decrypt) -> str:
+    """What was encrypted here counts more than what the client has beside it."""
+    try:
+        return decrypt(token)
+    except CannotDecrypt as error:
+        raise InvalidRequest(
+            f"'{path}' cannot be decrypted: {error}. Send it as it came, or leave the item out.",
+            param=path,
+            code="invalid_encrypted_content",
+        ) from None
 
 
 def _check_parts(parts: Iterable[Part], path: str) -> None:
@@ -69,7 +89,7 @@ def messages(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
     for item in items:
         if item["type"] == "reasoning":
             turn = _open(turn)
-            _add(turn, ("reasoning", "reasoning_content"), _text(item.get("content")))
+            _add(turn, ("reasoning", "reasoning_content"), _thought(item))
         elif item["type"] in ("function_call", "custom_tool_call"):
             turn = _open(turn)
             turn.setdefault("tool_calls", []).append(_call(item))
@@ -86,6 +106,12 @@ def messages(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
             yield _other(item)
     if turn:
         yield turn
+
+
+def _thought(item: Item) -> str:
+    """The reasoning itself, else what a client has of it."""
+    summary = (part["text"] for part in item.get("summary") or ())
+    return _text(item.get("content")) or "\n\n".join(summary)
 
 
 def _open(turn: dict[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ def responses_job(
         sampling=sampling,
         prompts=(talk,),
         stream=bool(request.stream),
+        include_reasoning=request.include_reasoning is not False,
         drops_oldest=request.truncation == "auto",
         spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
         tool_policy=policy,

@@ -22,67 +22,21 @@ from server.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from server.item_ids import new_id
 from server.job import Job
 from server.wire import logprobs, sse
 from server.wire.rendering import Rendering
+from server.wire.response_items import Call, Item, Message, Said, Thinking, reasoning
 
-Said = dict[str, Any]
-"""One event of the API before it has its sequence number."""
-
-FIELDS: dict[str, dict[str, Any]] = {"message": {"role": "assistant"}, "reasoning": {"summary": []}}
-CALLS = {
-    "function_call": ("arguments", "response.function_call_arguments"),
-    "custom_tool_call": ("input", "response.custom_tool_call_input"),
-}
-"""Items that are calls: the member for their text, and the events that tell of it."""
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-
-
-class Item:
-    """One item of the output while it is written: a message, reasoning or a call."""
-
-    def __init__(self, kind: str, index: int, fields: dict[str, Any]) -> None:
-        self.kind = kind
-        self.index = index
-        self.id = new_id(kind)
-        self.texts: list[str] = []
-        self.logprobs: list[dict[str, Any]] = []
-        self._fields = fields
-
-    def shown(self, status: str) -> dict[str, Any]:
-        """The item as it is now."""
-        item = {"id": self.id, "type": self.kind, **self._fields, "status": status}
-        if self.kind in CALLS:
-            return item | {CALLS[self.kind][0]: self.text}
-        return item | {"content": [self.part()] if self.texts else []}
-
-    def part(self) -> dict[str, Any]:
-        if self.kind == "reasoning":
-            return {"type": "reasoning_text", "text": self.text}
-        return {
-            "type": "output_text",
-            "text": self.text,
-            "annotations": [],
-            "logprobs": self.logprobs,
-        }
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def at(self) -> dict[str, Any]:
-        """Where its deltas belong."""
-        place: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
-        return place if self.kind in CALLS else place | {"content_index": 0}
 
 
 class Building:
     """The response so far. ``feed`` says what each event made of it."""
 
-    def __init__(self, job: Job, rendering: Rendering) -> None:
+    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
         self._job = job
         self._rendering = rendering
+        self._thinking = thinking
         self._done: list[dict[str, Any]] = []
         self._item: Item | None = None
         self._pending: list[PositionLogprobs] = []
@@ -103,17 +57,18 @@ class Building:
     def feed(self, event: Event) -> Iterator[Said]:
         match event:
             case ContentDelta(text):
-                yield from self._text("message", text)
+                yield from self._content(text)
             case ReasoningDelta(text):
                 self._pending.clear()
-                yield from self._text("reasoning", text)
+                if self._job.include_reasoning:
+                    yield from self._reasoning(text)
             case ToolCallStart(_, call_id, name, custom):
                 self._pending.clear()
                 kind = "custom_tool_call" if custom else "function_call"
-                yield from self._open(kind, {"call_id": call_id, **self._named(name)})
+                yield from self._open(Call(kind, self._next, call_id, self._named(name)))
             case ToolCallDelta(_, text):
                 assert self._item is not None
-                yield self._delta(f"{CALLS[self._item.kind][1]}.delta", text)
+                yield self._item.grow(text)
             case ToolCallEnd():
                 yield from self._close("completed")
             case LogprobsDelta(positions):
@@ -158,46 +113,48 @@ class Building:
         metrics = self._finish and self._rendering.metrics(self._job, self._finish)
         return body | {"metrics": metrics} if metrics else body
 
+    @property
+    def _next(self) -> int:
+        """Where the next item stands."""
+        return len(self._done) + (self._item is not None)
+
     def _named(self, name: str) -> dict[str, str]:
         """A called tool as the client named it."""
         found = self._job.tool_policy.namespaces.get(name)
         return {"name": name} if found is None else {"namespace": found[0], "name": found[1]}
 
-    def _text(self, kind: str, text: str) -> Iterator[Said]:
-        if self._item is None or self._item.kind != kind:
-            yield from self._open(kind, dict(FIELDS[kind]))
-            assert self._item is not None
-            added = self._item.part()
+    def _content(self, text: str) -> Iterator[Said]:
+        if not isinstance(self._item, Message):
+            yield from self._close("completed")
             self._pending = _covering(text, self._pending, self._rendering)
-            yield {"type": "response.content_part.added", **self._item.at(), "part": added}
-        if kind == "reasoning":
-            yield self._delta("response.reasoning_text.delta", text)
-        else:
-            found = logprobs.positions(self._pending, self._rendering) if self._pending else []
-            self._pending.clear()
-            assert self._item is not None
-            self._item.logprobs.extend(found)
-            yield self._delta("response.output_text.delta", text) | {"logprobs": found}
+            yield from self._open(Message(self._next))
+        assert isinstance(self._item, Message)
+        found = logprobs.positions(self._pending, self._rendering) if self._pending else []
+        self._pending.clear()
+        self._item.logprobs.extend(found)
+        yield self._item.grow(text) | {"logprobs": found}
 
-    def _delta(self, kind: str, text: str) -> Said:
+    def _reasoning(self, text: str) -> Iterator[Said]:
+        if self._item is None or self._item.kind != "reasoning":
+            yield from self._open(reasoning(self._next, self._thinking))
         assert self._item is not None
-        self._item.texts.append(text)
-        return {"type": kind, **self._item.at(), "delta": text}
+        yield self._item.grow(text)
 
-    def _open(self, kind: str, fields: dict[str, Any]) -> Iterator[Said]:
+    def _open(self, item: Item) -> Iterator[Said]:
         yield from self._close("completed")
-        self._item = item = Item(kind, len(self._done), fields)
+        self._item = item
         shown = item.shown("in_progress")
         yield {"type": "response.output_item.added", "output_index": item.index, "item": shown}
+        yield from item.opening()
 
     def _close(self, status: str) -> Iterator[Said]:
         item = self._item
         if item is None:
             return
-        if item.kind == "message" and self._pending:
+        if isinstance(item, Message) and self._pending:
             item.logprobs.extend(logprobs.positions(self._pending, self._rendering))
             self._pending.clear()
-        yield from _written(item)
+        yield from item.written()
         shown = self._settle(status)
         yield {"type": "response.output_item.done", "output_index": item.index, "item": shown}
 
@@ -236,21 +193,6 @@ def _covering(
     return pending
 
 
-def _written(item: Item) -> Iterator[Said]:
-    """What is said of an item's text once it is whole."""
-    if item.kind in CALLS:
-        member, told = CALLS[item.kind]
-        named = {"name": item.shown("")["name"]} if item.kind == "function_call" else {}
-        yield {"type": f"{told}.done", **item.at(), **named, member: item.text}
-        return
-    if item.kind == "reasoning":
-        yield {"type": "response.reasoning_text.done", **item.at(), "text": item.text}
-    else:
-        done = {"type": "response.output_text.done", **item.at(), "text": item.text}
-        yield done | {"logprobs": item.logprobs}
-    yield {"type": "response.content_part.done", **item.at(), "part": item.part()}
-
-
 def _usage(finish: Finish) -> dict[str, Any]:
     usage = finish.usage
     return {
@@ -265,8 +207,8 @@ def _usage(finish: Finish) -> dict[str, Any]:
 class ResponseStream:
     """Numbers what ``Building`` says and encodes it as frames named by their type."""
 
-    def __init__(self, job: Job, rendering: Rendering) -> None:
-        self.building = Building(job, rendering)
+    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
+        self.building = Building(job, rendering, thinking)
         self._number = 0
 
     def encode(self, choice: int, events: list[Event]) -> bytes:
@@ -302,8 +244,8 @@ class ResponseStream:
 class ResponseFold:
     """Folds the same events into one response."""
 
-    def __init__(self, job: Job, rendering: Rendering) -> None:
-        self.building = Building(job, rendering)
+    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
+        self.building = Building(job, rendering, thinking)
         self.building.status = "in_progress"
 
     def add(self, choice: int, events: list[Event]) -> None:  # noqa: ARG002
