@@ -128,6 +128,14 @@ class Settings:
     )
     responses_retention_s: float = setting(30 * 86400.0, "seconds a response is kept")
     responses_most: int = setting(100_000, "responses kept; beyond them the oldest go")
+    encryption_key: tuple[str, ...] = setting(
+        (),
+        "Fernet keys for reasoning that clients keep: the first encrypts, all decrypt; "
+        "better in the environment or a file than on a command line",
+    )
+    encryption_key_file: str | None = setting(
+        None, "a file of such keys, one per line; without any, one is made beside the SQLite store"
+    )
     max_body_bytes: int = setting(8 << 20, "largest request body in bytes")
     first_event_grace_s: float = setting(
         10.0, "seconds a status line waits for the first token, so that errors keep their status"

@@ -15,7 +15,7 @@ from pathlib import Path
 import orjson
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
-from server.config import ConfigError
+from server.config import ConfigError, Settings
 
 KEY_FILE = "encryption.key"
 
@@ -59,17 +59,29 @@ class ReasoningCipher:
         return str(text)
 
 
-def load(keys: Sequence[str], file: str | None, source: str = "--encryption-key") -> list[str]:
-    """The keys given, or those of ``file``. Raises ConfigError, which shows no key."""
-    found = list(keys)
-    if file is not None:
-        source = f"--encryption-key-file {file}"
-        found += _lines(Path(file), source)
-        if not found:
-            raise ConfigError(f"{source} holds no key")
+def named_keys(settings: Settings) -> list[str]:
+    """The keys of the settings, then those of the file. Raises ConfigError, which shows no key."""
+    found = list(settings.encryption_key)
     for at, key in enumerate(found, 1):
-        _check(key, f"{source}: key {at}")
+        _check(key, f"--encryption-key: key {at}")
+    if settings.encryption_key_file is not None:
+        found += read_keys(Path(settings.encryption_key_file))
     return found
+
+
+def read_keys(path: Path) -> list[str]:
+    """One key per line; raises ConfigError, which shows no key."""
+    source = f"the encryption keys in {path}"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source} cannot be read: {error}") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"{source}: there is none")
+    for at, key in enumerate(keys, 1):
+        _check(key, f"{source}: key {at}")
+    return keys
 
 
 def load_or_make(directory: Path) -> list[str]:
@@ -80,7 +92,7 @@ def load_or_make(directory: Path) -> list[str]:
     path = directory / KEY_FILE
     if not path.exists():
         _make(path)
-    return load((), str(path))
+    return read_keys(path)
 
 
 def _make(path: Path) -> None:
@@ -95,14 +107,6 @@ def _make(path: Path) -> None:
         pass
     finally:
         made.unlink()
-
-
-def _lines(path: Path, source: str) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source} cannot be read: {error}") from None
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
 def _check(key: str, source: str) -> None:

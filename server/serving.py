@@ -27,6 +27,7 @@ from observability.observed import ObservedEngine
 from observability.settings import TelemetrySettings
 from observability.supervision import EngineWatch
 from observability.telemetry import Telemetry
+from server import encryption
 from server.admission import Admission, Bounds
 from server.app import create_app
 from server.backends import Backend, open_backend
@@ -43,7 +44,7 @@ from server.parsers import Parsers
 from server.progress import Progress
 from server.response import Timing
 from server.slicing import WORKLOADS
-from server.store.sql import Retention, SqlStore, StoreError, default_url
+from server.store.sql import Retention, SqlStore, StoreError, default_url, sqlite_directory
 from server.validate import Served
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Serving:
             losses=lambda: self._lasting.losses,
             observer=self._telemetry,
             store=_store(settings, self._progress),
+            cipher=_cipher(settings, self._progress),
         )
         gateway.controls = Controls(self._reload, self._lasting.set_depth)
         return gateway
@@ -169,6 +171,8 @@ class Serving:
         self._gateway.keys, self._admission.bounds = ring, bounds(fresh)
         self._gateway.request_timeout_s = fresh.request_timeout_s
         self._gateway.body_timeout_s = fresh.body_timeout_s
+        if named := encryption.named_keys(fresh):
+            self._gateway.cipher = encryption.ReasoningCipher(named)
         self._policy.rules = replace(self._policy.rules, key_depths=ring.depths)
         return {"keys": len(ring.keys), "bounds": asdict(self._admission.bounds)}
 
@@ -266,6 +270,22 @@ def _store(settings: Settings, progress: Progress) -> ResponseStore | None:
             raise ConfigError(f"--responses-store: {error}") from error
         progress(f"note: responses are kept in memory only: {error}")
         return SqlStore("sqlite://", retention)
+
+
+def _cipher(settings: Settings, progress: Progress) -> encryption.ReasoningCipher:
+    """Raises ConfigError for keys that were named and cannot be used."""
+    if named := encryption.named_keys(settings):
+        return encryption.ReasoningCipher(named)
+    store = settings.responses_store
+    directory = sqlite_directory(default_url() if store == "auto" else store)
+    try:
+        if directory is not None:
+            return encryption.ReasoningCipher(encryption.load_or_make(directory))
+        why = "there is no SQLite store to keep a key beside"
+    except OSError as error:
+        why = f"no key can be kept: {error}"
+    progress(f"note: encrypted reasoning is readable until this process ends: {why}")
+    return encryption.ReasoningCipher.ephemeral()
 
 
 def _telemetry(backend: Backend, settings: Settings) -> TelemetrySettings:

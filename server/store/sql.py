@@ -163,6 +163,17 @@ def default_url() -> str:
     return f"sqlite:///{Path.home()}/.local/state/eaglegate/responses.sqlite"
 
 
+def sqlite_directory(url: str) -> Path | None:
+    """Where the file of an SQLite store is; None for a database that is no file."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        return None
+    if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
+        return None
+    return Path(str(parsed.database)).parent
+
+
 def _connect(url: str) -> Engine:
     """Only the owner may read an SQLite file: it holds prompts."""
     parsed = make_url(url)
