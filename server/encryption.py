@@ -1,8 +1,8 @@
 """Encrypted reasoning: what the model thought, kept by the client and readable here alone.
 
-A token is Fernet's (AES-128-CBC under an HMAC-SHA256): what was changed cannot be read. ``Key.owner``
-is inside, so that the token of one tenant is useless to another.
-Of several keys the first encrypts and all decrypt.
+A token is Fernet's (AES-128-CBC under an HMAC-SHA256): what was changed cannot be read. The owner
+(``Key.owner``) is inside, so that the token of one tenant is useless to another. Of several keys
+the first encrypts and all decrypt.
 """
 
 from __future__ import annotations
