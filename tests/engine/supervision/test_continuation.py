@@ -1,0 +1,275 @@
+"""One request over several lives of its engine: each token once, each account once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import EngineDead
+from engine.speculation.accounting import Account, total
+from engine.supervision.continuation import Continuation, Diverged, behind, resumable
+from engine.supervision.rules import Outcome
+from engine.types import (
+    Constraint,
+    DecodeStep,
+    EngineRequest,
+    FinishReason,
+    PositionLogprobs,
+    Sampling,
+    Step,
+    TokenLogprob,
+    Undrafted,
+)
+
+ANSWER = tuple(range(100, 124))
+PLAIN = Sampling(max_tokens=len(ANSWER), temperature=0)
+PENALISED = replace(PLAIN, presence_penalty=0.5)
+
+
+def request(sampling: Sampling = PLAIN, **fields: object) -> EngineRequest:
+    return EngineRequest("r", (1, 2, 3), sampling, **fields)
+
+
+def life(sent: EngineRequest, cuts: Sequence[int]) -> list[Step]:
+    """What an engine says to ``sent``: the rest of ANSWER in steps of so many tokens."""
+    left = ANSWER[len(sent.prompt) - 3 :]
+    assert sent.sampling.max_tokens == len(left)
+    steps, at = [], 0
+    sizes = iter(cuts)
+    while at < len(left):
+        ids = left[at : at + next(sizes, 1)]
+        decode = (DecodeStep(len(ids) + 1, len(ids) - 1, len(ids)),) if at else ()
+        if not at and len(ids) > 1:  # the prefill token came with a whole step behind it
+            decode = (DecodeStep(len(ids), len(ids) - 2, len(ids) - 1),)
+        at += len(ids)
+        chances = tuple(PositionLogprobs(TokenLogprob(i, -1.0, 1), ()) for i in ids)
+        steps.append(
+            Step(
+                ids,
+                decode=decode,
+                logprobs=chances,
+                cached_tokens=2 if at == len(ids) else None,
+                finish=FinishReason.LENGTH if at == len(left) else None,
+            )
+        )
+    return steps
+
+
+sizes = st.lists(st.integers(1, 5), max_size=30)
+
+
+@given(
+    lives=st.lists(st.tuples(sizes, st.integers(0, 30)), max_size=4),
+    last=sizes,
+    sampling=st.sampled_from([PLAIN, PENALISED, replace(PLAIN, temperature=1.0, seed=7)]),
+)
+def test_each_token_and_each_account_comes_once(lives, last, sampling):
+    continuation = Continuation(request(sampling))
+    passed: list[Step] = []
+    left_out: list[DecodeStep] = []
+    replays = sampling is not PLAIN
+    for cuts, die_after in [*lives, (last, 1000)]:
+        if continuation.complete:
+            break
+        begun = any(step.token_ids for step in passed)
+        replayed = (Outcome.REPLAYED if replays else Outcome.RESUMED) if begun else Outcome.RERUN
+        assert continuation.way is replayed
+        sent = continuation.rest()
+        for step in life(sent, cuts)[:die_after]:
+            new = continuation.take(step)
+            if new is not None:
+                passed.append(new)
+                assert len(new.logprobs) == len(new.token_ids)
+        left_out += continuation.take_left_out()
+        assert continuation.take_left_out() == []
+    assert tuple(i for step in passed for i in step.token_ids) == ANSWER
+    assert [p.chosen.token_id for step in passed for p in step.logprobs] == list(ANSWER)
+    account = Account()
+    for step in passed:
+        account.add(step)
+    assert account.totals.imbalance == 0
+    assert account.totals.first_tokens == 1
+    assert all(step.finish is None for step in passed[:-1])
+    if not replays:
+        assert not left_out
+
+
+def test_steps_that_come_again_are_left_out_whole_and_counted():
+    continuation = Continuation(request(PENALISED))
+    continuation.rest()
+    first = life(request(PENALISED), [1, 3, 3])[:3]
+    for step in first:
+        assert continuation.take(step) is step
+    sent = continuation.rest()
+    assert sent.prompt == (1, 2, 3)
+    assert sent.sampling.prompt_logprobs is None
+    again = life(sent, [1, 3, 3])
+    assert [continuation.take(step) for step in again[:3]] == [None, None, None]
+    assert total(continuation.take_left_out()).accepted == sum(
+        decode.accepted for step in first for decode in step.decode
+    )
+    assert continuation.take(again[3]) == replace(again[3], cached_tokens=None)
+
+
+def test_a_resumed_request_asks_for_the_rest_alone():
+    sampling = replace(PLAIN, min_tokens=10, prompt_logprobs=3)
+    continuation = Continuation(request(sampling))
+    assert continuation.rest().sampling.prompt_logprobs == 3
+    for step in life(request(sampling), [1, 4])[:2]:
+        continuation.take(step)
+    sent = continuation.rest()
+    assert sent.prompt == (1, 2, 3, *ANSWER[:5])
+    assert sent.sampling.max_tokens == len(ANSWER) - 5
+    assert sent.sampling.min_tokens == 5
+    assert sent.sampling.prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("depth", "reason"), [(0, Undrafted.OFF), (3, Undrafted.REFUSED), (None, Undrafted.REFUSED)]
+)
+def test_the_second_prefills_token_is_a_plain_decode_step(depth, reason):
+    continuation = Continuation(request(depth=depth))
+    continuation.rest()
+    continuation.take(Step((100,)))
+    continuation.rest()
+    assert continuation.take(Step((), cached_tokens=2)) is None
+    step = continuation.take(Step((101,), cached_tokens=2))
+    assert step.decode == (DecodeStep(0, 0, 1, undrafted=reason),)
+    assert step.cached_tokens is None
+    assert continuation.take(Step((102,), decode=(DecodeStep(3, 0, 1),))).decode == (
+        DecodeStep(3, 0, 1),
+    )
+
+
+def test_without_accounts_none_is_made_up():
+    continuation = Continuation(request(), accounts=False)
+    continuation.rest()
+    continuation.take(Step((100,)))
+    continuation.rest()
+    assert continuation.take(Step((101,))).decode == ()
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        [Step((100, 999))],
+        [Step((999,))],
+        [Step((100,), finish=FinishReason.STOP)],
+        [Step((100,)), Step((101, 999, 103))],
+    ],
+)
+def test_a_replay_that_comes_out_otherwise_is_noticed(again):
+    continuation = Continuation(request(PENALISED))
+    continuation.rest()
+    continuation.take(Step((100, 101, 102)))
+    continuation.rest()
+    with pytest.raises(Diverged):
+        for step in again:
+            assert continuation.take(step) is None
+
+
+def test_a_replay_may_end_with_the_last_token_that_was_delivered():
+    continuation = Continuation(request(PENALISED))
+    continuation.rest()
+    continuation.take(Step((100, 101)))
+    continuation.rest()
+    step = continuation.take(Step((100, 101), finish=FinishReason.STOP, stop_token=5))
+    assert (step.token_ids, step.finish, step.stop_token) == ((), FinishReason.STOP, 5)
+
+
+def test_an_account_for_the_whole_answer_stays_whole():
+    continuation = Continuation(request(PENALISED))
+    continuation.rest()
+    continuation.take(Step((100, 101)))
+    continuation.rest()
+    assert continuation.take(Step((100, 101))) is None
+    whole = (DecodeStep(3, 1, 2), DecodeStep(3, 1, 2))
+    step = continuation.take(Step((102,), decode=whole, finish=FinishReason.STOP))
+    assert step.decode == whole
+    continuation = Continuation(request(PENALISED))
+    continuation.rest()
+    continuation.take(Step((100, 101)))
+    continuation.rest()
+    step = continuation.take(Step((100, 101, 102), decode=whole, finish=FinishReason.STOP))
+    assert step.decode == whole
+    assert continuation.take_left_out() == []
+
+
+def test_a_seeded_answer_goes_on_behind_its_tokens_where_a_replay_diverged():
+    continuation = Continuation(request(replace(PLAIN, temperature=1.0, seed=7)))
+    continuation.rest()
+    continuation.take(Step((100,)))
+    assert continuation.way is Outcome.REPLAYED
+    continuation.diverged()
+    assert continuation.way is Outcome.RESUMED
+    assert continuation.rest().prompt == (1, 2, 3, 100)
+
+
+@pytest.mark.parametrize(
+    "given", [request(PENALISED), request(constraint=Constraint("regex", "a+"))]
+)
+def test_an_answer_that_needs_its_state_does_not_go_on_otherwise(given):
+    continuation = Continuation(given)
+    with pytest.raises(EngineDead, match="could not be continued"):
+        continuation.diverged()
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        (request(), True),
+        (request(replace(PLAIN, temperature=1.0)), True),
+        (request(replace(PLAIN, seed=1)), True),
+        (request(replace(PLAIN, temperature=1.0, seed=1)), False),
+        (request(PENALISED), False),
+        (request(replace(PLAIN, frequency_penalty=-1.0)), False),
+        (request(constraint=Constraint("regex", "a+")), False),
+    ],
+)
+def test_what_can_be_resumed(given, answer):
+    assert resumable(given) is answer
+
+
+def test_a_sampled_answer_that_will_be_replayed_gets_a_seed():
+    sampled = replace(PENALISED, temperature=1.0)
+    seeds = {Continuation(request(sampled)).rest().sampling.seed for _ in range(8)}
+    assert len(seeds) > 1
+    assert None not in seeds
+    assert Continuation(request(replace(sampled, seed=3))).rest().sampling.seed == 3
+    assert Continuation(request(replace(PLAIN, temperature=1.0))).rest().sampling.seed is None
+    assert Continuation(request(PENALISED)).rest().sampling.seed is None
+
+
+def test_complete_when_only_the_end_is_missing():
+    continuation = Continuation(request())
+    continuation.rest()
+    for step in life(request(), [8, 8, 7]):
+        assert not continuation.complete
+        continuation.take(step)
+    assert continuation.complete
+
+
+@pytest.mark.parametrize(
+    ("tokens", "left"),
+    [
+        (0, [DecodeStep(3, 3, 4), DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)]),
+        (1, [DecodeStep(3, 3, 4), DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)]),
+        (2, [DecodeStep(2, 2, 3), DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)]),
+        (
+            4,
+            [
+                DecodeStep(0, 0, 1, undrafted=Undrafted.REFUSED),
+                DecodeStep(0, 0, 1, undrafted=Undrafted.OFF),
+            ],
+        ),
+        (5, [DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)]),
+        (6, []),
+    ],
+)
+def test_accounts_behind_so_many_tokens(tokens, left):
+    decode = (DecodeStep(3, 3, 4), DecodeStep(0, 0, 1, undrafted=Undrafted.OFF))
+    assert list(behind(Step((1, 2, 3, 4, 5, 6), decode=decode), tokens)) == left
