@@ -1,0 +1,44 @@
+"""Steps whose tokens no client was given still count: vLLM's own counters hold them, too."""
+
+from __future__ import annotations
+
+from engine.speculation.accounting import Totals, total
+from engine.types import Constraint, DecodeStep
+from tests.engine.supervision.mortal import Cradle, Mortal, ask, collect, supervised
+
+LOST = total([DecodeStep(3, 2, 3)], requests=0)
+
+
+class Counting(Mortal):
+    """An engine that has one step of its own that nobody was given."""
+
+    @property
+    def unclaimed(self) -> Totals:
+        return LOST
+
+
+async def test_steps_of_a_replay_that_were_delivered_before_are_unclaimed():
+    cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 3)
+    engine, _ = supervised(cradle)
+    await engine.start()
+    got = await collect(engine, ask(constraint=Constraint("json_object")))
+    before = [step for at, step in enumerate(got) if at < 3]
+    delivered = total((d for step in before for d in step.decode), requests=0)
+    assert delivered.verify_steps == 2
+    assert engine.unclaimed == delivered
+    await engine.aclose()
+
+
+async def test_what_engines_count_outlives_them():
+    cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 3)
+    cradle.make = lambda: (
+        cradle.lives.append(Counting(cradle, len(cradle.lives))) or cradle.lives[-1]
+    )
+    engine, _ = supervised(cradle)
+    assert engine.unclaimed == Totals()
+    await engine.start()
+    assert engine.unclaimed == LOST
+    await collect(engine, ask())
+    assert len(cradle.lives) == 2
+    assert engine.unclaimed == LOST + LOST
+    await engine.aclose()
