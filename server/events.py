@@ -69,7 +69,7 @@ class ToolCallEnd:
 
 @dataclass(frozen=True, slots=True)
 class PromptEcho:
-    """The prompt of a choice, first of all its events, for jobs that want it back.
+    """The prompt of a choice, in its first batch, for jobs that want it back.
 
     ``logprobs`` has one entry per token when asked for; None where nothing precedes the token.
     """
@@ -105,6 +105,13 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageDelta:
+    """Token counts of a choice so far, first of a batch, for jobs that want them."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Ends one choice. ``reason``: stop, length, tool_calls or abort; ``stop`` is what matched.
 
@@ -120,4 +127,4 @@ class Finish:
 
 
 ParserEvent = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
-Event = ParserEvent | PromptEcho | TokensDelta | LogprobsDelta | Finish
+Event = ParserEvent | PromptEcho | TokensDelta | LogprobsDelta | UsageDelta | Finish

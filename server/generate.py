@@ -30,6 +30,7 @@ from server.events import (
     PromptEcho,
     TokensDelta,
     Usage,
+    UsageDelta,
 )
 from server.job import Job, PromptSource
 from server.observer import Ending, Observation, Observer, RequestFacts
@@ -228,6 +229,12 @@ class _Reading:
 
     def read(self, step: Step) -> list[Event]:
         """The events of one step; the last step brings Finish."""
+        batch = self._read(step)
+        if batch and self.job.continuous_usage:
+            batch.insert(0, UsageDelta(self._usage()))
+        return batch
+
+    def _read(self, step: Step) -> list[Event]:
         self.account.add(step)
         self.cached = step.cached_tokens or self.cached
         batch: list[Event] = [] if self.begun else self._opening(step)
@@ -271,24 +278,27 @@ class _Reading:
         return events, len(token_ids)
 
     def _finish(self, step: Step) -> Finish:
-        totals = self.account.totals
-        speculated = totals.decode_steps > 0
         stopped = self.parser.stopped
         return Finish(
             reason=self.parser.finish_reason(
                 FinishReason.STOP if stopped is not None else step.finish or FinishReason.STOP
             ),
             stop=stopped if stopped is not None else step.stop_token,
-            usage=Usage(
-                prompt=len(self.prompt),
-                completion=totals.tokens,
-                cached=self.cached,
-                reasoning=self.parser.reasoning_tokens,
-                accepted=totals.accepted if speculated else None,
-                rejected=totals.proposed - totals.accepted if speculated else None,
-            ),
+            usage=self._usage(),
             decode=self.account.decode_steps,
-            totals=totals,
+            totals=self.account.totals,
+        )
+
+    def _usage(self) -> Usage:
+        totals = self.account.totals
+        speculated = totals.decode_steps > 0
+        return Usage(
+            prompt=len(self.prompt),
+            completion=totals.tokens,
+            cached=self.cached,
+            reasoning=self.parser.reasoning_tokens,
+            accepted=totals.accepted if speculated else None,
+            rejected=totals.proposed - totals.accepted if speculated else None,
         )
 
 

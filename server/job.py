@@ -68,6 +68,8 @@ class Job:
     skip_special_tokens: bool = True
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
+    """Every chunk of a stream carries its choice's usage so far."""
     include_reasoning: bool = True
     parses: bool = True
     """Whether reasoning and tool calls are looked for; completions deliver the text as it is."""

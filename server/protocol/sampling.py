@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -22,10 +21,7 @@ SpeculationMetrics = Literal["none", "summary", "detailed"]
 class StreamOptions(RequestModel):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-
-    refused: ClassVar[Mapping[str, str]] = {
-        "continuous_usage_stats": "usage comes once, at the end of the stream"
-    }
+    continuous_usage_stats: bool | None = None
 
 
 class StructuredOutputs(RequestModel):

@@ -53,6 +53,7 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
         skip_special_tokens=request.skip_special_tokens is not False,
         stream=bool(request.stream),
         include_usage=fields.include_usage(request),
+        continuous_usage=fields.continuous_usage(request),
         include_reasoning=request.include_reasoning is not False,
         spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
         return_token_ids=bool(request.return_token_ids),

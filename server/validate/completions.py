@@ -49,6 +49,7 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
         skip_special_tokens=request.skip_special_tokens is not False,
         stream=bool(request.stream),
         include_usage=fields.include_usage(request),
+        continuous_usage=fields.continuous_usage(request),
         parses=False,
         echo=bool(request.echo),
         echo_only=request.max_tokens == 0,

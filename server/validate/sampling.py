@@ -69,6 +69,12 @@ def include_usage(request: SamplingFields) -> bool:
     return options is not None and bool(options.include_usage)
 
 
+def continuous_usage(request: SamplingFields) -> bool:
+    """Whether every chunk carries the usage so far; as in vLLM only beside ``include_usage``."""
+    options = request.stream_options
+    return include_usage(request) and options is not None and bool(options.continuous_usage_stats)
+
+
 def service_tier(asked: str | None) -> dict[str, str]:
     """There is one tier, ``default``; a request that names any hears which one served it."""
     return {} if asked is None else {"service_tier": "default"}

@@ -19,11 +19,12 @@ from server.events import (
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
+    UsageDelta,
 )
 from server.job import Job
 from server.wire import logprobs, sse
 from server.wire.rendering import Rendering
-from server.wire.usage import usage_object
+from server.wire.usage import usage_object, usage_tail
 
 PLAIN: Final = b'},"logprobs":null,"finish_reason":null}]'
 """The rest of a chunk after its delta, when it carries nothing else."""
@@ -88,6 +89,9 @@ class ChatStream:
 
     def encode(self, choice: int, events: list[Event]) -> bytes:
         """The frames for one step of one choice; may be empty."""
+        if isinstance(events[0], UsageDelta):
+            self._carry(events[0])
+            events = events[1:]
         frames = [] if choice in self._opened else [self._opening(choice, events[0])]
         extra: dict[str, Any] = {}
         for event in events:
@@ -119,6 +123,11 @@ class ChatStream:
     def fail(self, error: GatewayError) -> bytes:
         """OpenAI's error object as a frame; SDKs raise it as an APIError."""
         return sse.frame(openai_body(error)) + sse.DONE
+
+    def _carry(self, delta: UsageDelta) -> None:
+        """The frames of this step have the usage so far."""
+        self._tail = usage_tail(delta)
+        self._plain = PLAIN + self._tail
 
     def _opening(self, choice: int, first: Event) -> bytes:
         self._opened.add(choice)

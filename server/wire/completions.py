@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from engine.types import PositionLogprobs
 from server.errors import GatewayError, openai_body
-from server.events import ContentDelta, Event, Finish, LogprobsDelta, PromptEcho, TokensDelta
+from server.events import (
+    ContentDelta,
+    Event,
+    Finish,
+    LogprobsDelta,
+    PromptEcho,
+    TokensDelta,
+    UsageDelta,
+)
 from server.job import Job
 from server.wire import logprobs, sse
 from server.wire.chat import answer_metrics, finish_fields
 from server.wire.rendering import Rendering
-from server.wire.usage import usage_object
+from server.wire.usage import usage_object, usage_tail
+
+PLAIN: Final = b',"logprobs":null,"finish_reason":null}]'
+"""The rest of a chunk after its text, when it carries nothing else."""
 
 
 @dataclass(slots=True)
@@ -160,7 +171,7 @@ class CompletionStream:
         self._writers = _writers(job, rendering)
         self._head = b"data: " + orjson.dumps(_head(job))[:-1]
         self._tail = b',"usage":null}\n\n' if job.include_usage else b"}\n\n"
-        self._plain = b',"logprobs":null,"finish_reason":null}]' + self._tail
+        self._plain = PLAIN + self._tail
         self._heads = [
             self._head + b',"choices":[{"index":%d,"text":' % index
             for index in range(job.num_choices)
@@ -168,6 +179,10 @@ class CompletionStream:
         self._ends: dict[int, Finish] = {}
 
     def encode(self, choice: int, events: list[Event]) -> bytes:
+        if isinstance(events[0], UsageDelta):
+            self._tail = usage_tail(events[0])
+            self._plain = PLAIN + self._tail
+            events = events[1:]
         if len(events) == 1 and isinstance(events[0], ContentDelta):
             return self._heads[choice] + orjson.dumps(events[0].text) + self._plain
         piece = self._writers[choice].piece(events)

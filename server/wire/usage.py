@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.events import Usage
+import orjson
+
+from server.events import Usage, UsageDelta
 
 
 def usage_object(choices: Mapping[int, Usage], n: int) -> dict[str, Any]:
@@ -28,3 +30,8 @@ def usage_object(choices: Mapping[int, Usage], n: int) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached for usage in prompts)},
         "completion_tokens_details": details,
     }
+
+
+def usage_tail(delta: UsageDelta) -> bytes:
+    """The end of a chunk that carries its choice's usage so far, as vLLM writes it."""
+    return b',"usage":' + orjson.dumps(usage_object({0: delta.usage}, 1)) + b"}\n\n"

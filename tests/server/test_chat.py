@@ -97,6 +97,32 @@ async def test_usage_comes_last_when_asked_for(lab):
     assert answer.done
 
 
+async def test_usage_so_far_is_on_every_chunk_when_asked_for(lab):
+    lab.says("<think>\nhm\n</think>\n\na b c", [1, 2])
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *before, last = (await lab.chat(stream=True, stream_options=options)).chunks
+    counts = [chunk["usage"]["completion_tokens"] for chunk in before]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1] == last["usage"]["completion_tokens"]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in before} == {last["usage"]["prompt_tokens"]}
+    options["include_usage"] = False
+    assert all(
+        "usage" not in c for c in (await lab.chat(stream=True, stream_options=options)).chunks
+    )
+
+
+async def test_usage_so_far_is_of_one_choice_and_in_the_end_of_all(lab):
+    lab.says("a b c", [1, 2])
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *before, last = (await lab.chat(stream=True, n=2, stream_options=options)).chunks
+    latest = {chunk["choices"][0]["index"]: chunk["usage"] for chunk in before}
+    assert (
+        sum(usage["completion_tokens"] for usage in latest.values())
+        == (last["usage"]["completion_tokens"])
+    )
+    assert {usage["prompt_tokens"] for usage in latest.values()} == {last["usage"]["prompt_tokens"]}
+
+
 async def test_a_stop_string_ends_the_answer_and_the_engine_request(lab):
     lab.says("one two three four", [1, 100])
     body = (await lab.chat(stop=[" three"])).json

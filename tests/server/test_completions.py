@@ -134,6 +134,15 @@ async def test_usage_metrics_and_token_ids(lab):
     assert chunks[0]["choices"][0]["prompt_token_ids"] == list(lab.engine.requests[0].prompt)
 
 
+async def test_usage_so_far_is_on_every_chunk_when_asked_for(lab):
+    lab.says("three four five", [1, 2])
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *before, last = (await complete(lab, stream=True, stream_options=options)).chunks
+    counts = [chunk["usage"]["completion_tokens"] for chunk in before]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1] == last["usage"]["completion_tokens"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_without_tokens_the_prompt_is_all_of_the_answer(lab, stream):
     lab.says_with_logprobs("three four", size=1)
