@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from engine.redaction import redact
-
 
 class DiscoveryError(Exception):
-    """The source cannot be read now; who was known stays. The message names it and the cause, and
-    holds no credentials."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(redact(message))
+    """The source cannot be read now; who was known stays. The message names it and the cause."""
 
 
 class Source(Protocol):

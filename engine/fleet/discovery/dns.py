@@ -8,7 +8,6 @@ import socket
 from urllib.parse import urlsplit
 
 from engine.fleet.discovery.base import DiscoveryError
-from engine.redaction import redact
 
 RESOLVE_S = 10.0
 
@@ -27,7 +26,7 @@ class Resolved:
         scheme, _, rest = name.rpartition("://")
         parts = urlsplit(f"//{rest}")
         if not parts.hostname or parts.port is None:
-            raise ValueError(f"a name of workers is HOST:PORT; given {redact(name)!r}")
+            raise ValueError(f"a name of workers is HOST:PORT; given {name!r}")
         self._scheme = scheme or "http"
         self._host, self._port = parts.hostname, parts.port
 

@@ -1,0 +1,101 @@
+"""One brain, one gateway in front of it, and a desk per test."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests import workers
+from tests.clients.brain import Brain
+from tests.clients.desk import Desk
+from tests.clients.local_server import serve_in_thread
+from tests.clients.traffic import Traffic
+from tests.conftest import serving
+
+LONG = 400_000
+"""A context no agent fills by accident: the demo's tokens are short."""
+FLAGS = (
+    "--served-model-name=demo",
+    "--tool-call-parser=hermes",
+    "--reasoning-parser=qwen3",
+)
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def brain() -> Brain:
+    return Brain()
+
+
+StartGateway = Callable[[int], str]
+
+
+@pytest.fixture(scope="session")
+def start_gateway(
+    stack: ExitStack, brain: Brain, tmp_path_factory: pytest.TempPathFactory
+) -> StartGateway:
+    """A gateway with a context of so many tokens; one per length."""
+    started: dict[int, str] = {}
+
+    def start(max_model_len: int) -> str:
+        if max_model_len not in started:
+            folder = tmp_path_factory.mktemp(f"gateway-{max_model_len}")
+            model = make_model(folder, max_model_len)
+            worker = stack.enter_context(serve_in_thread(brain.worker(max_model_len).app()))
+            store = f"--responses-store=sqlite:///{folder}/responses.sqlite"
+            flags = (str(model), *FLAGS, store, "--upstream", worker)
+            gateway = stack.enter_context(serving(folder / "serve.log", flags))
+            started[max_model_len] = gateway.url
+        return started[max_model_len]
+
+    return start
+
+
+def make_model(folder: Path, max_model_len: int) -> Path:
+    """The demo's tokenizer and template with a longer context."""
+    model = folder / "demo"
+    shutil.copytree(workers.MODEL, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = max_model_len
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+MakeDesk = Callable[[int], Desk]
+
+
+@pytest.fixture
+def make_desk(start_gateway: StartGateway, brain: Brain, tmp_path: Path) -> Iterator[MakeDesk]:
+    """A desk before a gateway with that context."""
+    with ExitStack() as stack:
+
+        def make(max_model_len: int) -> Desk:
+            gateway = start_gateway(max_model_len)
+            traffic = Traffic(gateway)
+            url = stack.enter_context(serve_in_thread(traffic.app()))
+            for name in ("home", "project"):
+                (tmp_path / name).mkdir()
+            scratch = Path(stack.enter_context(TemporaryDirectory(prefix="eg-")))
+            make.last = Desk(tmp_path, url, scratch, gateway, brain, traffic)
+            return make.last
+
+        brain.plays.clear()
+        brain.rules.clear()
+        brain.seen.clear()
+        yield make
+
+
+@pytest.fixture
+def desk(make_desk: MakeDesk) -> Desk:
+    return make_desk(LONG)

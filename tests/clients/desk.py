@@ -1,0 +1,131 @@
+"""Where a client runs: a temporary home and project, no way out but loopback, no telemetry."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.clients import mcp_server
+from tests.clients.brain import Brain
+from tests.clients.install import folder_of, install, node_bin
+from tests.clients.pins import BY_NAME
+from tests.clients.traffic import Traffic
+
+LIMIT_S = 120
+NOWHERE = "http://127.0.0.1:9"
+"""Discard: a proxy that is not there, so that whoever leaves loopback fails at once."""
+QUIET = {
+    "CI": "1",
+    "NO_COLOR": "1",
+    "DO_NOT_TRACK": "1",
+    "TERM": "dumb",
+    "LANG": "C.UTF-8",
+    "HTTP_PROXY": NOWHERE,
+    "HTTPS_PROXY": NOWHERE,
+    "http_proxy": NOWHERE,
+    "https_proxy": NOWHERE,
+    "NO_PROXY": "127.0.0.1,localhost",
+    "no_proxy": "127.0.0.1,localhost",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A client's run that has ended."""
+
+    code: int
+    out: str
+    errors: str
+
+    def __str__(self) -> str:
+        return f"ended with {self.code}\n-- out\n{self.out[-6000:]}\n-- err\n{self.errors[-6000:]}"
+
+
+@dataclass(frozen=True)
+class Desk:
+    """One test's client: its project folder, and the gateway as the client reaches it."""
+
+    folder: Path
+    url: str
+    scratch: Path
+    """A short path: sockets of some clients live there."""
+    gateway: str
+    """The gateway's own address, past the record."""
+    brain: Brain
+    traffic: Traffic
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def project(self) -> Path:
+        return self.folder / "project"
+
+    @property
+    def notes(self) -> Path:
+        """What the MCP server has been told to remember."""
+        return self.folder / "notes.txt"
+
+    @property
+    def mcp_command(self) -> list[str]:
+        return [sys.executable, str(Path(mcp_server.__file__).resolve()), str(self.notes)]
+
+    def write(self, path: str, text: str) -> Path:
+        """A file of the project; its folders are made."""
+        file = self.project / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def read(self, path: str) -> str:
+        return (self.project / path).read_text()
+
+    def run(
+        self, client: str, *command: str, limit_s: float = LIMIT_S, env: Mapping[str, str] = {}
+    ) -> Ran:
+        """A command of an installed client, in the project."""
+        folder = install(BY_NAME[client])
+        binaries = folder / ("node_modules/.bin" if BY_NAME[client].kind == "npm" else "bin")
+        path = os.pathsep.join((str(binaries), str(node_bin()), os.environ["PATH"]))
+        home = {"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / ".config")}
+        home |= {"XDG_DATA_HOME": str(self.home / ".data"), "TMPDIR": str(self.scratch)}
+        environment = QUIET | home | {"PATH": path} | self.environment | dict(env)
+        return run(command, self.project, environment, limit_s)
+
+    def run_script(self, client: str, script: Path, *arguments: str, **more: str) -> Ran:
+        """A script of ours with an installed client's packages."""
+        if BY_NAME[client].kind != "npm":
+            return self.run(client, "python", str(script), *arguments, env=more)
+        beside = folder_of(BY_NAME[client]) / script.name
+        install(BY_NAME[client])
+        beside.write_text(script.read_text())
+        return self.run(client, "node", str(beside), *arguments, env=more)
+
+
+def run(command: tuple[str, ...], folder: Path, environment: dict[str, str], limit_s: float) -> Ran:
+    """Its end, or what it had said when its time was up; nothing it started stays behind."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, errors = process.communicate(timeout=limit_s)
+        return Ran(process.returncode, out, errors)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, errors = process.communicate()
+        return Ran(-1, out, f"{errors}\nkilled after {limit_s} s")

@@ -1,0 +1,40 @@
+"""Vercel's AI SDK: four providers of two major versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.clients.brain import call
+from tests.clients.desk import Desk
+
+SCRIPT = Path(__file__).parent / "ai_sdk.mjs"
+CLIENTS = [pytest.param(name, marks=pytest.mark.client(name)) for name in ("ai6", "ai7")]
+
+
+def play(desk: Desk) -> None:
+    thought = "<think>\nI look.\n</think>\n\n"
+    desk.brain.plays["weather"] = [(thought, call("weather", city="Oslo")), "It rains in Oslo."]
+    desk.brain.plays["thanks"] = ["You are welcome."]
+    desk.brain.plays["object"] = ['{"city": "Oslo", "degrees": 12}']
+
+
+@pytest.mark.parametrize("provider", ["openai", "openai-chat", "anthropic", "compatible"])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_tool_loop(desk, client, provider):
+    """runs a tool loop whole and streamed, a second turn, an object"""
+    play(desk)
+    ran = desk.run_script(client, SCRIPT, provider, desk.url)
+    assert ran.code == 0, ran
+    found = json.loads(ran.out)
+    assert found["whole"] == found["streamed"] == "It rains in Oslo."
+    assert found["cities"] == ["Oslo", "Oslo"]
+    assert found["steps"] == 2
+    assert found.get("reasoning") == (None if provider == "openai-chat" else "I look.")
+    assert found["tokens"]
+    assert found["finish"] == "stop"
+    assert found["second"] == "You are welcome."
+    assert found["object"] == {"city": "Oslo", "degrees": 12}
+    assert not desk.traffic.refused
