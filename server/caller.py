@@ -17,13 +17,17 @@ class Caller:
     timeout_s: float | None = None
     session: str | None = None
     """What the client calls the session this request belongs to."""
+    client: str = ""
+    """The client's address, or the network it counts as one of."""
 
-    def visitor(self, deadline: float | None) -> Visitor:
+    def visitor(self, deadline: float | None = None) -> Visitor:
         """As admission knows them."""
         if self.key is None:
-            return Visitor(deadline=deadline)
+            return Visitor(deadline=deadline, client=self.client)
         key = self.key
-        return Visitor(key.name, key.priority, key.quota, key.concurrency, deadline)
+        return Visitor(
+            key.name, key.priority, key.quota, key.concurrency, deadline, key.weight, self.client
+        )
 
 
 caller: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039

@@ -13,13 +13,14 @@ no other way to ask for one. What changes anything does not, because browsers se
 along with what other sites make them send.
 
 What can be refused without reading the body is refused here: while the gateway drains, while the
-queue is full.
+queue has no room for this key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import ipaddress
 from typing import Any
 
 import orjson
@@ -88,10 +89,11 @@ class Door:
         if is_operator(path):
             return Caller(self._operator(path, headers))
         key = self._gateway.keys.find(_given(headers)) if self._gateway.keys else None
-        if scope["method"] == "POST" and path.startswith("/v1/"):
-            self._gateway.require().admission.check()
         session = headers.get(self._gateway.session_header) or None
-        return Caller(key, self._timeout(headers), session)
+        who = Caller(key, self._timeout(headers), session, _network(scope))
+        if scope["method"] == "POST" and path.startswith("/v1/"):
+            self._gateway.require().admission.check(who.visitor())
+        return who
 
     def _check_port(self, scope: Scope, path: str) -> None:
         """Each port has its own paths, where there are two."""
@@ -202,6 +204,18 @@ def _given(headers: Headers) -> str | None:
     if len(given) > 1:
         raise Unauthenticated("'authorization' and 'x-api-key' hold different API keys.")
     return given.pop() if given else None
+
+
+def _network(scope: Scope) -> str:
+    """The peer's address; of IPv6 its first 64 bits, which one client can have to itself."""
+    client = (scope.get("client") or ("", 0))[0]
+    try:
+        address = ipaddress.ip_address(client)
+    except ValueError:
+        return str(client)
+    if address.version == 4:
+        return str(address)
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _hurried(receive: Receive, seconds: float) -> Receive:

@@ -14,7 +14,8 @@ up costs microseconds. The file is YAML::
         concurrency: 16
         depth: 3                     # draft tokens per step when the request does not say
         expires: 2027-01-31          # a date (its end, UTC) or a time with a zone
-        admin: false                 # true opens /metrics, /debug and /admin
+        admin: false                 # true opens /metrics, /debug and /admin; such a key's requests
+                                     # go before every class unless it is given one
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.admission import Priority
 from server.config import ConfigError, Settings
@@ -41,6 +42,8 @@ PREFIX = "eg-"
 MIN_LENGTH = 16
 """Characters of a key given in plain text; shorter ones could be guessed from their hash."""
 
+ADMIN: dict[str, Any] = {"name": "admin", "admin": True, "priority": Priority.OPERATOR}
+"""What the key of ``--admin-api-key`` is."""
 NAME_DIGITS = 8
 """Hexadecimal digits of the hash in the name of a key given in plain text."""
 
@@ -120,6 +123,10 @@ class KeyRing:
         return found[0]
 
     @property
+    def classes(self) -> frozenset[Priority]:
+        return frozenset(key.priority for key in self.keys)
+
+    @property
     def depths(self) -> dict[str, int]:
         """Default speculation depths by key name."""
         return {key.name: key.depth for key in self.keys if key.depth is not None}
@@ -132,7 +139,7 @@ class KeyEntry(BaseModel):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    priority: str = "normal"
+    priority: Literal["high", "normal", "low"] | None = None
     weight: Annotated[float, Field(ge=0.01, le=1000)] = 1.0
     models: Annotated[list[str], Field(min_length=1)] | None = None
     requests_per_minute: Limit | None = None
@@ -142,18 +149,11 @@ class KeyEntry(BaseModel):
     expires: datetime | date | None = None
     admin: bool = False
 
-    @field_validator("priority")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        if value.upper() not in Priority.__members__:
-            raise ValueError("must be high, normal or low")
-        return value
-
     def key(self) -> Key:
         return Key(
             self.name,
             bytes.fromhex(self.sha256),
-            priority=Priority[self.priority.upper()],
+            priority=self._class(),
             weight=self.weight,
             models=None if self.models is None else frozenset(self.models),
             concurrency=self.concurrency,
@@ -162,6 +162,11 @@ class KeyEntry(BaseModel):
             expires=None if self.expires is None else _moment(self.expires),
             admin=self.admin,
         )
+
+    def _class(self) -> Priority:
+        if self.priority is not None:
+            return Priority[self.priority.upper()]
+        return Priority.OPERATOR if self.admin else Priority.NORMAL
 
     def _quota(self) -> Quota | None:
         if self.requests_per_minute is None and self.tokens_per_minute is None:
@@ -180,7 +185,7 @@ def load(path: str | None, plain: Iterable[str] = (), admin: str | None = None) 
     keys = [] if path is None else _from_file(Path(path))
     keys += [_plain(key, f"API key {at}") for at, key in enumerate(plain, 1)]
     if admin is not None:
-        keys.append(replace(_plain(admin, "the admin's API key"), name="admin", admin=True))
+        keys.append(replace(_plain(admin, "the admin's API key"), **ADMIN))
     _refuse_twins(keys)
     return KeyRing(tuple(keys))
 

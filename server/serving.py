@@ -83,7 +83,7 @@ class Serving:
         self._engine = ObservedEngine(self._lasting, self._telemetry)
         self._telemetry.watch_workers(backend.workers)
         self._policy = Policy(Rules(key_depths=keys.depths))
-        self._admission = Admission(bounds(settings))
+        self._admission = Admission(bounds(settings), classes=keys.classes)
         self._telemetry.watch_admission(lambda: self._admission)
         self._gateway = self._new_gateway(keys)
         self._app = ObservedHTTP(
@@ -169,6 +169,7 @@ class Serving:
         line = await asyncio.to_thread(read_again, self._line.argv)
         fresh, ring = line.settings, keys_of(line.settings)
         self._gateway.keys, self._admission.bounds = ring, bounds(fresh)
+        self._admission.classes = ring.classes
         self._gateway.request_timeout_s = fresh.request_timeout_s
         self._gateway.body_timeout_s = fresh.body_timeout_s
         if named := encryption.named_keys(fresh):

@@ -35,6 +35,7 @@ def router(gateway: Gateway) -> APIRouter:
             "queued_requests": admission.queued,
             "queued_prompt_tokens": admission.queued_tokens,
             "requests_inside": admission.num_inside,
+            "by_key": admission.by_key(),
             "served_per_s": None if rate is None else round(rate, 3),
             "tasks": len(asyncio.all_tasks()),
             "bounds": asdict(admission.bounds),

@@ -69,13 +69,13 @@ async def test_a_class_goes_before_the_next():
     admission = Admission(Bounds(running=1))
     first = Client(admission)
     await settle()
-    low, normal, high = (Client(admission, Visitor(priority=p)) for p in reversed(Priority))
+    clients = [Client(admission, Visitor(priority=p)) for p in reversed(Priority)]
     await settle()
     order = []
-    for _ in range(3):
+    for _ in clients:
         await (order[-1] if order else first).leave()
-        order += [c for c in (low, normal, high) if c.running and c not in order]
-    assert order == [high, normal, low]
+        order += [c for c in clients if c.running and c not in order]
+    assert order == clients[::-1]
 
 
 async def test_one_that_leaves_the_queue_takes_nobody_s_place():
@@ -173,23 +173,37 @@ async def test_what_cannot_be_in_time_is_refused_at_once():
     with pytest.raises(TooManyRequests, match="could not be answered in time") as refused:
         Client(admission, Visitor(deadline=clock.now + 3))
     assert refused.value.code == "deadline_unreachable"
-    Client(admission, Visitor(deadline=clock.now + 60)).stack.close()
+    await Client(admission, Visitor(deadline=clock.now + 60)).leave()
     await running.leave()
     await waiting.leave()
 
 
-def test_the_rate_is_measured_and_forgets():
+def test_the_rate_is_learned_from_how_long_places_are_held():
     clock = Clock()
     rate = ServiceRate(clock)
-    assert rate.retry_after_s(10) == rate.UNKNOWN_S
+    assert rate.retry_after_s(10, 2) == rate.UNKNOWN_S
     for _ in range(11):
-        rate.note(1.0)
         clock.now += 0.5
-    assert rate.per_s == pytest.approx(2, rel=0.2)
-    assert rate.retry_after_s(20) == pytest.approx(10, rel=0.2)
-    assert rate.retry_after_s(10**6) == rate.MAX_S
-    clock.now += 3600
-    assert rate.per_s is None
+        rate.note(1.0)
+    assert rate.per_s == pytest.approx(2)
+    assert rate.retry_after_s(20, 2) == pytest.approx(10)
+    assert rate.retry_after_s(10**6, 2) == rate.MAX_S
+    rate.note(5.5, sequences=2)
+    assert rate.wait_s(12, 2) == pytest.approx(11)
+
+
+@pytest.mark.parametrize("idle_s", [0, 14, 59, 61, 36000])
+def test_idle_time_does_not_make_the_gateway_look_slow(idle_s):
+    """Two requests of 7 s each before the pause; one place, so the real wait of a third is 14 s."""
+    clock = Clock()
+    rate = ServiceRate(clock)
+    for _ in range(2):
+        clock.now += 7
+        rate.note(7.0)
+    clock.now += idle_s
+    assert rate.retry_after_s(2, 1) == pytest.approx(14)
+    assert rate.typical_s == 7
+    assert (rate.per_s is None) == (idle_s > 60 - 7)
 
 
 def test_requests_per_minute_fill_again():

@@ -59,7 +59,7 @@ def test_the_file_says_all_there_is_to_say(tmp_path):
         ("keys: [{name: a, sha256: secret}]", r"keys\.0\.sha256"),
         ("keys: [{name: a, sha256: %s, colour: red}]" % ("f" * 64), "colour"),
         ("keys: [{name: a, sha256: %s, concurrency: 0}]" % ("f" * 64), "concurrency"),
-        ("keys: [{name: a, sha256: %s, priority: urgent}]" % ("f" * 64), "high, normal or low"),
+        ("keys: [{name: a, sha256: %s, priority: urgent}]" % ("f" * 64), "priority"),
         ("keys: [{name: a, sha256: %s, weight: 0}]" % ("f" * 64), "weight"),
         ("keys: [{name: a, sha256: %s, weight: .inf}]" % ("f" * 64), "weight"),
         ("keys: [a: b: c", "cannot be read"),
