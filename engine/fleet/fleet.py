@@ -265,6 +265,9 @@ class Fleet:
         except DiscoveryError as error:
             log.error("workers stay as they are: %s", error)
             return
+        except Exception:
+            log.exception("workers stay as they are: a source cannot be read")
+            return
         if found != self._found.get(number):
             self._found[number] = found
             self._update()

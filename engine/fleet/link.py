@@ -65,3 +65,5 @@ async def close(engine: Engine) -> None:
             await engine.aclose()
     except TimeoutError:
         log.error("an engine could not be closed in %g s", CLOSE_S)
+    except Exception:
+        log.exception("an engine could not be closed")

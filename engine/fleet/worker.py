@@ -103,7 +103,6 @@ class Worker:
     def begin(self) -> None:
         """Tend it from now on."""
         self._tending = asyncio.create_task(self._tend())
-        self._tending.add_done_callback(_told)
 
     async def aclose(self) -> None:
         """What runs in it ends with EngineDead."""
@@ -116,13 +115,21 @@ class Worker:
             await link.closed.wait()
 
     async def _tend(self) -> None:
+        """For as long as the process lives: what goes wrong in here is a failed probe."""
         while True:
-            if self.breaker.closed:
-                await self._rest()
-                await self._look_after()
-            else:
-                await asyncio.sleep(max(0.0, self.breaker.retry_at - now()))
-                await self._admit()
+            try:
+                await self._tend_once()
+            except Exception:
+                log.exception("maintenance of worker %s failed; it goes on", self.name)
+                await asyncio.sleep(self.rules.poll_s)
+
+    async def _tend_once(self) -> None:
+        if self.breaker.closed:
+            await self._rest()
+            await self._look_after()
+        else:
+            await asyncio.sleep(max(0.0, self.breaker.retry_at - now()))
+            await self._admit()
 
     def failed(self, reason: str) -> None:
         """A request failed through this worker's fault: have a look at it."""
@@ -168,10 +175,13 @@ class Worker:
     async def _count(self, engine: Engine) -> None:
         """Ask for its own counters, if it has any; those it had stand when it does not answer."""
         self._count_at = now() + self.rules.count_s
-        if isinstance(engine, Counting):
-            with suppress(TimeoutError, EngineError):
-                async with asyncio.timeout(self.rules.ask_s):
-                    self.counted = await engine.counted()
+        if not isinstance(engine, Counting):
+            return
+        try:
+            async with asyncio.timeout(self.rules.ask_s):
+                self.counted = await engine.counted()
+        except (EngineError, TimeoutError) as error:
+            log.debug("worker %s does not tell its counters: %s", self.name, error)
 
     def _give_up(self, reason: str, cause: Cause) -> None:
         """It is dead or hangs: its requests go on elsewhere."""
@@ -198,11 +208,19 @@ class Worker:
             return Health(live=False, reason=f"no answer for {self.rules.ask_s:g} s")
         except EngineError as error:
             return Health(live=False, reason=str(error))
+        except Exception as error:
+            log.exception("worker %s could not be asked for its health", self.name)
+            return Health(live=False, reason=f"not known: {type(error).__name__}")
 
     async def _admit(self) -> None:
         """Probe it through an engine of its own, and let it serve if it passes."""
         self.breaker.probe()
-        engine = self.make(self.name)
+        try:
+            engine = self.make(self.name)
+        except Exception as error:
+            log.exception("no engine can be made for worker %s", self.name)
+            self._not_admitted(f"no engine can be made for it: {type(error).__name__}")
+            return
         try:
             async with asyncio.timeout(self.rules.admit_s):
                 info = await engine.start()
@@ -214,12 +232,16 @@ class Worker:
         except asyncio.CancelledError:
             await close(engine)
             raise
+        except Exception as error:
+            log.exception("the probe of worker %s failed in an unforeseen way", self.name)
+            await close(engine)
+            self._not_admitted(f"its probe failed: {type(error).__name__}")
         else:
             self._admitted(Link(engine, info))
 
     def _not_admitted(self, reason: str) -> None:
         if reason != self.reason:
-            log.info("worker %s does not serve: %s", self.name, reason)
+            log.warning("worker %s does not serve: %s", self.name, reason)
         self.reason = reason
         self.breaker.open(now())
         self.changed(self)
@@ -231,12 +253,6 @@ class Worker:
         self.breaker.close()
         log.info("worker %s serves", self.name)
         self.changed(self)
-
-
-def _told(tending: asyncio.Task[None]) -> None:
-    """A worker nobody tends would be lost in silence."""
-    if not tending.cancelled() and (error := tending.exception()) is not None:
-        log.critical("a worker is tended no more", exc_info=error)
 
 
 async def _makes_a_token(engine: Engine) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from base64 import b64encode
+from dataclasses import dataclass, field
 from enum import StrEnum
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 TEXT_PREFIX = "text+"
 
@@ -20,27 +21,54 @@ class Speaks(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One worker's address. ``str()`` gives what ``parse`` reads."""
+    """One worker's address. ``str()`` gives what ``parse`` reads, without credentials."""
 
     url: str
     """Scheme, host, port and perhaps a path, without a slash at the end."""
     speaks: Speaks = Speaks.TOKENS
+    authorization: str | None = field(default=None, repr=False, compare=False)
+    """From ``http://user:password@...``; sent to this worker in place of the key."""
 
     @classmethod
     def parse(cls, given: str) -> Upstream:
         """``http://host:port`` or ``text+http://host:port``. Raises ValueError."""
         url = given.strip().removeprefix(TEXT_PREFIX).rstrip("/")
         speaks = Speaks.TEXT if given.strip().startswith(TEXT_PREFIX) else Speaks.TOKENS
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_address(url):
             raise ValueError(
                 f"a worker's address is http://HOST:PORT, or text+http://HOST:PORT for one that "
-                f"speaks text only; given {given!r}"
+                f"speaks text only; given {_without_userinfo(given)!r}"
             )
-        return cls(url.removesuffix("/v1"), speaks)
+        userinfo = urlsplit(url).netloc.rpartition("@")[0]
+        clean = url.replace(f"//{userinfo}@", "//", 1).removesuffix("/v1")
+        return cls(clean, speaks, basic(userinfo) if userinfo else None)
 
     def __str__(self) -> str:
         return (TEXT_PREFIX if self.speaks is Speaks.TEXT else "") + self.url
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not (parts.query or parts.fragment)
+        )
+    except ValueError:
+        return False
+
+
+def _without_userinfo(given: str) -> str:
+    _, found, rest = given.rpartition("@")
+    return f"***@{rest}" if found else rest
+
+
+def basic(userinfo: str) -> str:
+    """``user:password``, percent-encoded, as HTTP's Basic authentication has it."""
+    user, _, password = userinfo.partition(":")
+    return "Basic " + b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
 
 
 @dataclass(frozen=True, slots=True)

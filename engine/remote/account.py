@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import lt
 from typing import Any
 
+from engine.remote.reading import WorkerFault, integer, integers, object_of
 from engine.speculation.accounting import shared_step
 from engine.types import DecodeStep, Undrafted
 
+MOST_DEPTH = 256
+SPARE = 16
+"""Steps there may be besides one for each token: vLLM pads some prompts with one."""
 Verified = tuple[int, int]
 """Of one step: drafted, accepted."""
 
@@ -31,22 +36,35 @@ class Told:
     """False: from a histogram, so only their sums mean anything."""
 
     @classmethod
-    def read(cls, said: Mapping[str, Any]) -> Told:
-        """From vLLM's ``metrics.speculative_decoding``. Raises KeyError."""
-        drafted, accepted = said.get("per_step_drafted"), said.get("per_step_accepted")
-        depth = int(said["num_spec_tokens"])
-        if drafted is not None and accepted is not None:
-            return cls(depth, tuple(zip(drafted, accepted, strict=True)))
-        return cls(depth, tuple(_of_histogram(said)), ordered=False)
+    def read(cls, value: Any, most: int) -> Told:
+        """From vLLM's ``metrics.speculative_decoding`` of an answer of at most ``most`` tokens.
+
+        Raises WorkerFault.
+        """
+        said, most = object_of(value, "speculative_decoding"), most + SPARE
+        depth = integer(said.get("num_spec_tokens"), "num_spec_tokens", 0, MOST_DEPTH)
+        if said.get("per_step_drafted") is None or said.get("per_step_accepted") is None:
+            return cls(depth, _of_histogram(said, depth, most), ordered=False)
+        drafted = integers(said["per_step_drafted"], "per_step_drafted", 0, depth + 1, most)
+        accepted = integers(said["per_step_accepted"], "per_step_accepted", 0, depth + 1, most)
+        if len(drafted) != len(accepted) or any(map(lt, drafted, accepted)):
+            raise WorkerFault("per_step_accepted does not fit per_step_drafted")
+        return cls(depth, tuple(zip(drafted, accepted, strict=True)))
 
 
-def _of_histogram(said: Mapping[str, Any]) -> Iterator[Verified]:
+def _of_histogram(said: Mapping[str, Any], depth: int, most: int) -> tuple[Verified, ...]:
     """Steps with the histogram's accepted counts and, together, all that was drafted."""
-    depth, counts = int(said["num_spec_tokens"]), enumerate(said["acceptance_histogram"])
-    accepted = [at for at, count in counts for _ in range(count)]
-    rejected = int(said["num_draft_tokens"]) - sum(accepted)
+    counts = integers(said.get("acceptance_histogram"), "histogram", 0, most + 1, depth + 1)
+    if sum(counts) > most:
+        raise WorkerFault(f"the histogram has {sum(counts)} steps for at most {most} tokens")
+    accepted = [at for at, count in enumerate(counts) for _ in range(count)]
+    drafted = integer(said.get("num_draft_tokens"), "num_draft_tokens", 0, depth * len(accepted))
+    return tuple(_shared(accepted, depth, drafted - sum(accepted)))
+
+
+def _shared(accepted: Sequence[int], depth: int, rejected: int) -> Iterator[Verified]:
     for reached in accepted:
-        share = min(depth - reached, rejected)
+        share = max(0, min(depth - reached, rejected))
         rejected -= share
         yield reached + share, reached
 

@@ -1,34 +1,57 @@
-"""HTTP to one worker: pooled connections, patience by stage, errors as the engine's own."""
+"""HTTP to one worker: pooled connections, patience by stage, errors as the engine's own.
+
+Every byte a worker sends comes in here, within bounds of size and time (``limits.py``); what it
+means is read by ``reading.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import orjson
 
-from engine.errors import (
-    EngineDead,
-    EngineError,
-    EngineFailed,
-    EngineOverloaded,
-    EngineUnreachable,
-    RequestRejected,
-)
+from engine.errors import EngineDead, EngineError, EngineOverloaded, EngineUnreachable
+from engine.redaction import redact
+from engine.remote import limits, refusals
 from engine.remote.access import Access, Upstream
+from engine.remote.limits import Limits
+from engine.remote.reading import WorkerFault, json_of, message_of, message_of_error, quote
 from engine.remote.sse import Payloads
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 seconds after which vLLM's server closes a connection nobody uses."""
 ASK_S = 10.0
 """Patience with questions that take no generation."""
+END_S = 2.0
+"""From the end of a stream's data to the end of the stream."""
+LONGEST_WAIT_S = 3600.0
+"""The most Retry-After a worker is believed."""
 DONE = b"[DONE]"
 BUSY = (429, 503)
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Nothing of the request has left this machine."""
+EVENT_STREAM = "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer, within bounds."""
+
+    status: int
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        return self.status == httpx.codes.OK
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
 
 
 class Connection:
@@ -41,7 +64,7 @@ class Connection:
         self.health_path = "/health"
         self._client = httpx.AsyncClient(
             base_url=upstream.url,
-            headers={"authorization": f"Bearer {access.key}"} if access.key else {},
+            headers={"accept-encoding": "identity"} | _authorization(upstream, access),
             timeout=httpx.Timeout(access.connect_s, read=None, write=access.first_token_s),
             limits=httpx.Limits(
                 max_connections=access.connections,
@@ -57,91 +80,109 @@ class Connection:
 
     async def ask(
         self, path: str, body: Mapping[str, Any] | None = None, patience_s: float = ASK_S
-    ) -> httpx.Response:
+    ) -> Reply:
         """One question, one answer of whatever status. Raises EngineDead without one."""
         method = "GET" if body is None else "POST"
         content = None if body is None else orjson.dumps(body)
-        try:
+        request = self._client.build_request(method, path, content=content, headers=_headers(body))
+        with self._faults(f"gave no answer in {patience_s:g} s"):
             async with asyncio.timeout(patience_s):
-                return await self._client.request(
-                    method, path, content=content, headers=_headers(body)
-                )
-        except TimeoutError:
-            raise EngineDead(f"{self.upstream} gave no answer in {patience_s:g} s") from None
-        except httpx.HTTPError as error:
-            raise self._gone(error) from error
+                response = await self._client.send(request, stream=True)
+                try:
+                    said = await self._body(response, limits.QUESTION)
+                finally:
+                    await response.aclose()
+        return Reply(response.status_code, said)
 
-    async def whole(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
+    async def whole(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], most: Limits
+    ) -> Any:
         """An answer that is not streamed. Raises EngineError."""
         async with self._sent(path, body, headers) as response:
-            return orjson.loads(await response.aread())
+            async with asyncio.timeout(self._access.first_token_s):
+                said = await self._body(response, most.event)
+        return json_of(said, "the answer")
 
     async def stream(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], most: Limits
     ) -> AsyncGenerator[Any, None]:
         """The data of a stream's events, parsed. Raises EngineError.
 
         Closing it closes the connection, by which the worker aborts the request.
         """
-        payloads = Payloads()
-        async with (
-            self._sent(path, body, headers) as response,
-            aclosing(self._patient(response)) as pieces,
-        ):
-            async for piece in pieces:
-                for data in payloads.feed(piece):
-                    if data != DONE:
-                        yield await self._read(data)
+        payloads, frames, done = Payloads(most.event), 0, False
+        async with self._sent(path, body, headers) as response:
+            _check_type(response)
+            async with aclosing(_pieces(response)) as pieces:
+                until = _clock() + self._access.first_token_s
+                while (piece := await _next_piece(pieces, until)) is not None:
+                    for data in payloads.feed(piece):
+                        frames += 1
+                        if done or frames > most.frames:
+                            raise WorkerFault(f"the stream goes on after {frames - 1} events")
+                        if data == DONE:
+                            done = True
+                        else:
+                            yield await self._read(data)
+                        until = _clock() + (END_S if done else self._access.idle_s)
 
     @asynccontextmanager
     async def _sent(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> AsyncIterator[httpx.Response]:
         """The answer to a request that was taken."""
-        request = self._client.build_request(
-            "POST", path, content=orjson.dumps(body), headers=_headers(body) | dict(headers)
-        )
-        response = None
-        try:
+        content, headers = orjson.dumps(body), _headers(body) | dict(headers)
+        request = self._client.build_request("POST", path, content=content, headers=headers)
+        with self._faults("stopped answering"):
             async with asyncio.timeout(self._access.first_token_s):
                 response = await self._client.send(request, stream=True)
+            try:
                 if response.status_code != httpx.codes.OK:
                     raise await self._refused(response)
-            yield response
-        except TimeoutError:
-            raise EngineDead(f"{self.upstream} stopped answering.") from None
-        except (httpx.HTTPError, httpx.StreamError, orjson.JSONDecodeError, ValueError) as error:
-            raise self._gone(error) from error
-        finally:
-            if response is not None:
+                yield response
+            finally:
                 await response.aclose()
 
-    async def _patient(self, response: httpx.Response) -> AsyncGenerator[bytes, None]:
-        """Each piece in its time; the first one takes longer."""
-        pieces, patience_s = response.aiter_raw(), self._access.first_token_s
-        while True:
-            try:
-                async with asyncio.timeout(patience_s):
-                    piece = await anext(pieces)
-            except StopAsyncIteration:
-                return
-            yield piece
-            patience_s = self._access.idle_s
+    @contextmanager
+    def _faults(self, silent: str) -> Iterator[None]:
+        """Whatever goes wrong inside is the worker's failure: an EngineError, with its name."""
+        try:
+            yield
+        except WorkerFault as error:
+            raise WorkerFault(f"{self.upstream}: {error}") from error
+        except EngineError:
+            raise
+        except TimeoutError:
+            raise EngineDead(f"{self.upstream} {silent}.") from None
+        except Exception as error:
+            raise self._gone(error) from error
+
+    async def _body(self, response: httpx.Response, most: int) -> bytes:
+        """All of it. Raises WorkerFault when it is more than ``most`` bytes."""
+        _check_encoding(response)
+        body = bytearray()
+        async with aclosing(_pieces(response)) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) > most:
+                    raise WorkerFault(f"an answer is longer than {most} bytes")
+        return bytes(body)
 
     async def _read(self, data: bytes) -> Any:
-        payload = orjson.loads(data)
+        payload = json_of(data, "an event of the stream")
         if isinstance(payload, dict) and payload.get("error"):
             raise await self._failed(payload["error"])
         return payload
 
     async def _refused(self, response: httpx.Response) -> EngineError:
         """What a status that is not 200 means."""
-        status, message = response.status_code, message_of(await response.aread())
+        status = response.status_code
+        async with asyncio.timeout(ASK_S):
+            message = message_of(await self._body(response, limits.REFUSAL))
         if status in BUSY and await self.healthy():
-            wait = response.headers.get("retry-after", "")
-            return EngineOverloaded(message, float(wait) if wait.isdecimal() else None)
-        if status < 500 and status not in BUSY:
-            return _rejected(status, message)
+            return EngineOverloaded("The workers are at their limits.", _wait_of(response))
+        if 300 <= status < 500 and status not in BUSY:
+            return refusals.refusal(str(self.upstream), status, message)
         return await self._broken(status, message)
 
     async def _failed(self, error: Any) -> EngineError:
@@ -149,53 +190,71 @@ class Connection:
         status = error.get("code") if isinstance(error, dict) else None
         message = message_of_error(error)
         if isinstance(status, int) and 400 <= status < 500:
-            return _rejected(status, message)
+            return refusals.refusal(str(self.upstream), status, message)
         return await self._broken(status, message)
 
     async def _broken(self, status: Any, message: str) -> EngineError:
         """This request alone, or the worker?"""
+        shown = status if type(status) is int else "error"
         if status not in (502, 504) and await self.healthy():
-            return EngineFailed(f"The worker failed on this request: {message}")
-        return EngineDead(f"{self.upstream} failed ({status}): {message}")
+            return refusals.failure(str(self.upstream), shown, message)
+        return EngineDead(f"{self.upstream} failed ({shown}): {message}")
 
     async def healthy(self) -> bool:
         try:
-            return (await self.ask(self.health_path)).status_code == httpx.codes.OK
+            return (await self.ask(self.health_path)).ok
         except EngineDead:
             return False
 
     def _gone(self, error: Exception) -> EngineDead:
         if self._closed:
             return EngineDead("The engine was closed.")
-        told = str(error) or type(error).__name__
+        told = quote(redact(str(error))) or type(error).__name__
         kind = EngineUnreachable if isinstance(error, NOT_SENT) else EngineDead
         return kind(f"{self.upstream} cannot be reached: {told}")
+
+
+async def _next_piece(pieces: AsyncIterator[bytes], until: float) -> bytes | None:
+    """None at the end. Raises TimeoutError."""
+    async with asyncio.timeout_at(until):
+        return await anext(pieces, None)
+
+
+async def _pieces(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    async for piece in response.aiter_raw():
+        yield piece
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _authorization(upstream: Upstream, access: Access) -> dict[str, str]:
+    if upstream.authorization is not None:
+        return {"authorization": upstream.authorization}
+    return {"authorization": f"Bearer {access.key}"} if access.key else {}
 
 
 def _headers(body: Mapping[str, Any] | None) -> dict[str, str]:
     return {} if body is None else {"content-type": "application/json"}
 
 
-def _rejected(status: int, message: str) -> EngineError:
-    """401, 403 and 404 are about this gateway's settings, not about the client's request."""
-    if status in (401, 403):
-        return EngineFailed(f"The worker refuses this gateway (--upstream-key): {message}")
-    if status == httpx.codes.NOT_FOUND:
-        return EngineFailed(f"The worker does not serve what it is asked for: {message}")
-    return RequestRejected(message)
+def _check_type(response: httpx.Response) -> None:
+    _check_encoding(response)
+    given = response.headers.get("content-type", EVENT_STREAM)
+    if given.partition(";")[0].strip().lower() != EVENT_STREAM:
+        raise WorkerFault(f"a stream must be {EVENT_STREAM}, is {quote(given)}")
 
 
-def message_of(body: bytes) -> str:
-    """Out of an answer that is not 200, as vLLM, OpenAI or FastAPI write it."""
-    try:
-        said = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return body[:200].decode("utf-8", "replace").strip() or "no reason given"
-    if isinstance(said, dict):
-        said = said.get("error") or said.get("detail") or said.get("message") or said
-    return message_of_error(said)
+def _check_encoding(response: httpx.Response) -> None:
+    """Nothing compressed was asked for: a few bytes could become very many."""
+    given = response.headers.get("content-encoding", "identity")
+    if given.strip().lower() != "identity":
+        raise WorkerFault(f"an answer is encoded as {quote(given)}, which was not asked for")
 
 
-def message_of_error(error: Any) -> str:
-    found = error.get("message") if isinstance(error, dict) else error
-    return str(found)[:2000] if found else "no reason given"
+def _wait_of(response: httpx.Response) -> float | None:
+    given = response.headers.get("retry-after", "")
+    if not (given.isascii() and given.isdecimal() and len(given) < 10):
+        return None
+    return min(float(given), LONGEST_WAIT_S)

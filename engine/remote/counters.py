@@ -5,28 +5,29 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from engine.remote.reading import WorkerFault
 from engine.speculation.accounting import Totals
 
 SAMPLE = re.compile(
     r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)"
-    r"(?:_total)?(?:\{(.*)\})? (\S+)$",
+    r"(?:_total)?(?:\{(.{0,2000})\})? (\S{1,32})$",
     re.MULTILINE,
 )
-POSITION = re.compile(r'position="(\d+)"')
+POSITION = re.compile(r'position="(\d{1,4})"')
 MOST_POSITIONS = 64
 
 
 def totals_of(exposition: str) -> Totals | None:
-    """Summed over the worker's engines; None when it does not speculate."""
+    """Summed over the worker's engines; None when it does not speculate. Raises WorkerFault."""
     sums: Counter[str] = Counter()
     positions: Counter[int] = Counter()
     for name, labels, value in SAMPLE.findall(exposition):
         if name == "accepted_tokens_per_pos":
             position = POSITION.search(labels)
             if position is not None and int(position[1]) < MOST_POSITIONS:
-                positions[int(position[1])] += int(float(value))
+                positions[int(position[1])] += _count(value)
         else:
-            sums[name] += int(float(value))
+            sums[name] += _count(value)
     if "drafts" not in sums:
         return None
     return Totals(
@@ -35,3 +36,11 @@ def totals_of(exposition: str) -> Totals | None:
         accepted=sums["accepted_tokens"],
         accepted_at=tuple(positions[at] for at in range(max(positions, default=-1) + 1)),
     )
+
+
+def _count(value: str) -> int:
+    """Raises WorkerFault."""
+    try:
+        return int(float(value))
+    except (ValueError, OverflowError):
+        raise WorkerFault(f"a counter of the worker is {value}") from None

@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import orjson
 
 from engine.errors import EngineStartError
-from engine.remote.connection import Connection, message_of
+from engine.remote.connection import Connection, Reply
 from engine.remote.model import LocalModel
+from engine.remote.reading import (
+    integer,
+    json_of,
+    list_of,
+    message_of,
+    object_of,
+    optional_object,
+)
 from engine.types import Constraint
 
 COMPLETIONS = "/v1/completions"
@@ -22,6 +29,7 @@ AS_IT_IS = {"skip_special_tokens": False, "spaces_between_special_tokens": False
 """vLLM's and SGLang's: markers that are special tokens stay in the text, where parsers look."""
 UNTOUCHED = {"add_special_tokens": False}
 """A rendered prompt has its special tokens."""
+MOST_TOKENS = 1 << 20
 SPARE = 1
 """A beginning-of-sequence token may be counted or not."""
 
@@ -61,21 +69,22 @@ async def find(connection: Connection, model: LocalModel, name: str) -> Dialect:
     for prompt, extras in attempts:
         asked = {"model": name, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **extras}
         answer = await connection.ask(COMPLETIONS, asked, GENERATE_S)
-        if answer.status_code == httpx.codes.OK:
+        if answer.ok:
             _check_length(answer, len(token_ids), connection, model)
             holds = await _holds_to_json(connection, asked)
             return Dialect(not isinstance(prompt, str), extras, holds)
-        refusal = f"{answer.status_code}: {message_of(answer.content)}"
+        refusal = f"{answer.status}: {message_of(answer.body)}"
     raise EngineStartError(f"{connection.upstream}{COMPLETIONS} does not generate: {refusal}")
 
 
-def _check_length(
-    answer: httpx.Response, ours: int, connection: Connection, model: LocalModel
-) -> None:
+def _check_length(answer: Reply, ours: int, connection: Connection, model: LocalModel) -> None:
     """The prompt must have reached the model as it was. Raises EngineStartError."""
-    usage = orjson.loads(answer.content).get("usage") or {}
-    theirs = usage.get("prompt_tokens")
-    if theirs is not None and abs(theirs - ours) > SPARE:
+    said = object_of(json_of(answer.body, "the answer"), "the answer")
+    counted = optional_object(said.get("usage"), "usage").get("prompt_tokens")
+    if counted is None:
+        return
+    theirs = integer(counted, "prompt_tokens", 0, MOST_TOKENS)
+    if abs(theirs - ours) > SPARE:
         raise EngineStartError(
             f"{connection.upstream} makes {theirs} tokens of a prompt that is {ours} for "
             f"{model.name}: it has another tokenizer, or puts prompts into a template of its own "
@@ -87,10 +96,12 @@ async def _holds_to_json(connection: Connection, asked: Mapping[str, Any]) -> bo
     schema = orjson.dumps({"enum": [WORD]}).decode()
     wanted = {**asked, "max_tokens": 24, "response_format": json_schema(schema)}
     answer = await connection.ask(COMPLETIONS, wanted, GENERATE_S)
-    if answer.status_code != httpx.codes.OK:
+    if not answer.ok:
         return False
-    choices = orjson.loads(answer.content).get("choices") or ()
-    return any((choice.get("text") or "").strip() == f'"{WORD}"' for choice in choices)
+    said = object_of(json_of(answer.body, "the answer"), "the answer")
+    choices = list_of(said.get("choices"), "choices", 1)
+    texts = (object_of(choice, "a choice").get("text") for choice in choices)
+    return any(str(text).strip() == f'"{WORD}"' for text in texts)
 
 
 def json_schema(schema: str) -> dict[str, Any]:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-import httpx
-
 from engine.base import Engine
-from engine.errors import EngineDead, EngineFailed
+from engine.errors import EngineDead, EngineError, EngineFailed
 from engine.remote import probe, wire
 from engine.remote.access import Access, Speaks, Upstream
 from engine.remote.account import Told, decode_steps
 from engine.remote.connection import Connection
 from engine.remote.counters import totals_of
 from engine.remote.driver import Driver, quiet
+from engine.remote.limits import limits_of
 from engine.remote.model import LocalModel
+from engine.remote.reading import (
+    WorkerFault,
+    integer,
+    integers,
+    list_of,
+    object_of,
+    optional_object,
+    quote,
+)
 from engine.remote.text import TextEngine
 from engine.speculation.accounting import Totals, shared_step
 from engine.types import (
@@ -29,6 +38,10 @@ from engine.types import (
     Step,
     Undrafted,
 )
+
+ACCOUNT_S = 5.0
+"""The account comes right behind the last token; a client waits for it this long at most."""
+ACCOUNT_EVENTS = 16
 
 
 class RemoteEngine(Driver):
@@ -51,39 +64,54 @@ class RemoteEngine(Driver):
         connection = self._running()
         stream = request.sampling.prompt_logprobs is None
         body = wire.body(request, stream=stream, depth=self._speculation.per_request)
-        answer = Answer(request, self._speculation)
+        most, headers = limits_of(request), request.trace_headers
+        answer = Answer(request, self._speculation, most.tokens, self._model.vocab_size)
         if stream:
-            payloads = connection.stream(wire.GENERATE, body, request.trace_headers)
+            payloads = connection.stream(wire.GENERATE, body, headers, most)
             async with aclosing(_steps(payloads, answer)) as steps:
                 async for step in steps:
                     yield step
         else:
-            answer.read_whole(await connection.whole(wire.GENERATE, body, request.trace_headers))
+            answer.read_whole(await connection.whole(wire.GENERATE, body, headers, most))
         yield answer.last()
 
     async def counted(self) -> Totals | None:
-        answer = await self._running().ask("/metrics")
-        return totals_of(answer.text) if answer.status_code == httpx.codes.OK else None
+        reply = await self._running().ask("/metrics")
+        return totals_of(reply.text) if reply.ok else None
 
 
 async def _steps(payloads: AsyncGenerator[Any, None], answer: Answer) -> AsyncGenerator[Step, None]:
     """All but the last. A stream that breaks behind its last token has lost its account alone."""
     async with aclosing(payloads):
-        try:
-            async for payload in payloads:
-                for step in answer.read(payload):
-                    yield step
-        except EngineDead:
-            if not answer.complete:
-                raise
+        async for payload in payloads:
+            for step in answer.read(payload):
+                yield step
+            if answer.complete:
+                await _account(payloads, answer)
+                return
+
+
+async def _account(payloads: AsyncGenerator[Any, None], answer: Answer) -> None:
+    """Read what follows the last token: the account, and not much else."""
+    with suppress(TimeoutError, EngineError):
+        async with asyncio.timeout(ACCOUNT_S):
+            for _ in range(ACCOUNT_EVENTS):
+                if (payload := await anext(payloads, None)) is None:
+                    return
+                answer.read(payload)
 
 
 class Answer:
     """One answer as it comes. Its last step waits for the account, which comes right behind it."""
 
-    def __init__(self, request: EngineRequest, speculation: probe.Speculation) -> None:
+    def __init__(
+        self, request: EngineRequest, speculation: probe.Speculation, most: int, vocab_size: int
+    ) -> None:
         self._request = request
         self._speculation = speculation
+        self._left = most
+        """Tokens that may still come."""
+        self._vocab_size = vocab_size
         self._sizes: list[int] = []
         self._last: Step | None = None
         self._told: Told | None = None
@@ -95,27 +123,29 @@ class Answer:
         """Every token has come."""
         return self._last is not None
 
-    def read(self, payload: dict[str, Any]) -> list[Step]:
-        """The steps that may go on; none for the last one and for what follows it."""
+    def read(self, said: Any) -> list[Step]:
+        """The steps that may go on; none for the last one and for what follows it.
+
+        Raises WorkerFault.
+        """
+        payload = object_of(said, "a chunk")
         self._note(payload)
         out = []
-        for choice in payload["choices"]:
-            token_ids = tuple(choice["token_ids"] or ())
-            if token_ids:
-                self._sizes.append(len(token_ids))
-            step = self._step(token_ids, choice)
+        for entry in list_of(payload.get("choices"), "choices", 1):
+            choice = object_of(entry, "a choice")
+            step = self._step(self._tokens(choice.get("token_ids")), choice)
             if step.finish is not None:
                 self._last = step
-            elif token_ids:
+            elif step.token_ids:
                 out.append(step)
         return out
 
-    def read_whole(self, payload: dict[str, Any]) -> None:
+    def read_whole(self, said: Any) -> None:
         """An answer that is not streamed: only such a one tells about the prompt."""
-        self.read(payload)
+        self.read(said)
         self._prompt = wire.prompt_logprobs(
             self._request.prompt,
-            payload.get("prompt_logprobs"),
+            said.get("prompt_logprobs"),
             self._request.sampling.prompt_logprobs,
         )
 
@@ -130,24 +160,35 @@ class Answer:
             prompt_logprobs=self._prompt,
         )
 
-    def _note(self, payload: dict[str, Any]) -> None:
-        metrics = payload.get("metrics")
-        if metrics and metrics.get("speculative_decoding"):
-            self._told = Told.read(metrics["speculative_decoding"])
-        details = (payload.get("usage") or {}).get("prompt_tokens_details")
-        if details:
-            self._cached = details.get("cached_tokens")
+    def _note(self, payload: Mapping[str, Any]) -> None:
+        metrics = optional_object(payload.get("metrics"), "metrics")
+        if metrics.get("speculative_decoding"):
+            most = sum(self._sizes) + self._left
+            self._told = Told.read(metrics["speculative_decoding"], most)
+        usage = optional_object(payload.get("usage"), "usage")
+        details = optional_object(usage.get("prompt_tokens_details"), "prompt_tokens_details")
+        if details.get("cached_tokens") is not None:
+            most = len(self._request.prompt)
+            self._cached = integer(details["cached_tokens"], "cached_tokens", 0, most)
 
-    def _step(self, token_ids: tuple[int, ...], choice: dict[str, Any]) -> Step:
-        reason = choice["finish_reason"]
-        if reason == "error":
-            raise EngineFailed("The worker failed on this request.")
-        finish = wire.FINISH.get(reason or "")
+    def _tokens(self, said: Any) -> tuple[int, ...]:
+        """Of one chunk, within the model's vocabulary and what was asked for."""
+        if self._last is not None:
+            raise WorkerFault("a token came behind the last one")
+        token_ids = integers(said, "token_ids", 0, self._vocab_size, self._left)
+        self._left -= len(token_ids)
+        if token_ids:
+            self._sizes.append(len(token_ids))
+        return token_ids
+
+    def _step(self, token_ids: tuple[int, ...], choice: Mapping[str, Any]) -> Step:
+        finish = _finish(choice.get("finish_reason"))
         stopped = finish is FinishReason.STOP and token_ids
+        top = self._request.sampling.logprobs
         return Step(
             token_ids,
             decode=() if self._speculation.active else self._plain(len(token_ids)),
-            logprobs=wire.output_logprobs(choice.get("logprobs"), self._request.sampling.logprobs),
+            logprobs=wire.output_logprobs(choice.get("logprobs"), top, len(token_ids)),
             finish=finish,
             stop_token=token_ids[-1] if stopped else None,
         )
@@ -164,6 +205,17 @@ class Answer:
         off = self._speculation.per_request and self._request.depth == 0
         reason = Undrafted.OFF if off else Undrafted.REFUSED
         return decode_steps(self._sizes, self._told, reason)
+
+
+def _finish(reason: Any) -> FinishReason | None:
+    """Raises WorkerFault, and EngineFailed for an answer that ended in an error."""
+    if reason is None or reason == "":
+        return None
+    if reason == "error":
+        raise EngineFailed("The worker failed on this request.")
+    if not isinstance(reason, str) or reason not in wire.FINISH:
+        raise WorkerFault(f"a finish_reason is unknown: {quote(str(reason))}")
+    return wire.FINISH[reason]
 
 
 def remote_engine(

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import orjson
 
 from engine.errors import EngineDead, EngineError, EngineStartError
 from engine.remote import wire
 from engine.remote.account import Told
-from engine.remote.connection import Connection, message_of
+from engine.remote.connection import Connection
+from engine.remote.limits import limits_of
 from engine.remote.model import LocalModel
+from engine.remote.reading import (
+    integer,
+    integers,
+    json_of,
+    list_of,
+    message_of,
+    object_of,
+    optional_object,
+    string,
+)
 from engine.types import EngineInfo, EngineRequest, Health, Sampling, SpeculationInfo
 
 POLL_S = 1.0
 MODELS = "/v1/models"
+MOST_MODELS = 1000
+LONGEST_NAME = 500
+MOST_LENGTH = 1 << 28
 PROBE = "Was it 7 cafés, <b>naïve</b>?\n\n\tdef f(x): return {'π': [1, 2.5]}"
 """Text that tells tokenizers apart: digits, accents, markup, white space, brackets."""
 SPECULATES = re.compile(r"^vllm:spec_decode_num_drafts", re.MULTILINE)
@@ -75,18 +88,20 @@ async def health(connection: Connection) -> Health:
         answer = await connection.ask(connection.health_path)
     except EngineDead as error:
         return Health(live=False, reason=str(error))
-    if answer.status_code == httpx.codes.NOT_FOUND and connection.health_path != MODELS:
+    if answer.status == httpx.codes.NOT_FOUND and connection.health_path != MODELS:
         connection.health_path = MODELS
         return await health(connection)
-    live = answer.status_code == httpx.codes.OK
-    return Health(live, "" if live else f"{connection.upstream}: status {answer.status_code}")
+    return Health(answer.ok, "" if answer.ok else f"{connection.upstream}: status {answer.status}")
 
 
 async def served_model(connection: Connection, model: LocalModel) -> tuple[str, int]:
     """Its name there and the longest sequence it takes. Raises EngineStartError."""
-    said: dict[str, Any] = await _json(connection, MODELS, "--upstream-key")
-    models: dict[str, int | None] = {
-        entry["id"]: entry.get("max_model_len") for entry in said.get("data", ())
+    said = await _json(connection, MODELS, "--upstream-key")
+    listed = [
+        object_of(entry, "a model") for entry in list_of(said.get("data"), "data", MOST_MODELS)
+    ]
+    models = {
+        string(entry.get("id"), "a model's id", LONGEST_NAME): _length(entry) for entry in listed
     }
     if not models:
         raise EngineStartError(f"The worker {connection.upstream} serves no model.")
@@ -100,15 +115,23 @@ async def served_model(connection: Connection, model: LocalModel) -> tuple[str, 
     return name, min(longest, model.max_model_len or longest)
 
 
+def _length(entry: Mapping[str, Any]) -> int | None:
+    length = entry.get("max_model_len")
+    return None if length is None else integer(length, "max_model_len", 1, MOST_LENGTH)
+
+
 async def check_vocabulary(connection: Connection, model: LocalModel, name: str) -> None:
     """The same text must be the same tokens on both sides. Raises EngineStartError."""
     asked = {"model": name, "prompt": PROBE, "add_special_tokens": False}
     answer = await connection.ask("/tokenize", asked)
-    if answer.status_code == httpx.codes.NOT_FOUND:
+    if answer.status == httpx.codes.NOT_FOUND:
         return
-    theirs: list[int] | None = orjson.loads(answer.content).get("tokens")
+    said = object_of(json_of(answer.body, "/tokenize"), "/tokenize").get("tokens")
+    if said is None:
+        return
+    theirs = integers(said, "tokens", 0, MOST_LENGTH, 100 * len(PROBE))
     ours = await asyncio.to_thread(model.codec.encode, PROBE, False)
-    if theirs is not None and list(theirs) != list(ours):
+    if list(theirs) != list(ours):
         raise EngineStartError(
             f"The worker {connection.upstream} serves {name!r} with another tokenizer than "
             f"{model.name}: a probe of {len(PROBE)} characters is {len(theirs)} tokens there and "
@@ -136,31 +159,28 @@ async def _generate(connection: Connection, model: LocalModel, depth: int | None
         sampling=Sampling(max_tokens=10, temperature=0.0, ignore_eos=True),
         depth=depth,
     )
+    body = wire.body(request, stream=False, depth=True)
     try:
-        said = await connection.whole(
-            wire.GENERATE, wire.body(request, stream=False, depth=True), {}
-        )
+        said = await connection.whole(wire.GENERATE, body, {}, limits_of(request))
+        metrics = optional_object(object_of(said, "the answer").get("metrics"), "metrics")
+        told = metrics.get("speculative_decoding")
+        return None if told is None else Told.read(told, request.sampling.max_tokens)
     except EngineError as error:
         raise EngineStartError(
             f"The worker {connection.upstream} does not generate from token ids: {error}. Start it "
             "with `vllm serve ... --enable-scale-out`, or give text+URL for a server that has no "
             f"{wire.GENERATE}."
         ) from error
-    metrics = (said.get("metrics") or {}).get("speculative_decoding")
-    return None if metrics is None else Told.read(metrics)
 
 
-async def _json(connection: Connection, path: str, flag: str) -> Any:
-    try:
-        answer = await connection.ask(path)
-    except EngineDead as error:
-        raise EngineStartError(str(error)) from error
-    if answer.status_code != httpx.codes.OK:
+async def _json(connection: Connection, path: str, flag: str) -> Mapping[str, Any]:
+    answer = await connection.ask(path)
+    if not answer.ok:
         raise EngineStartError(
-            f"{connection.upstream}{path} answers {answer.status_code}: "
-            f"{message_of(answer.content)} ({flag}?)"
+            f"{connection.upstream}{path} answers {answer.status}: "
+            f"{message_of(answer.body)} ({flag}?)"
         )
-    return orjson.loads(answer.content)
+    return object_of(json_of(answer.body, path), path)
 
 
 def info_of(found: Found, model: LocalModel, connection: Connection) -> EngineInfo:

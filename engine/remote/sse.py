@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-MAX_LINE = 16 << 20
-"""A worker that sends a longer line than this is no worker."""
+from engine.remote.reading import WorkerFault
 
 
 class Payloads:
-    """``feed`` bytes, get the data of every event they complete."""
+    """``feed`` bytes, get the data of every event they complete: none over ``most`` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._rest = b""
         self._data: list[bytes] = []
+        self._size = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Raises ValueError for a line without an end."""
+        """Raises WorkerFault for an event that is too long."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE:
-            raise ValueError(f"a line of more than {MAX_LINE} bytes")
         out = []
         for line in lines:
             line = line.rstrip(b"\r")
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
+                self._size += len(line)
             elif not line and self._data:
                 out.append(b"\n".join(self._data))
-                self._data = []
+                self._data, self._size = [], 0
+            self._check(len(line))
+        self._check(len(self._rest))
         return out
+
+    def _check(self, line: int) -> None:
+        if max(line, self._size) > self._most:
+            raise WorkerFault(f"an event of the stream is longer than {self._most} bytes")

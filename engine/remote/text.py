@@ -7,7 +7,7 @@ how many the worker made, and what it speculated, stays unknown.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -16,7 +16,9 @@ from engine.remote import dialect
 from engine.remote.connection import Connection
 from engine.remote.dialect import COMPLETIONS
 from engine.remote.driver import Driver
+from engine.remote.limits import limits_of
 from engine.remote.model import Codec
+from engine.remote.reading import WorkerFault, list_of, object_of, string
 from engine.types import (
     Constraint,
     EngineInfo,
@@ -30,6 +32,8 @@ from engine.types import (
 FINISH = {"length": FinishReason.LENGTH, "limit": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 """All other reasons are a stop by another name: ``eos_token``, ``stop_sequence``, ..."""
 ANCHOR = "x"
+LONGEST_TEXT = 1 << 20
+"""Characters of one chunk."""
 
 
 class TextEngine(Driver):
@@ -54,13 +58,17 @@ class TextEngine(Driver):
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         connection = self._running()
         self._refuse(request)
-        payloads = connection.stream(COMPLETIONS, self._body(request), request.trace_headers)
-        finish = None
-        async with aclosing(payloads):
+        most = limits_of(request, text=True)
+        body, headers = self._body(request), request.trace_headers
+        finish, left = None, most.tokens
+        async with aclosing(connection.stream(COMPLETIONS, body, headers, most)) as payloads:
             async for payload in payloads:
-                for choice in payload.get("choices") or ():
-                    token_ids = tokens(choice.get("text") or "", self._model.codec)
+                for choice in choices_of(payload):
+                    token_ids = tokens(text_of(choice), self._model.codec)
                     finish = _finish(choice) or finish
+                    left -= len(token_ids)
+                    if left < 0:
+                        raise WorkerFault(f"{self._upstream} sent more than was asked for.")
                     if token_ids:
                         yield Step(token_ids)
         if finish is None:
@@ -128,6 +136,19 @@ def tokens(text: str, codec: Codec) -> tuple[int, ...]:
     return tuple(anchored[len(anchor) :] if behind else token_ids)
 
 
-def _finish(choice: dict[str, Any]) -> FinishReason | None:
+def choices_of(payload: Any) -> list[Mapping[str, Any]]:
+    """Raises WorkerFault."""
+    said = object_of(payload, "a chunk").get("choices")
+    return [object_of(entry, "a choice") for entry in list_of(said, "choices", 1)]
+
+
+def text_of(choice: Mapping[str, Any]) -> str:
+    """Raises WorkerFault."""
+    return string(choice.get("text") or "", "text", LONGEST_TEXT)
+
+
+def _finish(choice: Mapping[str, Any]) -> FinishReason | None:
     reason = choice.get("finish_reason")
-    return FINISH.get(reason, FinishReason.STOP) if reason else None
+    if not reason:
+        return None
+    return FINISH.get(string(reason, "finish_reason", 100), FinishReason.STOP)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from engine.remote.reading import WorkerFault, finite, integer, list_of, object_of
 from engine.types import (
     Constraint,
     EngineRequest,
@@ -17,6 +18,8 @@ from engine.types import (
 GENERATE = "/inference/v1/generate"
 DEPTH = "num_speculative_tokens"
 """A request's depth in ``extra_args``, as ``engine.vllm_backend.scheduler`` reads it."""
+MOST_ALTERNATIVES = 256
+MOST_ID = (1 << 31) - 1
 MOST_LOGPROBS = 20
 """What a vLLM server allows unless it was started with another ``--max-logprobs``."""
 FINISH = {
@@ -91,41 +94,62 @@ def structured_outputs(constraint: Constraint | None) -> dict[str, Any] | None:
             return {kind: constraint.value}
 
 
-def output_logprobs(
-    said: Mapping[str, Any] | None, top: int | None
-) -> tuple[PositionLogprobs, ...]:
-    """Of one chunk's tokens; ``top`` as the request asked for."""
+def output_logprobs(said: Any, top: int | None, tokens: int) -> tuple[PositionLogprobs, ...]:
+    """Of one chunk's ``tokens``; ``top`` as the request asked for. Raises WorkerFault."""
     if said is None or top is None:
         return ()
-    return tuple(
-        PositionLogprobs(_logprob(entry), _most_likely(map(_logprob, entry["top_logprobs"]), top))
-        for entry in said["content"] or ()
-    )
+    content = list_of(object_of(said, "logprobs").get("content"), "logprobs.content", tokens)
+    if len(content) != tokens:
+        raise WorkerFault(f"{tokens} tokens came with {len(content)} log probabilities")
+    return tuple(_output_position(object_of(entry, "a log probability"), top) for entry in content)
+
+
+def _output_position(said: Mapping[str, Any], top: int) -> PositionLogprobs:
+    listed = list_of(said.get("top_logprobs"), "top_logprobs", MOST_ALTERNATIVES)
+    others = (_logprob(object_of(entry, "a top log probability")) for entry in listed)
+    return PositionLogprobs(_logprob(said), _most_likely(others, top))
 
 
 def prompt_logprobs(
-    token_ids: Sequence[int], said: Sequence[Mapping[str, Any] | None] | None, top: int | None
+    token_ids: Sequence[int], said: Any, top: int | None
 ) -> tuple[PositionLogprobs | None, ...] | None:
+    """Raises WorkerFault."""
     if not said or top is None:
         return None
+    entries = list_of(said, "prompt_logprobs", len(token_ids))
+    if len(entries) != len(token_ids):
+        raise WorkerFault(f"{len(token_ids)} tokens have {len(entries)} prompt_logprobs")
     return tuple(
-        None if entry is None else _of_prompt(token, entry, top)
-        for token, entry in zip(token_ids, said, strict=True)
+        None if entry is None else _of_prompt(token, object_of(entry, "a prompt logprob"), top)
+        for token, entry in zip(token_ids, entries, strict=True)
     )
 
 
 def _of_prompt(token: int, said: Mapping[str, Any], top: int) -> PositionLogprobs:
+    if len(said) > MOST_ALTERNATIVES or str(token) not in said:
+        raise WorkerFault("a prompt logprob lacks its token, or has too many others")
     entries = {
-        int(id_): TokenLogprob(int(id_), entry["logprob"], entry.get("rank"))
+        id_: _logprob({**object_of(entry, "a prompt logprob"), "token_id": _id_of(id_)})
         for id_, entry in said.items()
     }
-    return PositionLogprobs(entries[token], _most_likely(entries.values(), top))
+    return PositionLogprobs(entries[str(token)], _most_likely(entries.values(), top))
+
+
+def _id_of(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise WorkerFault("a prompt logprob is named by something that is no token id")
+    return int(text)
 
 
 def _logprob(said: Mapping[str, Any]) -> TokenLogprob:
-    return TokenLogprob(said["token_id"], said["logprob"], said.get("rank"))
+    rank = said.get("rank")
+    return TokenLogprob(
+        integer(said.get("token_id"), "token_id", 0, MOST_ID),
+        finite(said.get("logprob"), "logprob"),
+        None if rank is None else integer(rank, "rank", 0, MOST_ID),
+    )
 
 
-def _most_likely(entries: Any, top: int) -> tuple[TokenLogprob, ...]:
+def _most_likely(entries: Iterable[TokenLogprob], top: int) -> tuple[TokenLogprob, ...]:
     ranked = sorted(entries, key=lambda entry: entry.rank or 0)
     return tuple(entry for entry in ranked if (entry.rank or 0) <= top)

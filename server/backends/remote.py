@@ -13,6 +13,7 @@ from engine.errors import EngineStartError
 from engine.fleet import BalanceRules, Fleet, FleetRules
 from engine.fleet.discovery import DiscoveryError, Listed, Resolved, Source, Written
 from engine.fleet.status import WorkerStatus
+from engine.redaction import redact
 from engine.remote import Access, LocalModel, Upstream, remote_engine
 from engine.rendering import ModelFiles, TemplateRenderer, UnfitModel
 from engine.supervision.rules import Patience, Watcher
@@ -33,7 +34,8 @@ class RemoteBackend:
         assert arguments is not None
         refuse_unknown_parsers(settings, arguments)
         self._progress = progress
-        self._sources = sources(settings)
+        self._addresses = Addresses()
+        self._sources = sources(settings, self._addresses.register)
         self._access = access(settings)
         self._rules = fleet_rules(settings)
         self._fleet: Fleet | None = None
@@ -66,7 +68,7 @@ class RemoteBackend:
         return () if self._fleet is None else self._fleet.status()
 
     def _drive(self, address: str) -> Engine:
-        return remote_engine(Upstream.parse(address), self._model, self._access)
+        return remote_engine(self._addresses[address], self._model, self._access)
 
     def described(self, info: EngineInfo) -> EngineInfo:
         details = {**info.details, "workers": ", ".join(w.name for w in self.workers())}
@@ -93,29 +95,48 @@ async def _answer(engine: Engine) -> EngineInfo | EngineStartError:
         await engine.aclose()
 
 
-def sources(settings: Settings) -> list[Source]:
+class Addresses:
+    """Workers by name. A name is an address without its credentials, which stay in here."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Upstream] = {}
+
+    def register(self, given: str) -> str:
+        """The one way to write an address: its worker's name. Raises ValueError."""
+        upstream = Upstream.parse(given)
+        self._known[str(upstream)] = upstream
+        return str(upstream)
+
+    def __getitem__(self, name: str) -> Upstream:
+        """One that a resolver found has no credentials."""
+        return self._known.get(name) or Upstream.parse(name)
+
+
+def sources(settings: Settings, register: Callable[[str], str]) -> list[Source]:
     """All that were given; their workers make one fleet. Raises ConfigError."""
     out: list[Source] = []
     given = [one for one in (settings.upstream or "").split(",") if one.strip()]
     if given:
         with _blaming("--upstream"):
-            out.append(Listed(map(canonical, given)))
+            out.append(Listed(map(register, given)))
     if settings.upstream_file:
         with _blaming("--upstream-file"):
-            written = Written(Path(settings.upstream_file), canonical)
+            written = Written(Path(settings.upstream_file), register)
             written.read_now()
             out.append(written)
     if settings.upstream_dns:
         with _blaming("--upstream-dns"):
-            out.append(Resolved(settings.upstream_dns))
+            out.append(Resolved(_without_credentials(settings.upstream_dns)))
     if not out:
         raise ConfigError("--upstream names no worker")
     return out
 
 
-def canonical(address: str) -> str:
-    """One way to write each address. Raises ValueError."""
-    return str(Upstream.parse(address))
+def _without_credentials(name: str) -> str:
+    """Raises ValueError."""
+    if "@" in name:
+        raise ValueError("a name has no credentials: give --upstream-key for all its workers")
+    return name
 
 
 @contextmanager
@@ -124,7 +145,7 @@ def _blaming(flag: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, DiscoveryError) as error:
-        raise ConfigError(f"{flag}: {error}") from error
+        raise ConfigError(redact(f"{flag}: {error}")) from None
 
 
 def fleet_rules(settings: Settings) -> FleetRules:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.backends.remote import sources
+from server.backends.remote import Addresses, sources
 from server.commandline import read
 from server.config import ConfigError, Settings
 
@@ -57,7 +57,7 @@ def test_an_engines_flags_are_for_the_workers():
 
 
 async def test_addresses_are_read_one_by_one():
-    (listed,) = sources(Settings(upstream=f"{WORKER}, text+{WORKER}/v1,"))
+    (listed,) = sources(Settings(upstream=f"{WORKER}, text+{WORKER}/v1,"), Addresses().register)
     assert await listed.read() == {WORKER, "text+" + WORKER}
     with pytest.raises(ConfigError, match="--upstream: a worker's address"):
-        sources(Settings(upstream="10.0.0.7:8000"))
+        sources(Settings(upstream="10.0.0.7:8000"), Addresses().register)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from engine.redaction import redact
+
 
 class DiscoveryError(Exception):
-    """The source cannot be read now; who was known stays. The message names it and the cause."""
+    """The source cannot be read now; who was known stays. The message names it and the cause, and
+    holds no credentials."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redact(message))
 
 
 class Source(Protocol):

@@ -8,6 +8,7 @@ import socket
 from urllib.parse import urlsplit
 
 from engine.fleet.discovery.base import DiscoveryError
+from engine.redaction import redact
 
 RESOLVE_S = 10.0
 
@@ -26,7 +27,7 @@ class Resolved:
         scheme, _, rest = name.rpartition("://")
         parts = urlsplit(f"//{rest}")
         if not parts.hostname or parts.port is None:
-            raise ValueError(f"a name of workers is HOST:PORT; given {name!r}")
+            raise ValueError(f"a name of workers is HOST:PORT; given {redact(name)!r}")
         self._scheme = scheme or "http"
         self._host, self._port = parts.hostname, parts.port
 

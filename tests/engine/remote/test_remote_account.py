@@ -68,7 +68,7 @@ def test_a_histogram_gives_the_sums():
         "acceptance_histogram": [1, 0, 2, 1],
         "num_spec_steps": 4,
     }
-    totals = total(decode_steps([1, 3, 1, 4, 3], Told.read(said)), first_tokens=1)
+    totals = total(decode_steps([1, 3, 1, 4, 3], Told.read(said, 12)), first_tokens=1)
     assert (totals.verify_steps, totals.proposed, totals.accepted) == (4, 11, 7)
     assert (totals.tokens, totals.imbalance) == (12, 0)
 

@@ -188,7 +188,8 @@ async def test_what_a_status_means(status, headers, healthy, kind):
         with pytest.raises(kind) as caught:
             await steps_of(engine, request())
         assert type(caught.value) is kind
-    assert "as the script says" in str(caught.value)
+    if kind in (RequestRejected, EngineFailed, EngineOverloaded):
+        assert "as the script says" not in str(caught.value), "these go to clients"
     if kind is EngineOverloaded:
         assert caught.value.retry_after_s == 7
 
@@ -201,8 +202,9 @@ async def test_an_error_inside_a_stream(code, healthy, kind):
     worker = StandIn(lambda _: [{"error": {"message": "bad grammar", "code": code}}])
     async with engine_of(worker) as engine:
         worker.healthy = healthy
-        with pytest.raises(kind, match="bad grammar"):
+        with pytest.raises(kind) as caught:
             await steps_of(engine, request())
+    assert ("bad grammar" in str(caught.value)) is (kind is not EngineFailed)
 
 
 async def test_a_broken_stream_is_a_dead_engine_and_its_tokens_stand():
