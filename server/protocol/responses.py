@@ -19,10 +19,21 @@ from server.protocol.chat import (
     TextFormat,
     Verbosity,
 )
-from server.protocol.sampling import Seed, SpeculationMetrics
+from server.protocol.sampling import UNSUPPORTED_VLLM, EngineFields
 
 ENCRYPTED = "reasoning.encrypted_content"
-Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+LOGPROBS = "message.output_text.logprobs"
+OF_HOSTED_TOOLS = frozenset(
+    (
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    )
+)
+"""What may be included of items that no answer here has."""
 
 
 class TextPart(OpenModel):
@@ -107,13 +118,19 @@ class NamedChoice(RequestModel):
     namespace: str | None = None
 
 
+class HostedChoice(OpenModel):
+    """A tool that is not the client's."""
+
+    type: str
+
+
 class AllowedChoice(RequestModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1)]
+    tools: Annotated[list[NamedChoice | HostedChoice], Field(min_length=1)]
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | HostedChoice
 
 
 class JsonSchemaFormat(RequestModel):
@@ -150,7 +167,7 @@ class ConversationName(RequestModel):
     id: str
 
 
-class ResponsesRequest(CacheHints):
+class ResponsesRequest(EngineFields, CacheHints):
     """OpenAI's fields for a text model, then the extensions of ``vllm serve``."""
 
     model: str
@@ -167,31 +184,27 @@ class ResponsesRequest(CacheHints):
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: list[Include] | None = None
+    include: list[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
     metadata: Metadata | None = None
     client_metadata: dict[str, Any] | None = None
     service_tier: ServiceTier | None = None
-    user: str | None = None
-
-    seed: Seed | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
-    num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
-    per_request_spec_decode_metrics: SpeculationMetrics | None = None
+    session_id: str | None = None
 
     refused: ClassVar[Mapping[str, str]] = {
-        "context_management": "nothing is compacted here; use 'truncation'",
+        name: UNSUPPORTED_VLLM[name]
+        for name in ("kv_transfer_params", "media_io_kwargs", "mm_processor_kwargs")
+    } | {
+        "ec_transfer_params": "this is a text engine",
         "moderation": "there is no moderation service here",
+        "previous_input_messages": "use 'previous_response_id', 'conversation' or 'input'",
         "prompt": "there are no stored prompts here; write 'instructions' and 'input'",
+        "watermarking": "this gateway has no such switch",
     }
 
     @property

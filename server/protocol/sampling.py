@@ -35,14 +35,10 @@ class StructuredOutputs(RequestModel):
     structural_tag: str | None = None
 
 
-class SamplingFields(RequestModel):
-    """OpenAI's sampling fields, then the extensions known from ``vllm serve``."""
+class EngineFields(RequestModel):
+    """What every OpenAI endpoint passes to the engine: OpenAI's names, then vLLM's."""
 
-    max_tokens: TokenCount | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
@@ -59,21 +55,31 @@ class SamplingFields(RequestModel):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
+    per_request_spec_decode_metrics: SpeculationMetrics | None = None
+    vllm_xargs: dict[str, str | int | float] | None = None
+    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    request_id: str | None = None
+
+
+class SamplingFields(EngineFields):
+    """And those of chat completions and completions."""
+
+    max_tokens: TokenCount | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Literal[-1] | Annotated[int, Field(ge=1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
-    structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
     guided_grammar: str | None = None
     return_token_ids: bool | None = None
-    num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
-    per_request_spec_decode_metrics: SpeculationMetrics | None = None
-    vllm_xargs: dict[str, str | int | float] | None = None
-    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    request_id: str | None = None
 
 
 UNSUPPORTED_VLLM = {

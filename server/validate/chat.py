@@ -44,7 +44,7 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
         sampling=fields.sampling(
             request,
             served,
-            max_tokens=request.max_completion_tokens,
+            max_tokens=request.max_completion_tokens or request.max_tokens,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         ),
         n=request.n or 1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -12,7 +12,7 @@ from jsonschema.exceptions import SchemaError
 from engine.types import Constraint
 from server.errors import InvalidRequest
 from server.protocol.chat import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, TextFormat
-from server.protocol.sampling import SamplingFields, StructuredOutputs
+from server.protocol.sampling import EngineFields, SamplingFields, StructuredOutputs
 from server.protocol.strict_json import BadJSON, loads
 from server.validate.strict_schema import check_strict
 
@@ -24,7 +24,11 @@ def constraint(
     request: SamplingFields, response_format: ResponseFormat | None = None
 ) -> Constraint | None:
     """At most one of all the ways to say what the content must match."""
-    found = [*_response_format(response_format), *_structured(request), *_guided(request)]
+    return only_one([*_response_format(response_format), *structured(request), *_guided(request)])
+
+
+def only_one(found: Sequence[Named]) -> Constraint | None:
+    """Raises InvalidRequest for more."""
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name, _ in found)
         raise InvalidRequest(f"{names} exclude each other; give one.", param=found[1][0])
@@ -69,7 +73,8 @@ def _response_format(wanted: ResponseFormat | None) -> Iterator[Named]:
             yield "response_format", json_schema(schema, "response_format", strict)
 
 
-def _structured(request: SamplingFields) -> Iterator[Named]:
+def structured(request: EngineFields) -> Iterator[Named]:
+    """``structured_outputs``; raises InvalidRequest for none or several of its kinds."""
     wanted = request.structured_outputs
     if wanted is None:
         return

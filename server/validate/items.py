@@ -8,6 +8,7 @@ from typing import Any
 from server.encryption import CannotDecrypt
 from server.errors import InvalidRequest
 from server.item_ids import new_id
+from server.notices import ignore
 from server.protocol.responses import InputItem, OtherItem, Part, ReasoningItem, ResponsesRequest
 from server.validate.conversation import custom_call, parsed_arguments
 from server.validate.tools import flat_name
@@ -16,6 +17,16 @@ Item = Mapping[str, Any]
 Decrypt = Callable[[str], str]
 """``encrypted_content`` to text. Raises CannotDecrypt."""
 
+TRACES = (
+    "file_search_call",
+    "image_generation_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_list_tools",
+    "tool_search_call",
+    "tool_search_output",
+    "web_search_call",
+)
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
@@ -29,7 +40,19 @@ def input_items(request: ResponsesRequest, decrypt: Decrypt) -> list[dict[str, A
 
 def given_items(items: Iterable[InputItem], param: str, decrypt: Decrypt) -> list[dict[str, Any]]:
     """Items of the client's, as the API lists them. Raises InvalidRequest for what is no text."""
-    return [_listed(_checked(item, f"{param}[{at}]", decrypt)) for at, item in enumerate(items)]
+    return [
+        _listed(_checked(item, f"{param}[{at}]", decrypt))
+        for at, item in enumerate(items)
+        if not _left_out(item, param)
+    ]
+
+
+def _left_out(item: InputItem, param: str) -> bool:
+    """Traces of hosted tools, whose results stand in the messages after them."""
+    if item.type not in TRACES:
+        return False
+    ignore(f"{param}[{item.type}]", "There are no hosted tools here")
+    return True
 
 
 def _checked(item: InputItem, path: str, decrypt: Decrypt) -> dict[str, Any]:

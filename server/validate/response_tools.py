@@ -8,10 +8,20 @@ from typing import Any
 
 from server.errors import InvalidRequest
 from server.job import Namespaced, ToolPolicy
+from server.notices import ignore
 from server.protocol.base import MAX_TOOLS
-from server.protocol.responses import AllowedChoice, NamedChoice, ResponsesRequest, Tool
+from server.protocol.responses import (
+    AllowedChoice,
+    HostedChoice,
+    NamedChoice,
+    ResponsesRequest,
+    Tool,
+)
 from server.validate import tools
 from server.validate.served import Served
+
+CLIENT_TOOLS = ("function", "custom", "namespace")
+"""Types of tools that the client runs; all others are hosted, and there are none here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ def response_policy(request: ResponsesRequest, served: Served) -> ToolPolicy:
     named = {tool.name: tool.namespaced for tool in offered if tool.namespaced}
     return tools.policy(
         [tool.function for tool in offered],
-        _choice(request, named),
+        _choice(request, offered, named),
         request.parallel_tool_calls,
         served,
         custom=[tool.name for tool in offered if tool.custom],
@@ -53,8 +63,10 @@ def _offered(given: Sequence[Tool], param: str) -> Iterator[Offered]:
         path = f"{param}[{at}]"
         if tool.type == "namespace":
             yield from _in_namespace(tool, path)
-        else:
+        elif tool.type in CLIENT_TOOLS:
             yield _one(tool, path)
+        else:
+            ignore(f"tools[{tool.type}]", "There are no hosted tools here")
 
 
 def _in_namespace(tool: Tool, path: str) -> Iterator[Offered]:
@@ -73,10 +85,9 @@ def _in_namespace(tool: Tool, path: str) -> Iterator[Offered]:
 def _one(tool: Tool, path: str, namespaced: Namespaced | None = None) -> Offered:
     if tool.type not in ("function", "custom") or tool.name is None:
         raise InvalidRequest(
-            f"'{path}' has type '{tool.type}': there are no hosted tools here, only the client's "
-            "own (type 'function' or 'custom', with 'name').",
+            f"'{path}' must be of type 'function' or 'custom' and have a 'name'; "
+            f"given type '{tool.type[:64]}'.",
             param=path,
-            code="unsupported_parameter",
         )
     if tool.type == "custom":
         function = tools.custom_tool(tool.name, tool.description, tool.format, path)
@@ -91,18 +102,47 @@ def _one(tool: Tool, path: str, namespaced: Namespaced | None = None) -> Offered
     return Offered({"type": "function", "function": known}, False, namespaced)
 
 
-def _choice(request: ResponsesRequest, namespaces: Mapping[str, Namespaced]) -> tools.Choice | None:
+def _choice(
+    request: ResponsesRequest, offered: Sequence[Offered], namespaces: Mapping[str, Namespaced]
+) -> tools.Choice | None:
     match request.tool_choice:
         case None:
             return None
         case NamedChoice() as named:
             return tools.Choice("required", (_flat(named, namespaces),), single=True)
         case AllowedChoice(mode=mode, tools=allowed):
-            return tools.Choice(mode, tuple(_flat(tool, namespaces) for tool in allowed))
-        case "auto" | "none" as mode if not request.tools:
-            return tools.Choice("none" if mode == "auto" else mode)
+            return tools.Choice(mode, tuple(_allowed(allowed, namespaces)))
+        case HostedChoice(type=kind):
+            raise _demands(kind)
+        case "auto" | "none" as mode if not offered:
+            return tools.Choice("none")
         case mode:
             return tools.Choice(mode)
+
+
+def _allowed(
+    allowed: Sequence[NamedChoice | HostedChoice], namespaces: Mapping[str, Namespaced]
+) -> Iterator[str]:
+    """Their names; hosted ones are left out as long as there is another."""
+    if not any(isinstance(tool, NamedChoice) for tool in allowed):
+        raise _demands(allowed[0].type)
+    for tool in allowed:
+        if isinstance(tool, NamedChoice):
+            yield _flat(tool, namespaces)
+        else:
+            ignore(f"tool_choice.tools[{tool.type}]", "There are no hosted tools here")
+
+
+def _demands(kind: str) -> InvalidRequest:
+    if kind in ("function", "custom", "allowed_tools"):
+        need = "'mode' and 'tools'" if kind == "allowed_tools" else "'name'"
+        told = f"'tool_choice' of type '{kind}' needs {need}."
+    else:
+        told = (
+            f"'tool_choice' demands a tool of type '{kind[:64]}': there are no hosted tools here, "
+            "only the client's own."
+        )
+    return InvalidRequest(told, param="tool_choice")
 
 
 def _flat(named: NamedChoice, namespaces: Mapping[str, Namespaced]) -> str:

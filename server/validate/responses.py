@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine.types import Constraint, Sampling
 from server import slicing
 from server.errors import InvalidRequest
 from server.job import Job, ToolPolicy
+from server.notices import ignore
 from server.prompt import Conversation
 from server.protocol.chat import JsonObjectFormat
-from server.protocol.responses import JsonSchemaFormat, ResponsesRequest
+from server.protocol.responses import (
+    ENCRYPTED,
+    LOGPROBS,
+    OF_HOSTED_TOOLS,
+    JsonSchemaFormat,
+    ResponsesRequest,
+)
 from server.validate import sampling as fields
 from server.validate.chat import effort_kwargs, template_of
-from server.validate.constraints import json_schema
+from server.validate.constraints import Named, json_schema, only_one, structured
 from server.validate.items import Item, messages
-from server.validate.response_tools import response_policy
+from server.validate.response_tools import CLIENT_TOOLS, response_policy
 from server.validate.served import Served, check_model, depth
-
-LOGPROBS = "message.output_text.logprobs"
 
 
 def responses_job(
@@ -35,10 +40,11 @@ def responses_job(
     Raises InvalidRequest or NotFound; nothing has been started by then.
     """
     check_model(request.model, served)
+    _check_included(request)
     policy = response_policy(request, served)
     talk = _conversation(request, items, policy, served)
     wanted = _constraint(request)
-    sampling = _sampling(request, served.sampling)
+    sampling = _sampling(request, served)
     effort = request.reasoning.effort if request.reasoning else None
     return Job(
         id=f"resp_{uuid.uuid4().hex}",
@@ -47,6 +53,9 @@ def responses_job(
         created=int(time.time()),
         sampling=sampling,
         prompts=(talk,),
+        stop=fields.stops(request.stop),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
         stream=bool(request.stream),
         include_reasoning=request.include_reasoning is not False,
         drops_oldest=request.truncation == "auto",
@@ -54,8 +63,10 @@ def responses_job(
         tool_policy=policy,
         constraint=wanted,
         repeated=_repeated(request, sampling),
-        depth=depth(request.num_speculative_tokens, None, served),
-        affinity=request.prompt_cache_key or request.user,
+        depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
+        priority=request.priority or 0,
+        cache_salt=request.cache_salt,
+        affinity=request.session_id or request.prompt_cache_key or request.user,
         workload=slicing.workload(
             workload,
             served.workloads,
@@ -65,6 +76,12 @@ def responses_job(
         ),
         template=template_of(talk),
     )
+
+
+def _check_included(request: ResponsesRequest) -> None:
+    for name in request.include or ():
+        if name not in (ENCRYPTED, LOGPROBS) and name not in OF_HOSTED_TOOLS:
+            ignore(f"include[{name}]")
 
 
 def check_keeping(request: ResponsesRequest) -> None:
@@ -100,31 +117,27 @@ def _conversation(
     )
 
 
-def _sampling(request: ResponsesRequest, defaults: Mapping[str, float]) -> Sampling:
-    def given(name: str, neutral: float) -> Any:
-        value = getattr(request, name)
-        return defaults.get(name, neutral) if value is None else value
-
+def _sampling(request: ResponsesRequest, served: Served) -> Sampling:
     wants_logprobs = LOGPROBS in (request.include or ())
-    return Sampling(
-        max_tokens=request.max_output_tokens or int(defaults.get("max_tokens", 0)),
-        temperature=given("temperature", 1.0),
-        top_p=given("top_p", 1.0),
-        top_k=max(0, int(given("top_k", 0))),
-        min_p=given("min_p", 0.0),
-        repetition_penalty=given("repetition_penalty", 1.0),
-        seed=request.seed,
+    return fields.sampling(
+        request,
+        served,
+        max_tokens=request.max_output_tokens,
         logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
     )
 
 
 def _constraint(request: ResponsesRequest) -> Constraint | None:
+    return only_one([*_text_format(request), *structured(request)])
+
+
+def _text_format(request: ResponsesRequest) -> Iterator[Named]:
     wanted = request.text.format if request.text else None
     if isinstance(wanted, JsonObjectFormat):
-        return Constraint("json_object")
+        yield "text.format", Constraint("json_object")
     if isinstance(wanted, JsonSchemaFormat):
-        return json_schema(wanted.schema_, "text.format.schema", wanted.strict is True)
-    return None
+        strict = wanted.strict is True
+        yield "text.format", json_schema(wanted.schema_, "text.format.schema", strict)
 
 
 def _repeated(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
@@ -149,7 +162,7 @@ def _repeated(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "text": text,
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [_shown(tool) for tool in given.get("tools", ())],
+        "tools": [_shown(tool) for tool in given.get("tools", ()) if tool["type"] in CLIENT_TOOLS],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": request.truncation or "disabled",

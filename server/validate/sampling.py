@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.types import Sampling
 from server.errors import InvalidRequest
-from server.protocol.sampling import SamplingFields
+from server.protocol.sampling import EngineFields, SamplingFields
 from server.validate.served import Served
 
 MAX_STOP_CHARS = 1024
@@ -15,7 +15,7 @@ MAX_STOP_CHARS = 1024
 
 
 def sampling(
-    request: SamplingFields,
+    request: EngineFields,
     served: Served,
     *,
     max_tokens: int | None = None,
@@ -30,7 +30,7 @@ def sampling(
         return defaults.get(name, neutral) if value is None else value
 
     return Sampling(
-        max_tokens=max_tokens or request.max_tokens or int(defaults.get("max_tokens", 0)),
+        max_tokens=max_tokens or int(defaults.get("max_tokens", 0)),
         min_tokens=request.min_tokens or 0,
         temperature=given("temperature", 1.0),
         top_p=given("top_p", 1.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from server.notices import HEADER
 from tests.server.test_responses import said
 
 BODY = {
@@ -46,6 +47,7 @@ BODY = {
             "description": "Tools of the MCP server.",
             "tools": [{"type": "function", "name": "add_up", "strict": False, "parameters": {}}],
         },
+        {"type": "web_search", "external_web_access": False},
     ],
 }
 
@@ -54,5 +56,6 @@ async def test_a_turn_is_answered(lab):
     lab.says('<tool_call>\n{"name": "exec_command", "arguments": {"cmd": "ls"}}\n</tool_call>', [4])
     answer = await lab.post("/v1/responses", BODY)
     assert answer.status == 200, answer.body
+    assert answer.headers[HEADER] == "tools[web_search]"
     (call,) = said(answer)[-1]["response"]["output"]
     assert (call["name"], call["arguments"]) == ("exec_command", '{"cmd": "ls"}')

@@ -185,10 +185,9 @@ async def test_truncation_leaves_out_the_oldest(lab):
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0]",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"background": True, "store": False}, "background"),
-        ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"previous_response_id": "resp_no"}, "previous_response_id"),
         (
             {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 1}}}},
@@ -347,7 +346,8 @@ def test_the_sdk_reads_it_all(lab, url):
     with pytest.raises(NotFoundError):
         client.responses.retrieve(whole.id)
     with pytest.raises(BadRequestError, match="hosted tools"):
-        client.responses.create(model="demo", input="x", tools=[{"type": "web_search"}])
+        hosted = {"type": "web_search"}
+        client.responses.create(model="demo", input="x", tools=[hosted], tool_choice=hosted)
     later = client.responses.create(**asked, background=True)
     with client.responses.retrieve(later.id, stream=True) as events:
         assert [event.type for event in events][-1] == "response.completed"
