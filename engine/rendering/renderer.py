@@ -8,12 +8,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from engine.rendering.encoding import TextEncoder
 from engine.rendering.files import ModelFiles
-from engine.rendering.messages import conversation, without_developer
+from engine.rendering.limits import NO_LIMITS, Limits
+from engine.rendering.process import Writer
 from engine.rendering.template import ChatTemplate
-
-OWN = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize")
-"""Names in a template that are not a request's to give."""
+from engine.rendering.writing import Writing
 
 
 class TemplateRenderer:
@@ -23,6 +23,8 @@ class TemplateRenderer:
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(files.tokenizer_json))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._encoder = TextEncoder(self._tokenizer)
+        self._writer = Writer()
         self._named = files.special_tokens
         given = None if chat_template is None else _read(chat_template)
         self._plain = _compiled(given or files.chat_template(with_tools=False))
@@ -43,30 +45,31 @@ class TemplateRenderer:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> list[int]:
+        """``chat_template`` is a request's own."""
         template = self._with_tools if tools else self._plain
-        if template is None:
+        if template is None and chat_template is None:
             raise ValueError("the model has no chat template: give one with --chat-template")
-        if continue_final_message and add_generation_prompt:
-            raise ValueError("a final message to go on with leaves no place for a new one")
-        talk = conversation(messages, in_parts=template.content_in_parts)
-        if not template.knows_developer:
-            talk = without_developer(talk)
-        given = {
-            key: value for key, value in (chat_template_kwargs or {}).items() if key not in OWN
-        }
-        variables = self._named | given
-        if continue_final_message:
-            text = template.render_open(talk, tools, variables)
-        else:
-            text = template.render(
-                talk, tools, variables, add_generation_prompt=add_generation_prompt
-            )
-        return self.encode(text, add_special_tokens=False)
+        own = chat_template is None
+        writing = Writing(
+            chat_template or (template.source if template else ""),
+            messages,
+            tools,
+            self._named,
+            chat_template_kwargs or {},
+            add_generation_prompt,
+            continue_final_message,
+        )
+        text = self._writer.write(writing, template if own else None, limits)
+        return self._encoder.encode(text, False, limits)
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+    def encode(
+        self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS
+    ) -> list[int]:
+        return self._encoder.encode(text, add_special_tokens, limits)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

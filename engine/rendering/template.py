@@ -37,6 +37,7 @@ class ChatTemplate:
             tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template cannot be read: {error}") from error
+        self.source = source
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self.content_in_parts = _walks_over_content(tree)
         """A message's content must be a list of parts."""
@@ -50,15 +51,15 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
     ) -> str:
+        given = {"documents": None} | dict(variables)
+        own = {
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                **variables,
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except (jinja2.TemplateError, TypeError) as error:
+            return self._template.render(given | own)
+        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError) as error:
             raise ValueError(str(error)) from error
 
     def render_open(

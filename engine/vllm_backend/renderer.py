@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.renderers import ChatParams
 from vllm.renderers.chat_utils import load_chat_template
+from vllm.renderers.hf import resolve_chat_template
 from vllm.renderers.registry import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
+from engine.rendering.encoding import WINDOW, TextEncoder, shortened
+from engine.rendering.limits import NO_LIMITS, Limits
 from engine.rendering.messages import without_developer
+from engine.rendering.process import SMALL_BYTES, Writer
+from engine.rendering.template import ChatTemplate
+from engine.rendering.variables import CODED, allowed
+from engine.rendering.writing import Writing
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -35,6 +45,8 @@ class VllmRenderer:
     def __init__(self, arguments: AsyncEngineArgs, chat_template: str | None = None) -> None:
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
         self._renderer = renderer_from_config(config)
+        self._model_config = config.model_config
+        self._templated = type(self._renderer).__name__ == "HfRenderer"
         self._harmony = config.model_config.hf_config.model_type == "gpt_oss"
         self._reads_developer = self._harmony or type(self._renderer).__name__ in READ_DEVELOPER
         self._chat_template = load_chat_template(chat_template)
@@ -42,6 +54,9 @@ class VllmRenderer:
             self._renderer.default_chat_tok_params, max_total_tokens=None
         )
         """Without vLLM's check of the length: a prompt's fit is decided for all renderers alike."""
+        self._writer = Writer()
+        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        self._encoder = TextEncoder(fast) if isinstance(fast, Tokenizer) else None
 
     @property
     def tokenizer(self) -> Any:
@@ -56,32 +71,76 @@ class VllmRenderer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> list[int]:
-        kwargs = dict(chat_template_kwargs or {})
+        """``chat_template`` is a request's own."""
+        template = self._template(bool(tools)) if self._templated else None
+        if template is not None:
+            writing = Writing(
+                chat_template or template.source,
+                messages,
+                tools,
+                self.tokenizer.special_tokens_map,
+                chat_template_kwargs or {},
+                add_generation_prompt,
+                continue_final_message,
+            )
+            if chat_template is not None or len(writing.packed) > SMALL_BYTES:
+                text = self._writer.write(writing, None, limits)
+                return self._encode(text, False, limits)
+        elif chat_template is not None:
+            raise ValueError("the prompts of this model are written in code, not by a template")
+        read = CODED if template is None else template.variables
+        kwargs = allowed(chat_template_kwargs, read) | {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        token_ids = self._render(messages, tools, kwargs)
+        limits.check(len(token_ids))
+        return token_ids
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: dict[str, Any]
+    ) -> list[int]:
+        """As vLLM does it."""
         conversation = [dict(message) for message in messages]
         if not self._reads_developer:
             conversation = without_developer(conversation)
         if self._harmony:
             return _harmony(conversation, tools, kwargs)
-        kwargs |= {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "tools": [dict(tool) for tool in tools] if tools else None,
-        }
-        params = ChatParams(
-            chat_template=chat_template or self._chat_template, chat_template_kwargs=kwargs
-        )
+        kwargs["tools"] = [dict(tool) for tool in tools] if tools else None
+        params = ChatParams(chat_template=self._chat_template, chat_template_kwargs=kwargs)
         try:
             _, (prompt,) = self._renderer.render_chat([conversation], params, self._tokenizing)
         except VLLMClientError as error:
             raise ValueError(str(error)) from error
         return list(prompt["prompt_token_ids"])
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    def encode(
+        self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS
+    ) -> list[int]:
+        return self._encode(text, add_special_tokens, limits)
+
+    def _encode(self, text: str, add_special_tokens: bool, limits: Limits) -> list[int]:
+        if self._encoder is not None and len(text) > WINDOW:
+            return self._encoder.encode(text, add_special_tokens, limits)
+        token_ids = list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        limits.check(len(token_ids))
+        return shortened(token_ids, limits)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    @lru_cache(maxsize=2)  # noqa: B019
+    def _template(self, with_tools: bool) -> ChatTemplate | None:
+        """The one vLLM would take."""
+        source = resolve_chat_template(
+            self.tokenizer,
+            self._chat_template,
+            [{}] if with_tools else None,
+            model_config=self._model_config,
+        )
+        return None if source is None else ChatTemplate(source)
 
 
 def _harmony(

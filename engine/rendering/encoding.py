@@ -1,0 +1,172 @@
+"""Text to token ids in bounded memory, with an end in sight.
+
+A tokenizer takes up to 350 bytes of memory for a byte of text and cannot be interrupted. Long text
+is therefore taken in overlapping windows, each aligned with the one before where both have the
+same tokens; and text that cannot fit by its length alone is refused unread.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from tokenizers import Encoding, Tokenizer
+
+from engine.rendering.limits import NO_LIMITS, Limits, PromptTooLong
+
+WINDOW = 32_768
+"""Characters that are tokenized at once."""
+OVERLAP = 1024
+AGREED = 8
+"""Tokens in a row that two windows must share for the seam to be put before them."""
+NFC_SHRINKS = 3
+"""NFC makes text shorter at most by this factor, in UTF-8 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens of a part of the text; ``starts`` and ``ends`` count characters of the whole."""
+
+    begin: int
+    end: int
+    ids: list[int]
+    starts: list[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, encoding: Encoding, begin: int, end: int) -> Window:
+        offsets = encoding.offsets
+        starts, ends = ([begin + pair[side] for pair in offsets] for side in (0, 1))
+        return cls(begin, end, encoding.ids, starts, ends)
+
+    def is_fresh(self, at: int) -> bool:
+        """Whether token ``at`` begins with a character no earlier token has a part of."""
+        return at == 0 or self.starts[at] != self.starts[at - 1]
+
+
+class TextEncoder:
+    """Makes token ids of text of any length. Thread-safe; does not hold the GIL for long."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.token_bytes = longest_token(tokenizer)
+        """Bytes of text one token may stand for; None where there is no bound."""
+
+    def encode(
+        self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS
+    ) -> list[int]:
+        """Raises PromptTooLong or RenderingEnded."""
+        self._check_size(text, limits)
+        text = self._part(text, limits)
+        if len(text) <= WINDOW:
+            ids = self._one(text, add_special_tokens).ids
+            limits.check(len(ids))
+        else:
+            ids = self._long(text, add_special_tokens, limits)
+        return shortened(ids, limits)
+
+    def _check_size(self, text: str, limits: Limits) -> None:
+        """Raises PromptTooLong where the bytes alone are too many."""
+        if limits.keep is not None or limits.max_tokens is None or self.token_bytes is None:
+            return
+        num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        if num_bytes > limits.max_tokens * self.token_bytes:
+            raise PromptTooLong(-(-num_bytes // self.token_bytes))
+
+    def _part(self, text: str, limits: Limits) -> str:
+        """As much of one end as the tokens that are kept can come from."""
+        if limits.keep is None or self.token_bytes is None:
+            return text
+        enough = limits.keep * self.token_bytes + OVERLAP
+        return text[-enough:] if limits.side == "left" else text[:enough]
+
+    def _long(self, text: str, add_special_tokens: bool, limits: Limits) -> list[int]:
+        before, after = self._around() if add_special_tokens else ([], [])
+        ids = array("I", before)
+        window = self._window(text, 0)
+        while window.end < len(text):
+            limits.check(len(ids))
+            cut = _near(window, window.end - OVERLAP)
+            following = self._window(text, window.ends[cut - 1] if window.ids else window.end)
+            seam = _seam(window, following) or (cut, 0)  # nothing in common: still the same text
+            ids.extend(window.ids[: seam[0]])
+            window = _without(following, seam[1])
+        ids.extend(window.ids)
+        ids.extend(after)
+        limits.check(len(ids))
+        return ids.tolist()
+
+    def _window(self, text: str, begin: int) -> Window:
+        end = min(len(text), begin + WINDOW)
+        return Window.of(self._one(text[begin:end], False), begin, end)
+
+    def _one(self, text: str, add_special_tokens: bool) -> Encoding:
+        """A batch of one: unlike ``encode`` it lets other threads run meanwhile."""
+        made = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        encoding: Encoding = made[0]
+        return encoding
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and behind a text."""
+        whole, plain = self._one("a", True).ids, self._one("a", False).ids
+        at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+        return whole[:at], whole[at + len(plain) :]
+
+
+def shortened(ids: list[int], limits: Limits) -> list[int]:
+    if limits.keep is None:
+        return ids
+    return ids[-limits.keep :] if limits.side == "left" else ids[: limits.keep]
+
+
+def _near(window: Window, position: int) -> int:
+    """The token before which the text may be cut, near ``position``: it shares no character."""
+    at = max(1, bisect_left(window.starts, position))
+    while at < len(window.ids) - 1 and window.starts[at] < window.ends[at - 1]:
+        at += 1
+    return at
+
+
+def _seam(window: Window, following: Window) -> tuple[int, int] | None:
+    """The first token in the second half of the overlap from which on both have the same."""
+    first = bisect_left(window.starts, following.begin + (window.end - following.begin) // 2)
+    for i in range(first, len(window.ids) - AGREED):
+        j = bisect_left(following.starts, window.starts[i])
+        same = following.ids[j : j + AGREED] == window.ids[i : i + AGREED]
+        starts = following.starts[j : j + AGREED] == window.starts[i : i + AGREED]
+        if same and starts and window.is_fresh(i):
+            return i, j
+    return None
+
+
+def _without(window: Window, num: int) -> Window:
+    return Window(
+        window.begin, window.end, window.ids[num:], window.starts[num:], window.ends[num:]
+    )
+
+
+def longest_token(tokenizer: Tokenizer) -> int | None:
+    """Bytes of text that one token may stand for; None where there is no bound.
+
+    There is none where text is normalized away, or where added tokens swallow white space.
+    """
+    told = json.loads(tokenizer.to_str())
+    kind = (told.get("normalizer") or {"type": None})["type"]
+    swallow = any(token["lstrip"] or token["rstrip"] for token in told["added_tokens"])
+    if kind not in (None, "NFC") or swallow or _drops(told.get("pre_tokenizer")):
+        return None
+    longest = max(len(token.encode("utf-8", "surrogatepass")) for token in tokenizer.get_vocab())
+    return longest * (NFC_SHRINKS if kind else 1)
+
+
+def _drops(pre_tokenizer: object) -> bool:
+    """Whether some characters become no token: white space, or what a pattern removes."""
+    if not isinstance(pre_tokenizer, dict):
+        return False
+    if pre_tokenizer["type"] == "Sequence":
+        return any(map(_drops, pre_tokenizer["pretokenizers"]))
+    if pre_tokenizer["type"] == "Split":
+        return bool(pre_tokenizer.get("behavior") == "Removed")
+    return pre_tokenizer["type"] not in ("ByteLevel", "Digits", "Punctuation", "Metaspace")
