@@ -63,7 +63,7 @@ class Renderer:
         text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
         return self.encode(text, False)
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool, _limits: object = None) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:

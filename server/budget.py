@@ -23,7 +23,7 @@ from server.quota import Quota
 
 Result = TypeVar("Result")
 
-HELD_BYTES = 256 << 20
+HELD_BYTES = 96 << 20
 """Of all bodies together."""
 SHARE = 0.5
 """Of that, one key may hold."""
@@ -47,9 +47,10 @@ class Charge:
     num_bytes: int = 0
     prepaid: int = 0
     """Tokens paid on account."""
+    closed: bool = False
 
     def hold(self, num_bytes: int) -> None:
-        """More of the body is there. Raises TooManyRequests."""
+        """More of the body is there, or of what it refers to. Raises TooManyRequests."""
         self.budget.hold(self.name, num_bytes)
         self.num_bytes += num_bytes
 
@@ -64,8 +65,9 @@ class Charge:
         self._pay(-paid)
 
     def close(self) -> None:
-        num_bytes, self.num_bytes = self.num_bytes, 0
-        self.budget.release(self.name, num_bytes)
+        if not self.closed:
+            self.closed = True
+            self.budget.release(self.name, self.num_bytes)
 
     async def parsed(self, work: Callable[[], Result]) -> Result:
         """The result of reading the body: off the event loop, in its turn, where it is large."""

@@ -76,6 +76,9 @@ class Settings:
         choices=("both", "reasoning", "reasoning_content"),
     )
     chat_template: str | None = setting(None, "chat template: a file or the template itself")
+    trust_request_chat_template: bool = setting(
+        False, "requests may bring a chat template; it runs in a process with limits"
+    )
     default_chat_template_kwargs: dict[str, Any] = setting(
         {}, "JSON object given to the chat template with every request"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from engine.rendering.limits import Limits
 from server.errors import InvalidRequest
 
 Side = Literal["left", "right"]
@@ -27,7 +28,7 @@ def fit(api: str, num_prompt: int, asked: int, at_least: int, longest: int) -> i
     """
     room = longest - num_prompt
     if room < max(LEAST, at_least):
-        raise _overflow(api, num_prompt, at_least or asked, longest)
+        raise overflow(api, num_prompt, at_least or asked, longest)
     return min(asked, room) if asked else room
 
 
@@ -39,6 +40,13 @@ def shorten(token_ids: list[int], keep: int | None, side: Side, longest: int) ->
     return token_ids[-keep:] if side == "left" else token_ids[:keep]
 
 
+def limits(keep: int | None, side: Side, longest: int) -> Limits:
+    """What a prompt may come to before all of it is known; ``keep`` as in ``shorten``."""
+    if keep is None:
+        return Limits(max_tokens=longest)
+    return Limits(keep=longest - LEAST if keep == AS_FITS else keep, side=side)
+
+
 def room_for_messages(asked: int, longest: int) -> int:
     """Tokens a conversation may have before its oldest messages are left out.
 
@@ -47,7 +55,7 @@ def room_for_messages(asked: int, longest: int) -> int:
     return longest - max(LEAST, min(asked, longest // 4))
 
 
-def _overflow(api: str, num_prompt: int, wanted: int, longest: int) -> InvalidRequest:
+def overflow(api: str, num_prompt: int, wanted: int, longest: int) -> InvalidRequest:
     """In the words clients of the API know; ``wanted`` counts where the prompt itself fits."""
     param = PROMPT_PARAM.get(api, "messages")
     write = _anthropic if api == "messages" else _openai

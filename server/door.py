@@ -27,6 +27,7 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.budget import Charge, charge
 from server.caller import Caller, caller
 from server.cross_origin import CrossOrigin, check_content_type, host_of
 from server.errors import (
@@ -74,10 +75,18 @@ class Door:
             await self._refuse(error, scope["path"], send)
             return
         token = caller.set(who)
+        cost = self._charge(who)
+        charged = charge.set(cost)
         try:
             await self._app(scope, _hurried(receive, self._gateway.body_timeout_s), send)
         finally:
+            cost.close()
+            charge.reset(charged)
             caller.reset(token)
+
+    def _charge(self, who: Caller) -> Charge:
+        budget = self._gateway.budget
+        return budget.open() if who.key is None else budget.open(who.key.name, who.key.quota)
 
     def _enter(self, scope: Scope) -> Caller:
         path, headers = scope["path"], Headers(scope=scope)

@@ -10,6 +10,7 @@ from engine.base import DepthSet
 from engine.fleet.status import WorkerStatus
 from engine.supervision.losses import EngineLoss
 from server.background import Runs
+from server.budget import Budget
 from server.caller import caller
 from server.cross_origin import CrossOrigin
 from server.encryption import ReasoningCipher
@@ -48,6 +49,7 @@ class Gateway:
     request_timeout_s: float = 0.0
     """The longest a request may take; 0 for as long as it needs."""
     body_timeout_s: float = 30.0
+    budget: Budget = field(default_factory=Budget)
     session_header: str = "x-session-id"
     """Requests with the same value here had better meet the same worker."""
     unknown_fields: str = "ignore"

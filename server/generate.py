@@ -15,11 +15,14 @@ from dataclasses import dataclass, field, replace
 
 from engine.base import Engine
 from engine.errors import EngineError, RequestRejected
+from engine.rendering.limits import PromptTooLong
 from engine.speculation.accounting import Account
 from engine.speculation.policy import Policy
 from engine.types import EngineInfo, EngineRequest, FinishReason, Step
 from server.admission import Admission
-from server.context import room_for_messages, shorten
+from server.budget import charge
+from server.context import limits as limits_of
+from server.context import overflow, room_for_messages, shorten
 from server.deadline import Deadline
 from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow
 from server.events import (
@@ -82,6 +85,7 @@ async def events(
                 prompts = await make_prompts(job, path)
                 requests = _requests(job, path, prompts)
                 await place.admit(len(requests), sum(len(prompt.token_ids) for prompt in prompts))
+                charge.get().settle()
         except GatewayError as error:
             observer.refused(job.api, error.code or error.type)
             raise
@@ -143,19 +147,23 @@ def _facts(
 
 async def make_prompts(job: Job, path: Path) -> list[Prompt]:
     """Render and measure. Raises InvalidRequest."""
-    return [await _prompt(source, job, path) for source in job.prompts]
+    try:
+        return [await _prompt(source, job, path) for source in job.prompts]
+    except PromptTooLong as error:
+        raise overflow(job.api, error.at_least, 0, path.info.max_model_len) from None
 
 
 async def _prompt(source: PromptSource, job: Job, path: Path) -> Prompt:
     longest = path.info.max_model_len
+    limits = limits_of(job.truncate_prompt, job.truncation_side, longest)
     match source:
         case Conversation() if job.drops_oldest:
             room = room_for_messages(job.sampling.max_tokens, longest)
-            token_ids = await fitted(source, path.renderer, room)
+            token_ids = await fitted(source, path.renderer, room, longest)
         case Conversation():
-            token_ids = await render(source, path.renderer)
+            token_ids = await render(source, path.renderer, limits)
         case str():
-            token_ids = await encode(source, path.renderer, job.add_special_tokens)
+            token_ids = await encode(source, path.renderer, job.add_special_tokens, limits)
         case _:
             token_ids = list(source)
     token_ids = shorten(token_ids, job.truncate_prompt, job.truncation_side, longest)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from engine.rendering.limits import NO_LIMITS, Limits, PromptTooLong
+from server.budget import SMALL_BYTES, charge
 from server.errors import InvalidRequest
 from server.events import Phase
+
+Result = TypeVar("Result")
 
 
 class Renderer(Protocol):
@@ -21,10 +25,16 @@ class Renderer(Protocol):
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]: ...
+        limits: Limits = NO_LIMITS,
+    ) -> list[int]:
+        """``chat_template`` is a request's own. Raises PromptTooLong, too."""
+        ...
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def encode(self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS) -> list[int]:
+        """Raises PromptTooLong."""
+        ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
@@ -43,6 +53,8 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    """The request's own, where the operator trusts those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +67,57 @@ class Prompt:
     """It ends with a reasoning that is closed, as a template writes that is told not to think."""
 
 
-async def encode(text: str, renderer: Renderer, add_special_tokens: bool) -> list[int]:
-    """Tokenize off the event loop."""
-    return await asyncio.to_thread(renderer.encode, text, add_special_tokens)
+async def encode(
+    text: str, renderer: Renderer, add_special_tokens: bool, limits: Limits | None = None
+) -> list[int]:
+    """Tokenize off the event loop. Raises PromptTooLong."""
+    limits = limits or Limits()
+    return await _apart(lambda: renderer.encode(text, add_special_tokens, limits), limits)
 
 
-async def render(conversation: Conversation, renderer: Renderer) -> list[int]:
-    """Render off the event loop. Raises InvalidRequest when the template refuses the messages."""
-    try:
-        return await asyncio.to_thread(
-            renderer.render_chat,
+async def render(
+    conversation: Conversation, renderer: Renderer, limits: Limits | None = None
+) -> list[int]:
+    """Render off the event loop.
+
+    Raises InvalidRequest when the template refuses the messages, PromptTooLong.
+    """
+    limits = limits or Limits()
+    own = {} if conversation.template is None else {"chat_template": conversation.template}
+
+    def work() -> list[int]:
+        return renderer.render_chat(
             conversation.messages,
             conversation.tools or None,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             chat_template_kwargs=conversation.template_kwargs,
+            limits=limits,
+            **own,
         )
+
+    try:
+        return await _apart(work, limits)
+    except PromptTooLong:
+        raise
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"The chat template of this model refused the messages: {error}", param="messages"
         ) from error
+
+
+async def _apart(work: Callable[[], Result], limits: Limits) -> Result:
+    """In a thread; a large request waits for its key's turn. Who leaves ends the work."""
+    current = charge.get()
+    if current.num_bytes <= SMALL_BYTES:
+        return await _endable(work, limits)
+    async with current.budget.turn(current.name):
+        return await _endable(work, limits)
+
+
+async def _endable(work: Callable[[], Result], limits: Limits) -> Result:
+    try:
+        return await asyncio.to_thread(work)
+    except asyncio.CancelledError:
+        limits.ended.set()
+        raise

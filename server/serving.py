@@ -307,6 +307,7 @@ def _served(
         depth_per_request=info.speculation.per_request,
         tools=parsers.tool_parser is not None,
         template_kwargs=settings.default_chat_template_kwargs,
+        trusts_templates=settings.trust_request_chat_template,
         workloads=(*WORKLOADS, *settings.workloads),
         sampling=info.default_sampling,
         spec_metrics=backend.spec_metrics,

@@ -54,9 +54,7 @@ class TextEncoder:
         self.token_bytes = longest_token(tokenizer)
         """Bytes of text one token may stand for; None where there is no bound."""
 
-    def encode(
-        self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS
-    ) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS) -> list[int]:
         """Raises PromptTooLong or RenderingEnded."""
         self._check_size(text, limits)
         text = self._part(text, limits)

@@ -66,9 +66,7 @@ class TemplateRenderer:
         text = self._writer.write(writing, template if own else None, limits)
         return self._encoder.encode(text, False, limits)
 
-    def encode(
-        self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS
-    ) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS) -> list[int]:
         return self._encoder.encode(text, add_special_tokens, limits)
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer
-
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.renderers import ChatParams
@@ -116,9 +115,7 @@ class VllmRenderer:
             raise ValueError(str(error)) from error
         return list(prompt["prompt_token_ids"])
 
-    def encode(
-        self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS
-    ) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS) -> list[int]:
         return self._encode(text, add_special_tokens, limits)
 
     def _encode(self, text: str, add_special_tokens: bool, limits: Limits) -> list[int]:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.body import read_body
+from server.budget import charge
 from server.errors import openai_body
 from server.gateway import Gateway
 from server.protocol.completions import CompletionRequest
@@ -29,7 +30,9 @@ def router(gateway: Gateway) -> APIRouter:
         body = await read_body(request, gateway.max_body_bytes)
         path = gateway.require()
         named = request.headers.get(WORKLOAD_HEADER)
-        job = completion_job(parse(body, CompletionRequest), path.served, named)
+        job = await charge.get().parsed(
+            lambda: completion_job(parse(body, CompletionRequest), path.served, named)
+        )
         return answer(job, path, gateway, COMPLETIONS, arrived)
 
     return routes

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
 
 from server.body import read_body
+from server.budget import charge
 from server.errors import InvalidRequest, NotFound
 from server.gateway import Gateway
 from server.protocol.conversations import (
@@ -17,9 +20,11 @@ from server.protocol.conversations import (
     ConversationRequest,
     ConversationUpdate,
 )
-from server.protocol.parse import parse
+from server.protocol.parse import Model, parse
 from server.protocol.responses import InputItem
+from server.routes.counting import admitted
 from server.routes.documented import accepts
+from server.routes.json_response import json_response
 from server.routes.listing import Items, page
 from server.store import ConversationStore, StoredConversation
 from server.validate.items import given_items
@@ -75,6 +80,14 @@ class Conversations:
         await self.get(id)
         return await self.store.items(id)
 
+    async def history(self, id: str, more: int) -> Items:
+        """What a response reads first, ``more`` bytes to be added. Raises NotFound."""
+        await self.get(id)
+        num_bytes = await self.store.num_bytes(id)
+        check_history(num_bytes + more, self._gateway.max_body_bytes, "conversation")
+        charge.get().hold(num_bytes)
+        return await self.store.items(id)
+
     async def item(self, id: str, item: str) -> dict[str, Any]:
         for one in await self.items(id):
             if one["id"] == item:
@@ -83,6 +96,8 @@ class Conversations:
 
     async def add(self, id: str, asked: ConversationItems) -> dict[str, Any]:
         await self.get(id)
+        num_bytes = await self.store.num_bytes(id) + charge.get().num_bytes
+        check_history(num_bytes, self._gateway.max_body_bytes, "items")
         items = self._given(asked.items)
         await self.store.append(id, items)
         return page(items, len(items), "asc", None)
@@ -92,6 +107,17 @@ class Conversations:
         if not await self.store.remove(id, item):
             raise NotFound(f"Item with id '{item[:80]}' not found.", param="item_id")
         return _shown(conversation)
+
+
+def check_history(num_bytes: int, limit: int, param: str) -> None:
+    """Raises InvalidRequest for more than could be said in one request."""
+    if num_bytes > limit:
+        raise InvalidRequest(
+            f"What was said before comes to {num_bytes} bytes with this request; a conversation "
+            f"may have at most {limit} (--max-body-bytes). Start another one or delete items.",
+            param=param,
+            code="context_length_exceeded",
+        )
 
 
 def _shown(conversation: StoredConversation) -> dict[str, Any]:
@@ -107,12 +133,17 @@ def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
     desk = Conversations(gateway)
 
-    async def body(request: Request) -> bytes:
-        return await read_body(request, gateway.max_body_bytes)
+    async def read(request: Request, model: type[Model]) -> Model:
+        body = await read_body(request, gateway.max_body_bytes)
+        return await charge.get().parsed(lambda: parse(body or b"{}", model))
+
+    def admission() -> AbstractAsyncContextManager[None]:
+        return admitted(gateway.require(), time.perf_counter())
 
     @routes.post("/v1/conversations", openapi_extra=accepts(ConversationRequest))
     async def create(request: Request) -> dict[str, Any]:
-        return await desk.create(parse(await body(request) or b"{}", ConversationRequest))
+        async with admission():
+            return await desk.create(await read(request, ConversationRequest))
 
     @routes.get("/v1/conversations/{conversation_id}")
     async def get(conversation_id: str) -> dict[str, Any]:
@@ -120,30 +151,35 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post("/v1/conversations/{conversation_id}", openapi_extra=accepts(ConversationUpdate))
     async def update(conversation_id: str, request: Request) -> dict[str, Any]:
-        return await desk.update(conversation_id, parse(await body(request), ConversationUpdate))
+        async with admission():
+            return await desk.update(conversation_id, await read(request, ConversationUpdate))
 
     @routes.delete("/v1/conversations/{conversation_id}")
     async def delete(conversation_id: str) -> dict[str, Any]:
         return await desk.delete(conversation_id)
 
-    @routes.get("/v1/conversations/{conversation_id}/items")
+    @routes.get("/v1/conversations/{conversation_id}/items", response_model=None)
     async def items(
         conversation_id: str,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         order: str = "desc",
         after: str | None = None,
-    ) -> dict[str, Any]:
-        return page(await desk.items(conversation_id), limit, order, after)
+    ) -> Response:
+        return json_response(page(await desk.items(conversation_id), limit, order, after))
 
     @routes.post(
-        "/v1/conversations/{conversation_id}/items", openapi_extra=accepts(ConversationItems)
+        "/v1/conversations/{conversation_id}/items",
+        openapi_extra=accepts(ConversationItems),
+        response_model=None,
     )
-    async def add(conversation_id: str, request: Request) -> dict[str, Any]:
-        return await desk.add(conversation_id, parse(await body(request), ConversationItems))
+    async def add(conversation_id: str, request: Request) -> Response:
+        async with admission():
+            asked = await read(request, ConversationItems)
+            return json_response(await desk.add(conversation_id, asked))
 
-    @routes.get("/v1/conversations/{conversation_id}/items/{item_id}")
-    async def item(conversation_id: str, item_id: str) -> dict[str, Any]:
-        return await desk.item(conversation_id, item_id)
+    @routes.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=None)
+    async def item(conversation_id: str, item_id: str) -> Response:
+        return json_response(await desk.item(conversation_id, item_id))
 
     @routes.delete("/v1/conversations/{conversation_id}/items/{item_id}")
     async def remove(conversation_id: str, item_id: str) -> dict[str, Any]:

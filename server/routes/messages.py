@@ -8,14 +8,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.body import read_body
+from server.budget import charge
 from server.errors import anthropic_body
 from server.gateway import Gateway
 from server.prompt import render
 from server.protocol.messages import CountTokensRequest, MessagesRequest
 from server.protocol.parse import parse
 from server.routes.answering import WORKLOAD_HEADER, Wire, answer
+from server.routes.counting import counted
 from server.routes.documented import accepts
-from server.validate.messages import counted, messages_job
+from server.validate.messages import counted as counted_conversation
+from server.validate.messages import messages_job
 from server.wire.messages import MessageFold, MessageStream
 
 MESSAGES = Wire(MessageStream, MessageFold, anthropic_body)
@@ -30,14 +33,22 @@ def router(gateway: Gateway) -> APIRouter:
         body = await read_body(request, gateway.max_body_bytes)
         path = gateway.require()
         named = request.headers.get(WORKLOAD_HEADER)
-        job = messages_job(parse(body, MessagesRequest), path.served, named)
+        job = await charge.get().parsed(
+            lambda: messages_job(parse(body, MessagesRequest), path.served, named)
+        )
         return answer(job, path, gateway, MESSAGES, arrived)
 
     @routes.post("/v1/messages/count_tokens", openapi_extra=accepts(CountTokensRequest))
     async def count_tokens(request: Request) -> dict[str, int]:
+        arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)
         path = gateway.require()
-        conversation = counted(parse(body, CountTokensRequest), path.served)
-        return {"input_tokens": len(await render(conversation, path.renderer))}
+        talk = await charge.get().parsed(
+            lambda: counted_conversation(parse(body, CountTokensRequest), path.served)
+        )
+        tokens = await counted(
+            path, "messages", arrived, lambda limits: render(talk, path.renderer, limits)
+        )
+        return {"input_tokens": len(tokens)}
 
     return routes

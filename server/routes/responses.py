@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from server.background import Run
 from server.body import read_body
+from server.budget import charge
 from server.caller import caller
 from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
 from server.gateway import Gateway
@@ -29,8 +30,9 @@ from server.response import (
     tell_source,
 )
 from server.routes.answering import WORKLOAD_HEADER, permitted, rendering
-from server.routes.conversations import Conversations
+from server.routes.conversations import Conversations, check_history
 from server.routes.documented import accepts
+from server.routes.json_response import json_response
 from server.routes.listing import Items, page
 from server.store import ConversationStore, ResponseStore, Stored
 from server.validate.items import Item, input_items
@@ -54,19 +56,21 @@ class Desk:
         gateway = self._gateway
         body = await read_body(request, gateway.max_body_bytes)
         path = gateway.require()
-        asked = parse(body, ResponsesRequest)
+        owner = gateway.owner()
+        reader = gateway.cipher.reader(owner)
+        asked, given = await charge.get().parsed(lambda: _read(body, reader))
         check_keeping(asked)
         kept = self._is_kept(asked)
-        owner = gateway.owner()
-        given = input_items(asked, self._gateway.cipher.reader(owner))
         talk = asked.conversation_id
         before = (
             await self._before(asked.previous_response_id, owner)
             if talk is None
-            else await self._conversations.items(talk)
+            else await self._conversations.history(talk, len(body))
         )
         named = request.headers.get(WORKLOAD_HEADER)
-        job = responses_job(asked, [*before, *given], path.served, named)
+        job = await charge.get().parsed(
+            lambda: responses_job(asked, [*before, *given], path.served, named)
+        )
         job = permitted(job, caller.get())
         source = events(job, path, gateway.observer, arrived)
         store = gateway.store if kept else None
@@ -169,6 +173,7 @@ class Desk:
         """What was said up to the response ``id``, oldest first."""
         store: ResponseStore | None = self._gateway.store
         turns: list[Items] = []
+        num_bytes = 0
         while id is not None:
             found = None if store is None else await store.get(id, owner)
             if found is None or len(turns) > LONGEST_CHAIN:
@@ -178,8 +183,16 @@ class Desk:
                     code="previous_response_not_found",
                 )
             turns.append([*found.input, *found.response["output"]])
+            num_bytes += len(orjson.dumps(turns[-1]))
+            check_history(num_bytes, self._gateway.max_body_bytes, "previous_response_id")
             id = found.previous
+        charge.get().hold(num_bytes)
         return [item for turn in reversed(turns) for item in turn]
+
+
+def _read(body: bytes, reader: Callable[[str], str]) -> tuple[ResponsesRequest, Items]:
+    asked = parse(body, ResponsesRequest)
+    return asked, input_items(asked, reader)
 
 
 class _Making:
@@ -281,28 +294,26 @@ def router(gateway: Gateway) -> APIRouter:
         return await desk.create(request, time.perf_counter())
 
     @routes.get("/v1/responses/{response_id}", response_model=None)
-    async def get(
-        response_id: str, stream: bool = False, starting_after: int = -1
-    ) -> Response | dict[str, Any]:
+    async def get(response_id: str, stream: bool = False, starting_after: int = -1) -> Response:
         if stream:
             return await desk.stream(response_id, starting_after)
-        return await desk.get(response_id)
+        return json_response(await desk.get(response_id))
 
     @routes.delete("/v1/responses/{response_id}")
     async def delete(response_id: str) -> dict[str, Any]:
         return await desk.delete(response_id)
 
-    @routes.post("/v1/responses/{response_id}/cancel")
-    async def cancel(response_id: str) -> dict[str, Any]:
-        return await desk.cancel(response_id)
+    @routes.post("/v1/responses/{response_id}/cancel", response_model=None)
+    async def cancel(response_id: str) -> Response:
+        return json_response(await desk.cancel(response_id))
 
-    @routes.get("/v1/responses/{response_id}/input_items")
+    @routes.get("/v1/responses/{response_id}/input_items", response_model=None)
     async def items(
         response_id: str,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         order: str = "desc",
         after: str | None = None,
-    ) -> dict[str, Any]:
-        return page(await desk.items(response_id), limit, order, after)
+    ) -> Response:
+        return json_response(page(await desk.items(response_id), limit, order, after))
 
     return routes

@@ -2,57 +2,79 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request
+from starlette.responses import Response
 
+from engine.rendering.limits import Limits
 from server.body import read_body
+from server.budget import charge
 from server.errors import InvalidRequest
 from server.gateway import Gateway
 from server.generate import Path
 from server.prompt import Conversation, encode, render
 from server.protocol.parse import parse
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from server.routes.counting import admitted, counted
 from server.routes.documented import accepts
+from server.routes.json_response import json_response
 from server.validate.completions import check_token_ids
 from server.validate.conversation import template_message
 from server.validate.served import check_model
+from server.validate.template import own_template, template_kwargs
 
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/tokenize", openapi_extra=accepts(TokenizeRequest))
-    async def tokenize(request: Request) -> dict[str, Any]:
+    @routes.post("/tokenize", openapi_extra=accepts(TokenizeRequest), response_model=None)
+    async def tokenize(request: Request) -> Response:
+        arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)
         path = gateway.require()
-        asked = parse(body, TokenizeRequest)
+        asked = await charge.get().parsed(lambda: parse(body, TokenizeRequest))
         check_model(asked.model or gateway.models[0], path.served)
-        tokens = await _tokens(asked, path)
-        out = {"count": len(tokens), "max_model_len": path.info.max_model_len, "tokens": tokens}
-        if asked.return_token_strs:
-            pieces = path.parsers.vocabulary.pieces
-            out["token_strs"] = [pieces[token].decode("utf-8", "replace") for token in tokens]
-        return out
+        api = "chat" if asked.prompt is None else "completions"
+        tokens = await counted(path, api, arrived, lambda limits: _tokens(asked, path, limits))
+        return json_response(await asyncio.to_thread(_answer, asked, tokens, path))
 
-    @routes.post("/detokenize", openapi_extra=accepts(DetokenizeRequest))
-    async def detokenize(request: Request) -> dict[str, str]:
+    @routes.post("/detokenize", openapi_extra=accepts(DetokenizeRequest), response_model=None)
+    async def detokenize(request: Request) -> Response:
+        arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)
         path = gateway.require()
-        asked = parse(body, DetokenizeRequest)
+        asked = await charge.get().parsed(lambda: parse(body, DetokenizeRequest))
         check_model(asked.model or gateway.models[0], path.served)
         check_token_ids(asked.tokens, path.served.vocab_size, "tokens")
-        return {"prompt": path.renderer.decode(asked.tokens)}
+        async with admitted(path, arrived):
+            text = await asyncio.to_thread(path.renderer.decode, asked.tokens)
+        return json_response({"prompt": text})
 
     return routes
 
 
-async def _tokens(asked: TokenizeRequest, path: Path) -> list[int]:
+def _answer(asked: TokenizeRequest, tokens: list[int], path: Path) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "count": len(tokens),
+        "max_model_len": path.info.max_model_len,
+        "tokens": tokens,
+    }
+    if asked.return_token_strs:
+        pieces = path.parsers.vocabulary.pieces
+        out["token_strs"] = [pieces[token].decode("utf-8", "replace") for token in tokens]
+    return out
+
+
+async def _tokens(asked: TokenizeRequest, path: Path, limits: Limits) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
     if asked.prompt is not None:
-        return await encode(asked.prompt, path.renderer, asked.add_special_tokens is not False)
-    return await render(_conversation(asked, path), path.renderer)
+        special = asked.add_special_tokens is not False
+        return await encode(asked.prompt, path.renderer, special, limits)
+    return await render(_conversation(asked, path), path.renderer, limits)
 
 
 def _conversation(asked: TokenizeRequest, path: Path) -> Conversation:
@@ -63,5 +85,6 @@ def _conversation(asked: TokenizeRequest, path: Path) -> Conversation:
         tools=tuple(tool.model_dump(exclude_none=True) for tool in asked.tools or ()),
         add_generation_prompt=not continued if prompt is None else prompt,
         continue_final_message=continued,
-        template_kwargs=dict(path.served.template_kwargs) | (asked.chat_template_kwargs or {}),
+        template_kwargs=template_kwargs(path.served, asked.chat_template_kwargs),
+        template=own_template(path.served, asked.chat_template_kwargs),
     )

@@ -46,6 +46,10 @@ class ConversationStore(Protocol):
 
     async def append(self, id: str, items: list[dict[str, Any]]) -> None: ...
 
+    async def num_bytes(self, id: str) -> int:
+        """How much all its items come to, as JSON, about."""
+        ...
+
     async def items(self, id: str) -> list[dict[str, Any]]:
         """The oldest first."""
         ...

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Table,
     Text,
     delete,
+    func,
     insert,
     select,
     update,
@@ -79,6 +80,9 @@ class SqlConversations:
     async def append(self, id: str, items: list[dict[str, Any]]) -> None:
         await self._run("stored", self._append, id, items)
 
+    async def num_bytes(self, id: str) -> int:
+        return int(await self._run("read", self._num_bytes, id))
+
     async def items(self, id: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = await self._run("read", self._items, id)
         return found
@@ -126,6 +130,12 @@ class SqlConversations:
         with self._engine.begin() as connection:
             if connection.execute(used).rowcount and rows:
                 connection.execute(insert(ITEMS), rows)
+
+    def _num_bytes(self, id: str) -> int:
+        """In characters of JSON, as databases count text."""
+        size = select(func.coalesce(func.sum(func.length(ITEMS.c.item)), 0))
+        with self._engine.connect() as connection:
+            return int(connection.execute(size.where(ITEMS.c.conversation == id)).scalar_one())
 
     def _items(self, id: str) -> list[dict[str, Any]]:
         wanted = select(ITEMS.c.item).where(ITEMS.c.conversation == id).order_by(ITEMS.c.position)

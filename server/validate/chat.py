@@ -23,6 +23,7 @@ from server.validate import tools
 from server.validate.constraints import constraint
 from server.validate.conversation import template_message
 from server.validate.served import Served, check_model, depth
+from server.validate.template import own_template, template_kwargs
 
 
 def chat_job(request: ChatRequest, served: Served, workload: str | None = None) -> Job:
@@ -125,7 +126,7 @@ def _choice(request: ChatRequest) -> tools.Choice | None:
 def _conversation(request: ChatRequest, policy: ToolPolicy, served: Served) -> Conversation:
     effort = effort_kwargs(request.reasoning_effort)
     verbosity = {"verbosity": request.verbosity} if request.verbosity else {}
-    asked = request.chat_template_kwargs or {}
+    asked = request.chat_template_kwargs
     continued = bool(request.continue_final_message)
     generation_prompt = request.add_generation_prompt
     if continued and generation_prompt:
@@ -138,5 +139,6 @@ def _conversation(request: ChatRequest, policy: ToolPolicy, served: Served) -> C
         tools=policy.tools if policy.choice != "none" else (),
         add_generation_prompt=not continued if generation_prompt is None else generation_prompt,
         continue_final_message=continued,
-        template_kwargs=dict(served.template_kwargs) | effort | verbosity | asked,
+        template_kwargs=template_kwargs(served, asked, **effort, **verbosity),
+        template=own_template(served, asked),
     )

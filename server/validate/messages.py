@@ -30,6 +30,7 @@ from server.validate import tools
 from server.validate.chat import effort_kwargs, template_of
 from server.validate.constraints import json_schema
 from server.validate.served import Served, check_model, depth
+from server.validate.template import own_template, template_kwargs
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 SHAPE = "output_config.format.schema"
@@ -85,13 +86,14 @@ def counted(request: CountTokensRequest, served: Served) -> Conversation:
 def conversation(request: CountTokensRequest, policy: ToolPolicy, served: Served) -> Conversation:
     """A last message of the assistant is the beginning of the answer."""
     continued = request.messages[-1].role == "assistant"
-    asked = request.chat_template_kwargs or {}
+    asked = request.chat_template_kwargs
     return Conversation(
         messages=(*_system(request), *_messages(request)),
         tools=policy.tools if policy.choice != "none" else (),
         add_generation_prompt=not continued,
         continue_final_message=continued,
-        template_kwargs=dict(served.template_kwargs) | _thinking(request) | asked,
+        template_kwargs=template_kwargs(served, asked, **_thinking(request)),
+        template=own_template(served, asked),
     )
 
 

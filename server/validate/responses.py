@@ -27,6 +27,7 @@ from server.validate.constraints import Named, json_schema, only_one, structured
 from server.validate.items import Item, messages
 from server.validate.response_tools import CLIENT_TOOLS, response_policy
 from server.validate.served import Served, check_model, depth
+from server.validate.template import own_template, template_kwargs
 
 
 def responses_job(
@@ -109,11 +110,12 @@ def _conversation(
     effort = effort_kwargs(request.reasoning.effort if request.reasoning else None)
     verbosity = request.text.verbosity if request.text else None
     spoken = {"verbosity": verbosity} if verbosity else {}
-    asked = request.chat_template_kwargs or {}
+    asked = request.chat_template_kwargs
     return Conversation(
         messages=(*system, *said),
         tools=policy.tools if policy.choice != "none" else (),
-        template_kwargs=dict(served.template_kwargs) | effort | spoken | asked,
+        template_kwargs=template_kwargs(served, asked, **effort, **spoken),
+        template=own_template(served, asked),
     )
 
 

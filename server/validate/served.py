@@ -23,6 +23,8 @@ class Served:
     tools: bool
     """A tool-call parser is configured."""
     template_kwargs: Mapping[str, Any]
+    trusts_templates: bool = field(default=False, kw_only=True)
+    """Requests may bring a chat template."""
     workloads: tuple[str, ...] = slicing.WORKLOADS
     """Slices a client may name in ``x-eaglegate-workload``."""
     sampling: Mapping[str, float] = field(default_factory=dict)

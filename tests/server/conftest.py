@@ -16,6 +16,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
+from engine.rendering.encoding import TextEncoder
+from engine.rendering.limits import NO_LIMITS, Limits
 from engine.scripted import ScriptedEngine, steps
 from engine.speculation.policy import Policy
 from engine.types import (
@@ -45,6 +47,7 @@ class PlainRenderer:
 
     def __init__(self) -> None:
         self.tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+        self.encoder = TextEncoder(self.tokenizer)
         self.seen: list[dict[str, Any]] = []
 
     def render_chat(
@@ -53,16 +56,17 @@ class PlainRenderer:
         tools: Sequence[Mapping[str, Any]] | None,
         **options: Any,
     ) -> list[int]:
-        self.seen.append({"messages": messages, "tools": tools, **options})
+        seen = {key: value for key, value in options.items() if key != "limits"}
+        self.seen.append({"messages": messages, "tools": tools, **seen})
         text = "\n".join(
             f"{message['role']}: {message.get('content') or ''}" for message in messages
         )
         if "refuse me" in text:
             raise ValueError("the roles must alternate")
-        return self.encode(text, False)
+        return self.encode(text, False, options.get("limits", NO_LIMITS))
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS) -> list[int]:
+        return self.encoder.encode(text, add_special_tokens, limits)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)

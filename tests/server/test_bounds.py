@@ -1,0 +1,108 @@
+"""Requests that generate nothing pay like others; what was said before is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.keys import Key, KeyRing, digest_of
+from server.quota import Quota
+
+SECRET = "k" * 20
+HEADERS = {"authorization": f"Bearer {SECRET}"}
+SAY = [{"role": "user", "content": "hi"}]
+FREE = {
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [5]},
+    "/v1/messages/count_tokens": {"model": "demo", "messages": SAY},
+    "/v1/conversations": {},
+}
+
+
+def keyed(lab, **limits):
+    quota = Quota("user", clock=lambda: 0.0, **limits)
+    lab.gateway.keys = KeyRing((Key("user", digest_of(SECRET), quota=quota),))
+
+
+@pytest.mark.parametrize("url", FREE)
+async def test_what_generates_nothing_counts_as_a_request(lab, url):
+    keyed(lab, requests=5)
+    statuses = [(await lab.post(url, FREE[url], headers=HEADERS)).status for _ in range(7)]
+    assert statuses == [200] * 5 + [429] * 2
+
+
+async def test_a_body_is_paid_before_it_is_read(lab):
+    keyed(lab, tokens=1000)
+    text = "x" * 100_000
+    answers = [
+        await lab.post("/tokenize", {"prompt": text, "model": "none"}, headers=HEADERS),
+        await lab.post("/tokenize", FREE["/tokenize"], headers=HEADERS),
+    ]
+    assert [answer.status for answer in answers] == [404, 429]
+
+
+async def test_a_prompt_that_is_served_is_paid_once(lab):
+    lab.says("yes")
+    keyed(lab, tokens=100_000)
+    answer = await lab.post("/v1/completions", completion(), headers=HEADERS)
+    quota = lab.gateway.keys.keys[0].quota
+    used = 100_000 - quota._tokens._now()
+    assert used == answer.json["usage"]["total_tokens"]
+
+
+def completion() -> dict:
+    return {"model": "demo", "prompt": "A cat sat. " * 20}
+
+
+async def test_all_bytes_are_given_back(lab):
+    lab.says("yes")
+    for url, body in [*FREE.items(), ("/v1/completions", completion()), ("/tokenize", b"[")]:
+        await lab.post(url, body)
+    assert lab.gateway.budget.held == 0
+
+
+@pytest.mark.parametrize("url", ["/v1/completions", "/tokenize"])
+async def test_text_that_cannot_fit_is_refused_in_the_words_of_overflow(lab, url):
+    answer = await lab.post(url, {"model": "demo", "prompt": "x" * 1_000_000})
+    assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length is 256 tokens" in answer.json["error"]["message"]
+
+
+async def test_only_the_end_of_a_long_text_is_read_where_it_is_truncated(lab):
+    lab.says("yes")
+    text = "A cat sat on a mat. " * 50_000
+    body = {"model": "demo", "prompt": text, "truncate_prompt_tokens": 20}
+    assert (await lab.post("/v1/completions", body)).status == 200
+    expected = lab.renderer.encode(text[-2000:], True)[-20:]
+    assert list(lab.engine.requests[0].prompt) == expected
+
+
+def message(size: int) -> dict:
+    return {"type": "message", "role": "user", "content": "a" * size}
+
+
+async def test_a_conversation_grows_to_the_size_of_one_request(lab):
+    lab.says("yes")
+    lab.gateway.max_body_bytes = 10_000
+    talk = (await lab.post("/v1/conversations", {})).json["id"]
+    url = f"/v1/conversations/{talk}/items"
+    statuses = [(await lab.post(url, {"items": [message(4000)]})).status for _ in range(4)]
+    assert statuses == [200, 200, 400, 400]
+    answer = await lab.post(
+        "/v1/responses", {"model": "demo", "conversation": talk, "input": "b" * 3000}
+    )
+    assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_chain_of_responses_is_as_long_as_one_request(lab):
+    lab.says("yes")
+    lab.gateway.max_body_bytes = 3_000
+    previous, statuses = None, []
+    for _ in range(6):
+        body = {"model": "demo", "input": "a " * 100, "previous_response_id": previous}
+        body["truncation"] = "auto"
+        answer = await lab.post("/v1/responses", body)
+        statuses.append(answer.status)
+        previous = answer.json.get("id", previous)
+    assert statuses[0] == 200
+    assert statuses[-1] == 400
+    assert "at most 3000" in answer.json["error"]["message"]
