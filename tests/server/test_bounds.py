@@ -97,7 +97,7 @@ async def test_a_chain_of_responses_is_as_long_as_one_request(lab):
     lab.says("yes")
     lab.gateway.max_body_bytes = 3_000
     previous, statuses = None, []
-    for _ in range(6):
+    for _ in range(10):
         body = {"model": "demo", "input": "a " * 100, "previous_response_id": previous}
         body["truncation"] = "auto"
         answer = await lab.post("/v1/responses", body)
