@@ -12,13 +12,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from engine.base import DepthBound, DepthSet, Engine, Explaining, Killable, Losing
 from engine.clock import now
 from engine.errors import EngineDead, EngineError, EngineStartError
 from engine.speculation.accounting import Totals
+from engine.supervision.continuation import seeded
 from engine.supervision.losses import Losses, loss_of
 from engine.supervision.probation import Probation, Trial
 from engine.supervision.pulse import Pulse
@@ -112,7 +113,7 @@ class SupervisedEngine:
         return self._info
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        return self._survival.generate(request)
+        return self._survival.generate(self._fixed(request))
 
     async def set_depth(self, depth: int) -> DepthSet:
         """Bound every request's depth, now and in engines to come."""
@@ -181,6 +182,18 @@ class SupervisedEngine:
             life = await self._living()
             with life.pulse.running():
                 yield Attempt(life, trial, partial(self._lost, cause=Cause.DIED))
+
+    def _fixed(self, request: EngineRequest) -> EngineRequest:
+        """A seeded request keeps the depth it begins with.
+
+        Each draft that is verified takes numbers from the seed's generator: at another depth the
+        same seed gives another text, and a replay would not repeat what was delivered.
+        """
+        if self._info is None or not seeded(request):
+            return request
+        depths = (request.depth, self._depth, self._info.speculation.depth)
+        depth = min(depth for depth in depths if depth is not None)
+        return replace(request, depth=depth, keeps_depth=True)
 
     @property
     def _alive(self) -> Life | None:

@@ -68,6 +68,8 @@ class EngineRequest:
     constraint: Constraint | None = None
     depth: int | None = None
     """Draft tokens per step, 0..K; None leaves it to the lane's default."""
+    keeps_depth: bool = False
+    """No bound that comes later changes its depth: what a seed gives depends on it."""
     priority: int = 0
     """Lower runs earlier."""
     lane: str = "default"

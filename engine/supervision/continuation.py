@@ -150,6 +150,12 @@ def resumable(request: EngineRequest) -> bool:
     return request.constraint is None and not _penalised(sampling) and not seeded
 
 
+def seeded(request: EngineRequest) -> bool:
+    """Whether its text follows from a seed: one that was given, or one for the sake of replays."""
+    sampling = request.sampling
+    return sampling.temperature > 0 and (sampling.seed is not None or not resumable(request))
+
+
 def behind(step: Step, tokens: int) -> Iterator[DecodeStep]:
     """The accounts of ``step`` without those of its first ``tokens`` tokens.
 

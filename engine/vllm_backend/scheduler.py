@@ -34,7 +34,7 @@ from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from engine.vllm_backend.child_process import end_well
-from engine.vllm_backend.names import DEPTH, SKIP, declared_depths
+from engine.vllm_backend.names import DEPTH, KEEP, SKIP, declared_depths
 
 
 class DepthScheduling(Scheduler):  # type: ignore[misc]
@@ -56,7 +56,8 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
         """What this request wants, as far as the engine and the ceiling go."""
         extra = request.sampling_params.extra_args if request.sampling_params else None
         wanted = (extra or {}).get(DEPTH)
-        return self.ceiling if wanted is None else max(0, min(int(wanted), self.ceiling))
+        most = self.num_spec_tokens if (extra or {}).get(KEEP) else self.ceiling
+        return self.ceiling if wanted is None else max(0, min(int(wanted), most))
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)

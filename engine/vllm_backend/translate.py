@@ -17,7 +17,7 @@ from engine.errors import (
     RequestRejected,
 )
 from engine.types import Constraint, EngineRequest, FinishReason, PositionLogprobs, TokenLogprob
-from engine.vllm_backend.names import DEPTH
+from engine.vllm_backend.names import DEPTH, KEEP
 
 FINISH = {
     "stop": FinishReason.STOP,
@@ -49,8 +49,14 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         structured_outputs=structured_outputs(request.constraint),
-        extra_args=None if request.depth is None else {DEPTH: request.depth},
+        extra_args=_depth(request),
     )
+
+
+def _depth(request: EngineRequest) -> dict[str, int] | None:
+    if request.depth is None:
+        return None
+    return {DEPTH: request.depth} | ({KEEP: True} if request.keeps_depth else {})
 
 
 def structured_outputs(constraint: Constraint | None) -> StructuredOutputsParams | None:

@@ -413,6 +413,32 @@ async def test_a_bound_is_taken_at_once_whether_the_engine_is_there_or_away():
     await engine.aclose()
 
 
+@pytest.mark.parametrize(
+    ("fields", "keeps"),
+    [
+        ({"sampling": Sampling(max_tokens=12, temperature=1.0, seed=4)}, True),
+        ({"sampling": Sampling(max_tokens=12, temperature=1.0), "constraint": CONSTRAINT}, True),
+        ({"sampling": Sampling(max_tokens=12, temperature=1.0)}, False),
+        ({"sampling": Sampling(max_tokens=12, temperature=0.0, seed=4)}, False),
+    ],
+)
+async def test_what_follows_from_a_seed_keeps_its_depth_in_every_engine(fields, keeps):
+    cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 2, depth=3)
+    engine, _ = supervised(cradle)
+    await engine.start()
+    await engine.set_depth(2)
+    steps = engine.generate(replace(ask(), **fields))
+    await anext(steps)
+    await engine.set_depth(1)
+    async for _ in steps:
+        pass
+    asked = [life.requests[0] for life in cradle.lives]
+    assert len(asked) == 2
+    wanted = (2, True) if keeps else (None, False)
+    assert [(request.depth, request.keeps_depth) for request in asked] == [wanted] * 2
+    await engine.aclose()
+
+
 async def test_a_bound_does_not_wait_for_an_engine_that_hangs(monkeypatch):
     monkeypatch.setattr("engine.supervisor.BOUND_S", 0.01)
     cradle = Cradle(depth=3)

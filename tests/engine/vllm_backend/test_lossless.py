@@ -323,3 +323,28 @@ async def test_many_come_and_go(engine: VllmEngine) -> None:
     await asyncio.sleep(0)
     health = await engine.health()
     assert health.live, health.reason
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_a_seed_gives_one_text_under_a_new_bound_when_it_keeps_its_depth(
+    keeps: bool, engine: VllmEngine, prompts: Prompts
+) -> None:
+    """Verified drafts take numbers from the seed's generator: another depth is another text."""
+
+    def request(number: int, seed: int) -> EngineRequest:
+        sampling = Sampling(max_tokens=60, temperature=2.0, top_k=8, seed=seed, ignore_eos=True)
+        name = f"seeded-{keeps}-{seed}-{number}"
+        return EngineRequest(name, prompts[0], sampling, depth=3, keeps_depth=keeps)
+
+    async def tokens(number: int, seed: int, bound: int | None) -> list[int]:
+        got: list[int] = []
+        async for step in engine.generate(request(number, seed)):
+            got += step.token_ids
+            if bound is not None and len(got) > 8:
+                await engine.set_depth(bound)
+                bound = None
+        await engine.set_depth(MOST)
+        return got
+
+    same = [await tokens(1, seed, None) == await tokens(2, seed, 1) for seed in range(4)]
+    assert all(same) is keeps
