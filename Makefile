@@ -15,8 +15,11 @@ install:  ## set up .venv from the lock; does nothing the second time
 install-dev:
 	@$(PYTHON) scripts/install.py --dev
 
+# The fast tests side by side, with their coverage; then those with a real engine, one at a time.
+# 5 is pytest's status for no tests, which ARGS can bring about in one of the two.
 test: install-dev  ## every test, those on the real engine too
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n 2 --cov $(ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m slow $(ARGS) || [ $$? -eq 5 ]
 
 test-fast: install-dev  ## the tests that need no engine
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)

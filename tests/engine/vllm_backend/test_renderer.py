@@ -91,7 +91,7 @@ def test_a_template_that_knows_the_developer_role_sees_it(template: str, expecte
 
 def test_a_renderer_without_the_developer_role_gets_it_as_system(renderer: VllmRenderer) -> None:
     class MistralRenderer:
-        def render_chat(self, conversations, params):
+        def render_chat(self, conversations, params, *more):
             self.roles = [message["role"] for message in conversations[0]]
             return None, [{"prompt_token_ids": [1]}]
 
