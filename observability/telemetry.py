@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 
@@ -58,6 +58,7 @@ class Telemetry:
         self._losing: dict[str, Losing] = {}
         self._admission: Callable[[], Admission | None] = _nothing
         self._workers: Callable[[], Iterable[WorkerStatus]] = tuple
+        self._process: Callable[[], Mapping[str, float]] = dict
         self._batch = Batch()
         self._count_at = 0.0
         scope = Scope(
@@ -70,6 +71,7 @@ class Telemetry:
             self._running,
             lambda: self._admission(),
             self.workers,
+            lambda: self._process(),
         )
         self.groups = [make(scope) for make in GROUPS]
         self.catalogue: list[Declared] = scope.catalogue
@@ -158,6 +160,10 @@ class Telemetry:
     def watch_admission(self, find: Callable[[], Admission | None]) -> None:
         """Read the queue in front of the engine from what ``find`` finds, if anything."""
         self._admission = find
+
+    def watch_process(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read what the gateway's process uses of its limits: see the group Process."""
+        self._process = read
 
     def watch_workers(self, find: Callable[[], Iterable[WorkerStatus]]) -> None:
         """Read the workers of a fleet from what ``find`` finds."""

@@ -167,6 +167,17 @@ class Settings:
     forwarded_allow_ips: tuple[str, ...] = setting(
         (), "addresses or networks of proxies whose X-Forwarded-For and -Proto are believed"
     )
+    max_connections: int | None = setting(
+        None, "connections of clients at a time; as many as open files allow, at most 16384"
+    )
+    max_connections_per_client: int | None = setting(
+        None, "connections of one address; half of --max-connections"
+    )
+    memory_limit: int | None = setting(
+        None,
+        "bytes of memory this gateway may use before it sheds; 0 for no watch; without one "
+        "the control group's limit, else the machine's memory",
+    )
     root_path: str = setting("", "path prefix a proxy serves this gateway under")
     max_running: int = setting(256, "sequences in the engine at a time")
     max_queued: int = setting(1024, "requests that may wait; more are refused with 429")

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import ipaddress
 from typing import Any
 
 import orjson
@@ -29,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.budget import Charge, charge
 from server.caller import Caller, caller
-from server.cross_origin import CrossOrigin, check_content_type, host_of
+from server.cross_origin import SAFE_METHODS, CrossOrigin, check_content_type, host_of
 from server.errors import (
     Forbidden,
     GatewayError,
@@ -41,6 +40,7 @@ from server.errors import (
 )
 from server.gateway import Gateway
 from server.keys import Key, KeyRing
+from server.limits import network_of
 from server.response import send_json
 
 OPEN = frozenset({"/health", "/ready"})
@@ -77,9 +77,12 @@ class Door:
         token = caller.set(who)
         cost = self._charge(who)
         charged = charge.set(cost)
+        works = _is_work(scope)
+        self._gateway.under_way += works
         try:
             await self._app(scope, _hurried(receive, self._gateway.body_timeout_s), send)
         finally:
+            self._gateway.under_way -= works
             cost.close()
             charge.reset(charged)
             caller.reset(token)
@@ -98,6 +101,8 @@ class Door:
         if is_operator(path):
             return Caller(self._operator(path, headers))
         key = self._gateway.keys.find(_given(headers)) if self._gateway.keys else None
+        if _is_work(scope):
+            self._gateway.memory.check(self._gateway.under_way)
         session = headers.get(self._gateway.session_header) or None
         who = Caller(key, self._timeout(headers), session, _network(scope))
         if scope["method"] == "POST" and path.startswith("/v1/"):
@@ -159,6 +164,13 @@ class Door:
         await send_json(send, error.status, orjson.dumps(error_body(path, error)), headers)
 
 
+def _is_work(scope: Scope) -> bool:
+    """Whether a request may take memory; one that shows something or stops it does not."""
+    path = scope["path"]
+    stops = path.endswith("/cancel") or scope["method"] == "DELETE"
+    return scope["method"] not in SAFE_METHODS and not stops and not is_operator(path)
+
+
 class Cors:
     """ASGI middleware, outside the door: preflights carry no key. Operator paths get none of it."""
 
@@ -217,14 +229,7 @@ def _given(headers: Headers) -> str | None:
 
 def _network(scope: Scope) -> str:
     """The peer's address; of IPv6 its first 64 bits, which one client can have to itself."""
-    client = (scope.get("client") or ("", 0))[0]
-    try:
-        address = ipaddress.ip_address(client)
-    except ValueError:
-        return str(client)
-    if address.version == 4:
-        return str(address)
-    return str(ipaddress.ip_network((address, 64), strict=False))
+    return network_of(str((scope.get("client") or ("", 0))[0]))
 
 
 def _hurried(receive: Receive, seconds: float) -> Receive:

@@ -7,6 +7,7 @@ GatewayError              500  server_error
  |    +-- MethodNotAllowed 405
  |    +-- RequestTimeout   408
  |    +-- UnsupportedMediaType 415
+ |    +-- HeadersTooLarge  431
  +-- Unauthenticated      401  authentication_error
  +-- Forbidden            403  permission_error
  +-- TooManyRequests      429  rate_limit_error
@@ -93,6 +94,11 @@ class RequestTimeout(InvalidRequest):
 class UnsupportedMediaType(InvalidRequest):
     status = 415
     code = "unsupported_media_type"
+
+
+class HeadersTooLarge(InvalidRequest):
+    status = 431
+    code = "headers_too_large"
 
 
 class Unauthenticated(GatewayError):

@@ -17,6 +17,7 @@ from server.encryption import ReasoningCipher
 from server.errors import Unavailable
 from server.generate import Path
 from server.keys import KeyRing
+from server.memory import MemoryWatch
 from server.observer import NullObserver, Observer
 from server.response import Timing
 from server.store import ResponseStore
@@ -55,6 +56,7 @@ class Gateway:
     unknown_fields: str = "ignore"
     """ignore or refuse: what becomes of fields nobody knows."""
     observer: Observer = field(default_factory=NullObserver)
+    memory: MemoryWatch = field(default_factory=lambda: MemoryWatch([]))
     store: ResponseStore | None = None
     """None stores no responses."""
     cipher: ReasoningCipher = field(default_factory=ReasoningCipher.ephemeral)
@@ -65,6 +67,8 @@ class Gateway:
     """Those of a fleet, if the engine is one."""
     losses: Callable[[], Iterable[EngineLoss]] = tuple
     """How the last engines or workers were lost."""
+    under_way: int = 0
+    """Requests that may take memory and are not over."""
     path: Path | None = None
     state: str = "starting"
     """starting, ready or stopping."""

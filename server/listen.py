@@ -17,8 +17,11 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import ConfigError
+from server.connection import Connection
 from server.direct import Direct
 from server.drain import Drain
+from server.gate import Entry, Gate
+from server.limits import LIMITS
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ def bind(host: str, port: int, unread_s: float | None = None) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if unread_s is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * unread_s))
         listener.bind(address)
@@ -64,7 +68,24 @@ def url_of(listener: socket.socket, tls: Tls | None = None) -> str:
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to ``serve``: uvicorn would stop listening at once, and nobody could ask."""
+    """Accepts through a gate; leaves signals to ``serve``, so that a drain can be seen."""
+
+    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+        super().__init__(config)
+        self._gate = gate
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers = []
+        for listener in sockets or []:
+            self._gate.open(listener, self._connection, self.config.ssl)
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._gate.close()
+        await super().shutdown(sockets)
+
+    def _connection(self, entry: Entry) -> Connection:
+        return Connection(entry, self.config, self.server_state)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -112,16 +133,15 @@ async def serve(
     starting: Coroutine[Any, Any, None],
     hooks: Hooks,
     tls: Tls = Tls(),
-    proxies: Sequence[str] = (),
+    gate: Gate | None = None,
 ) -> int:
     """Serve at once, ``starting`` beside; returns how many requests were lost.
-
-    ``proxies`` are those whose X-Forwarded-For and -Proto are believed.
 
     Ends on SIGTERM or SIGINT, after draining (a second one ends the grace), or with what
     ``starting`` raises. SIGHUP reloads.
     """
-    server = Server(_config(app, tls, proxies))
+    gate = gate or Gate(LIMITS)
+    server = Server(_config(app, tls, gate.limits.proxies), gate)
     serving = asyncio.create_task(server.serve(sockets=list(listeners)))
     start = asyncio.create_task(starting)
     stop = asyncio.Event()
@@ -149,7 +169,7 @@ def _config(app: ASGIApp, tls: Tls, proxies: Sequence[str] = ()) -> uvicorn.Conf
         ws="none",
         server_header=False,
         proxy_headers=bool(proxies),
-        forwarded_allow_ips=_listed(proxies),
+        forwarded_allow_ips=list(proxies),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_S,
         ssl_certfile=tls.certfile,
@@ -159,11 +179,6 @@ def _config(app: ASGIApp, tls: Tls, proxies: Sequence[str] = ()) -> uvicorn.Conf
         ssl_cert_reqs=ssl.CERT_REQUIRED if tls.ca_certs else ssl.CERT_NONE,
         ssl_ciphers=tls.ciphers,
     )
-
-
-def _listed(proxies: Sequence[str]) -> list[str]:
-    """One by one, or as uvicorn takes them in one argument: ``10.0.0.0/8,127.0.0.1``."""
-    return [item.strip() for given in proxies for item in given.split(",")]
 
 
 async def _nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:

@@ -36,10 +36,13 @@ from server.commandline import CommandLine, read_again
 from server.config import ConfigError, Settings
 from server.cross_origin import CrossOrigin, names_of
 from server.drain import Drain
+from server.gate import Gate
 from server.gateway import Controls, Gateway
 from server.generate import Path
 from server.keys import KeyRing, exposure, load
+from server.limits import Limits, raise_file_limit
 from server.listen import Hooks, Tls, bind, serve, url_of
+from server.memory import MemoryWatch, sources
 from server.parsers import Parsers
 from server.progress import Progress
 from server.response import Timing
@@ -67,6 +70,7 @@ class Serving:
         logging.basicConfig(level=settings.log_level.upper(), stream=errors)
         if settings.log_level == "info":  # httpx tells of every request to a worker
             logging.getLogger("httpx").setLevel(logging.WARNING)
+        self._gate = Gate(limits(line, raise_file_limit()), self._refuse_connection)
         keys = keys_of(settings)
         self._tls = tls(settings)
         self._tls.check()
@@ -84,6 +88,7 @@ class Serving:
         self._telemetry.watch_workers(backend.workers)
         self._policy = Policy(Rules(key_depths=keys.depths))
         self._admission = Admission(bounds(settings), classes=keys.classes)
+        self._telemetry.watch_process(self._usage)
         self._telemetry.watch_admission(lambda: self._admission)
         self._gateway = self._new_gateway(keys)
         self._app = ObservedHTTP(
@@ -112,6 +117,7 @@ class Serving:
             admin_port=_admin_port(self._listeners),
             cross_origin=cross_origin(settings),
             root_path=settings.root_path,
+            memory=MemoryWatch(sources(settings.memory_limit)),
             request_timeout_s=settings.request_timeout_s,
             body_timeout_s=settings.body_timeout_s,
             session_header=settings.session_header,
@@ -125,9 +131,23 @@ class Serving:
         gateway.controls = Controls(self._reload, self._lasting.set_depth)
         return gateway
 
+    def _refuse_connection(self) -> None:
+        self._telemetry.refused("", "too_many_connections")
+
+    def _usage(self) -> dict[str, float]:
+        memory = self._gateway.memory
+        return {
+            "connections": self._gate.total,
+            "connection_limit": self._gate.limits.connections,
+            "memory_bytes": memory.used,
+            "memory_limit_bytes": memory.limit,
+            "memory_shedding": memory.shedding,
+        }
+
     async def _run(self) -> int:
         drain = Drain(self._gateway, self._admission, self._settings.drain_s, self._engine.aclose)
         hooks = Hooks(drain, self._reload)
+        watching = asyncio.create_task(self._gateway.memory.run())
         try:
             return await serve(
                 self._app,
@@ -135,9 +155,10 @@ class Serving:
                 self._supervise(),
                 hooks,
                 self._tls,
-                self._settings.forwarded_allow_ips,
+                self._gate,
             )
         finally:
+            watching.cancel()
             await self._aclose()
 
     async def _supervise(self) -> None:
@@ -157,6 +178,7 @@ class Serving:
             self._admission,
         )
         self._gateway.open(path)
+        self._gateway.memory.settle()
         self._progress.close()
         _freeze()
         url = url_of(self._listeners[0], self._tls)
@@ -221,6 +243,17 @@ def cross_origin(settings: Settings) -> CrossOrigin:
         credentials=settings.allow_credentials,
         methods=names_of(settings.allowed_methods),
         headers=names_of(settings.allowed_headers),
+    )
+
+
+def limits(line: CommandLine, files: int) -> Limits:
+    settings = line.settings
+    return Limits.of(
+        files,
+        outgoing=settings.max_running if line.remote else 0,
+        connections=settings.max_connections,
+        per_client=settings.max_connections_per_client,
+        proxies=settings.forwarded_allow_ips,
     )
 
 

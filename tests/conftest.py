@@ -55,9 +55,11 @@ SAMPLE = re.compile(r"^([a-zA-Z_:]+)(\{.*\})? ([^ ]+)$", re.MULTILINE)
 
 
 @contextmanager
-def serving(log: Path, arguments: Sequence[str] = ()) -> Iterator[RunningGateway]:
-    """``eaglegate serve`` on a free port until the block ends."""
-    command = [sys.executable, "-m", "server", "serve", "--port", "0", *arguments]
+def serving(
+    log: Path, arguments: Sequence[str] = (), prefix: Sequence[str] = ()
+) -> Iterator[RunningGateway]:
+    """``eaglegate serve``, run by ``prefix``, on a free port until the block ends."""
+    command = [*prefix, sys.executable, "-m", "server", "serve", "--port", "0", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with log.open("w") as errors:
         process = subprocess.Popen(

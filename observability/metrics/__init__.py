@@ -4,6 +4,7 @@ from observability.metrics.base import Group
 from observability.metrics.engine import EngineState
 from observability.metrics.gpu import Gpus
 from observability.metrics.latency import Latency, StepLatency, UserSpeed
+from observability.metrics.process import Process
 from observability.metrics.requests import Admission, IgnoredFields, Queue, Requests, Store, Streams
 from observability.metrics.slices import ByContext, ByPhase, ByTemplate
 from observability.metrics.speculation import (
@@ -44,4 +45,5 @@ GROUPS: tuple[type[Group], ...] = (
     EngineState,
     Gpus,
     Workers,
+    Process,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter as Counted
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
@@ -62,6 +62,8 @@ class Scope:
     """The queue in front of the engine, once there is one."""
     workers: Callable[[], Iterable[WorkerStatus]]
     """Those of a fleet, if the engine is one."""
+    process: Callable[[], Mapping[str, float]]
+    """What the gateway's own process uses of its limits, by the names of its metrics."""
     catalogue: list[Declared] = field(default_factory=list)
 
 

@@ -55,6 +55,9 @@ def router(gateway: Gateway) -> APIRouter:
         engine = await gateway.path.engine.health()
         if not engine.live:
             return JSONResponse({"status": "engine_dead", "reason": engine.reason}, 503, RETRY)
+        if gateway.memory.shedding and gateway.under_way:
+            reason = f"short of memory: {gateway.memory.account}"
+            return JSONResponse({"status": "shedding", "reason": reason}, 503, RETRY)
         return JSONResponse({"status": "ready", "engine": _facts(gateway)})
 
     @routes.get("/version")

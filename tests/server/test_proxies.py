@@ -10,6 +10,8 @@ import httpx
 import orjson
 import pytest
 
+from server.gate import Gate
+from server.limits import Limits
 from server.listen import Server, Tls, _config
 from server.response import send_json
 
@@ -23,8 +25,9 @@ async def tell(scope, receive, send):
 
 @asynccontextmanager
 async def served(proxies):
+    limits = Limits.of(1024, proxies=proxies)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Server(_config(tell, Tls(), proxies))
+        server = Server(_config(tell, Tls(), limits.proxies), Gate(limits))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True

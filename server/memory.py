@@ -1,0 +1,230 @@
+"""Memory, watched: over a bound new work is refused, before the kernel ends the process.
+
+The bound is a share of what there is: of the control group's limit, of ``--memory-limit``, or of
+the machine. A share that the engine itself fills when it has started would refuse everything, so
+then the bound is half way from there to the limit. While nothing is under way a request is let in
+whatever is used: refusing it would free nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from server.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.9
+EASE = 0.05
+"""Work is taken again when this share of the limit is free below the bound."""
+EVERY_S = 0.25
+RELIEVE_S = 5.0
+"""Between two attempts to give freed memory back to the system."""
+RETRY_S = 5
+LOOKS_PER_WALK = 20
+"""How often a process is looked at before its descendants are looked up again."""
+ROOT = Path("/sys/fs/cgroup")
+GIB = 1024**3
+
+
+class Source(Protocol):
+    """Something that is used up to a limit, in bytes."""
+
+    @property
+    def limit(self) -> int: ...
+
+    def used(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """What the kernel counts against a group; page cache it could drop is left out."""
+
+    limit: int
+    current: Path
+    stat: Path
+    cache: str
+
+    def used(self) -> int:
+        cache = _named(_text(self.stat), self.cache)
+        return max(0, _number(_text(self.current)) - cache)
+
+
+@dataclass(slots=True)
+class ProcessTree:
+    """A process and its descendants; memory they share is counted once."""
+
+    limit: int
+    pid: int = field(default_factory=os.getpid)
+    _pids: list[int] = field(default_factory=list)
+    _looks: int = 0
+
+    def used(self) -> int:
+        if self._looks % LOOKS_PER_WALK == 0:
+            self._pids = [self.pid, *_descendants(self.pid)]
+        self._looks += 1
+        stats = [_text(Path(f"/proc/{pid}/status")) for pid in self._pids]
+        shared = max((_named(stat, "RssShmem:") for stat in stats), default=0)
+        return 1024 * (sum(_named(stat, "RssAnon:") for stat in stats) + shared)
+
+
+class MemoryWatch:
+    """``shedding`` while more is used than the bound of any source."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = list(sources)
+        self._bounds = [SHARE * source.limit for source in sources]
+        self._used = [0] * len(sources)
+        self.shedding = False
+
+    def settle(self) -> None:
+        """What is used now is there to stay: the bound is above it."""
+        self._used = [source.used() for source in self._sources]
+        for at, source in enumerate(self._sources):
+            self._bounds[at] = max(SHARE * source.limit, (self._used[at] + source.limit) / 2)
+
+    def look(self) -> None:
+        self._used = [source.used() for source in self._sources]
+        over = [used - bound for used, bound in zip(self._used, self._bounds, strict=True)]
+        if not self.shedding and any(excess >= 0 for excess in over):
+            self.shedding = True
+            log.warning("shedding: %s; new work gets 503", self.account)
+        elif self.shedding and all(
+            excess < -EASE * source.limit
+            for excess, source in zip(over, self._sources, strict=True)
+        ):
+            self.shedding = False
+            log.warning("shedding is over: %s", self.account)
+
+    def check(self, under_way: int) -> None:
+        """Raises Unavailable where ``under_way`` requests have used up what there is."""
+        if self.shedding and under_way:
+            raise Unavailable(
+                f"This gateway is short of memory: {self.account}. Come back after the time in "
+                "Retry-After.",
+                code="memory_pressure",
+                retry_after_s=RETRY_S,
+            )
+
+    @property
+    def account(self) -> str:
+        """What is used of what there is, where it is tightest."""
+        at = self._tightest()
+        return (
+            "" if at is None else f"{self._used[at] / GIB:.2f} of {self.limit / GIB:.2f} GiB used"
+        )
+
+    @property
+    def used(self) -> int:
+        at = self._tightest()
+        return 0 if at is None else self._used[at]
+
+    @property
+    def limit(self) -> int:
+        at = self._tightest()
+        return 0 if at is None else self._sources[at].limit
+
+    def _tightest(self) -> int | None:
+        shares = [
+            used / source.limit for used, source in zip(self._used, self._sources, strict=True)
+        ]
+        return max(range(len(shares)), key=shares.__getitem__, default=None)
+
+    async def run(self) -> None:
+        """Look for ever."""
+        looks_per_relief = int(RELIEVE_S / EVERY_S)
+        looks = 0
+        while self._sources:
+            self.look()
+            if self.shedding and looks % looks_per_relief == 0:
+                await asyncio.to_thread(relieve)
+            looks = looks + 1 if self.shedding else 0
+            await asyncio.sleep(EVERY_S)
+
+
+def sources(given: int | None) -> list[Source]:
+    """What to watch: the control group's limit, and ``given`` or else the machine's memory.
+
+    Nothing where ``given`` is 0.
+    """
+    if given == 0:
+        return []
+    groups: list[Source] = list(control_groups(_text(Path("/proc/self/cgroup"))))
+    tightest = min(groups, key=lambda group: group.limit, default=None)
+    found: list[Source] = [] if tightest is None else [tightest]
+    if given is not None or not found:
+        found.append(ProcessTree(given or _machine()))
+    return found
+
+
+def control_groups(memberships: str, root: Path = ROOT) -> Iterator[ControlGroup]:
+    """Those of /proc/self/cgroup that have a limit, and those they are in; versions 2 and 1."""
+    for line in memberships.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            top = root / "memory"
+        elif not controllers:
+            names, top = ("memory.max", "memory.current", "inactive_file"), root
+        else:
+            continue
+        for folder in _upwards(top, path):
+            limit = _number(_text(folder / names[0]))
+            if 0 < limit < _machine():
+                yield ControlGroup(limit, folder / names[1], folder / "memory.stat", names[2])
+
+
+def relieve() -> None:
+    """Give back what is free: the allocator keeps it, and the kernel counts it as used."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # not every C library has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _upwards(top: Path, path: str) -> Iterator[Path]:
+    """A container may see its own group as the root, whatever the path says."""
+    folder = top / path.strip("/")
+    while folder != top:
+        yield folder
+        folder = folder.parent
+    yield top
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, _text(task / "children").split()):
+                yield child
+                yield from _descendants(child)
+
+
+def _machine() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _named(text: str, name: str) -> int:
+    """The number after ``name`` at the beginning of a line; 0 without one."""
+    for line in text.splitlines():
+        if line.startswith(name):
+            return _number(line.split()[1])
+    return 0
+
+
+def _number(text: str) -> int:
+    return int(text) if text.strip().isdigit() else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")  # a process may call itself anything
+    except OSError:
+        return ""

@@ -1,0 +1,25 @@
+"""What the gateway's process uses of its limits, on /metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from observability.exposition import exposition
+from observability.metrics.process import HELP
+from observability.settings import TelemetrySettings
+from observability.telemetry import Telemetry
+
+
+def test_every_value_that_is_known_is_shown():
+    telemetry = Telemetry(TelemetrySettings(models=()), CollectorRegistry())
+    assert b"eaglegate_memory" not in lines(telemetry)
+    telemetry.watch_process(lambda: dict.fromkeys(HELP, 3.0) | {"memory_shedding": True})
+    shown = lines(telemetry)
+    assert b"eaglegate_memory_shedding 1.0" in shown
+    for name in set(HELP) - {"memory_shedding"}:
+        assert f"eaglegate_{name} 3.0".encode() in shown
+
+
+def lines(telemetry):
+    shown = exposition(telemetry.registry)
+    return b"\n".join(line for line in shown.splitlines() if not line.startswith(b"#"))

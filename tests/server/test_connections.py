@@ -1,0 +1,310 @@
+"""What a client may take before its request begins: connections, bytes of headers, seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import sys
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+import uvloop
+
+from server.gate import Gate
+from server.limits import RESERVED_FILES, Limits, network_of
+from server.listen import Server, Tls, _config
+from server.response import send_json
+
+pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy")
+PLAIN = Tls()
+SMALL = Limits(connections=4, per_client=4, head_s=0.5)
+GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+HEAD = b"POST / HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def event_loop_policy(request):
+    return uvloop.EventLoopPolicy() if request.param == "uvloop" else None
+
+
+class Served:
+    """An app that answers a GET at once, and others when ``answer`` is set."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.answer = asyncio.Event()
+        self.began = asyncio.Semaphore(0)
+        self.refused = 0
+        self.gate = Gate(limits, self._refuse)
+        self.port = 0
+        self._open: list[asyncio.StreamWriter] = []
+
+    def _refuse(self) -> None:
+        self.refused += 1
+
+    async def app(self, scope, receive, send):
+        if scope["method"] == "POST":
+            self.began.release()
+            while (await receive()).get("more_body"):
+                pass
+            await self.answer.wait()
+        await send_json(send, 200, b"{}")
+
+    async def connect(self, *sent: bytes):
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self._open.append(writer)  # one that is collected hangs up
+        for data in sent:
+            writer.write(data)
+        return reader, writer
+
+
+@asynccontextmanager
+async def serving(limits: Limits, tls: Tls = PLAIN):
+    made = Served(limits)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        made.port = listener.getsockname()[1]
+        server = Server(_config(made.app, tls), made.gate)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        try:
+            yield made
+        finally:
+            made.answer.set()
+            server.should_exit = True
+            await task
+
+
+async def answered(reader) -> bytes:
+    """One whole answer, and nothing of the next."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    return head + await reader.readexactly(length)
+
+
+async def rest(reader) -> bytes:
+    """Until the other side hangs up."""
+    with suppress(ConnectionError):
+        return await asyncio.wait_for(reader.read(), 20)
+    return b""
+
+
+async def settled(gate, total):
+    for _ in range(2000):
+        if gate.total == total:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{gate.total} connections, not {total}")
+
+
+async def test_an_idle_connection_makes_room_for_a_new_one():
+    async with serving(replace(SMALL, head_s=60)) as served:
+        idle = [await served.connect() for _ in range(4)]
+        await settled(served.gate, 4)
+        reader, writer = await served.connect(GET)
+        assert (await answered(reader)).startswith(b"HTTP/1.1 200")
+        assert await rest(idle[0][0]) == b"", "the one that was idle the longest"
+        assert served.gate.total == 4
+        assert not served.refused
+        writer.close()
+
+
+async def test_where_all_are_busy_a_new_connection_is_told_to_come_again():
+    async with serving(SMALL) as served:
+        busy = [await served.connect(HEAD, b"content-length: 2\r\n\r\n{}") for _ in range(4)]
+        for _ in busy:
+            await asyncio.wait_for(served.began.acquire(), 20)
+        reader, _ = await served.connect(GET)
+        said = await rest(reader)
+        assert said.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 1\r\n" in said
+        assert b"too_many_connections" in said
+        assert served.refused == 1
+        served.answer.set()
+        for reader, writer in busy:
+            assert (await answered(reader)).startswith(b"HTTP/1.1 200")
+            writer.close()
+        await settled(served.gate, 0)
+        assert not served.gate.idle
+
+
+async def test_a_client_has_its_share_and_a_named_proxy_more():
+    for proxies, total in (((), 2), (("127.0.0.0/8",), 4)):
+        limits = replace(SMALL, per_client=2, head_s=60, proxies=proxies)
+        async with serving(limits) as served:
+            for _ in range(6):
+                reader, _ = await served.connect(GET)
+                await answered(reader)
+            assert served.gate.total == total
+
+
+async def test_files_are_kept_for_others():
+    with socket.socket() as lowest:
+        limits = replace(SMALL, connections=1000, files=lowest.fileno() + 8)
+    async with serving(limits) as served:
+        while not served.refused:
+            reader, _ = await served.connect(HEAD, b"content-length: 9\r\n\r\n")
+            began = asyncio.create_task(served.began.acquire())
+            ended = asyncio.create_task(reader.read(1))
+            await asyncio.wait({began, ended}, return_when=asyncio.FIRST_COMPLETED)
+        assert 0 < served.gate.total < 9
+
+
+@pytest.mark.parametrize(
+    "dripped",
+    [(), (b"\r\n",), (b"G",), (b"GET / HTTP/1.1\r\n", b"a: b\r\n"), (b"GET /" + b"a" * 50,)],
+)
+async def test_a_request_has_to_come_in(dripped):
+    async with serving(SMALL) as served:
+        reader, writer = await served.connect()
+        with suppress(ConnectionError):
+            for data in dripped:
+                writer.write(data)
+                await writer.drain()
+                await asyncio.sleep(0.1)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 408")
+        await settled(served.gate, 0)
+
+
+@pytest.mark.parametrize("dripped", [b"\r\n", b"G", b"GET / HTTP/1.1\r\n"])
+async def test_the_next_request_has_to_come_in_as_soon(dripped):
+    async with serving(SMALL) as served:
+        reader, writer = await served.connect(GET)
+        await answered(reader)
+        await asyncio.sleep(2 * SMALL.head_s)
+        writer.write(GET)
+        assert (await answered(reader)).startswith(b"HTTP/1.1 200"), "idle is not late"
+        writer.write(dripped)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 408")
+
+
+async def test_a_request_that_has_begun_may_take_its_time():
+    async with serving(SMALL) as served:
+        reader, writer = await served.connect(HEAD, b"content-length: 2\r\n\r\n")
+        await asyncio.sleep(2 * SMALL.head_s)
+        writer.write(b"{}")
+        await asyncio.sleep(2 * SMALL.head_s)
+        served.answer.set()
+        assert (await answered(reader)).startswith(b"HTTP/1.1 200")
+
+
+LARGE = {
+    "one header": [HEAD, b"a: " + b"b" * 70_000 + b"\r\n\r\n"],
+    "a header without an end": [HEAD, b"a: ", *[b"b" * 65_536] * 40],
+    "a name without an end": [HEAD, *[b"a" * 65_536] * 40],
+    "many headers": [HEAD, b"a: b\r\n" * 300, b"\r\n"],
+    "many bytes in headers": [HEAD, *[b"a: %s\r\n" % (b"b" * 1000)] * 70],
+    "a path": [b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"],
+    "a path without an end": [b"GET /", *[b"a" * 65_536] * 40],
+    "headers of the second request": [GET, HEAD, b"a: b\r\n" * 300, b"\r\n"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LARGE)
+async def test_a_request_head_has_a_size(what):
+    async with serving(replace(SMALL, head_s=60)) as served:
+        reader, writer = await served.connect()
+        if what == "headers of the second request":
+            writer.write(LARGE[what][0])
+            await answered(reader)
+        with suppress(ConnectionError):
+            for data in LARGE[what][what == "headers of the second request" :]:
+                writer.write(data)
+                await writer.drain()
+        said = await rest(reader)
+        assert said[:12] in (b"HTTP/1.1 431", b""), said[:200]
+        if sum(map(len, LARGE[what])) < 200_000:
+            assert b"headers_too_large" in said
+        await settled(served.gate, 0)
+
+
+@pytest.mark.parametrize("trailer", [b"a: b\r\n" * 300, b"a: " + b"b" * 400_000, b"x" * 400_000])
+async def test_trailers_have_a_size_too(trailer):
+    async with serving(replace(SMALL, head_s=60)) as served:
+        reader, writer = await served.connect(
+            HEAD, b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+        )
+        await asyncio.wait_for(served.began.acquire(), 20)
+        with suppress(ConnectionError):
+            writer.write(trailer)
+            await writer.drain()
+        assert await rest(reader) == b""
+        await settled(served.gate, 0)
+
+
+async def test_an_ordinary_head_and_a_large_body_pass():
+    async with serving(SMALL) as served:
+        served.answer.set()
+        more = b"".join(b"x-%d: %s\r\n" % (at, b"v" * 200) for at in range(200))
+        body = b"x" * (4 << 20)
+        reader, _ = await served.connect(
+            HEAD, more, b"content-length: %d\r\n\r\n" % len(body), body
+        )
+        assert (await answered(reader)).startswith(b"HTTP/1.1 200")
+
+
+async def test_what_is_no_request_is_refused_in_the_api_s_shape():
+    async with serving(SMALL) as served:
+        reader, _ = await served.connect(b"GET / HTTP/9.9\r\n\r\n")
+        said = await rest(reader)
+        assert said.startswith(b"HTTP/1.1 400")
+        assert b'"code":"invalid_http"' in said
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    command = (
+        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {path}.key -out {path}.crt -days 1 "
+        f"-subj /CN=localhost && cat {path}.key {path}.crt > {path}"
+    )
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+    return str(path)
+
+
+async def test_handshakes_that_do_not_come_count_and_end(certificate):
+    async with serving(SMALL, Tls(certificate)) as served:
+        silent = [await served.connect() for _ in range(4)]
+        await settled(served.gate, 4)
+        late, _ = await served.connect()
+        assert await rest(late) == b"", "there is no plain text to refuse in"
+        assert served.refused == 1
+        for reader, _ in silent:
+            await rest(reader)
+        await settled(served.gate, 0)
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=context)
+        writer.write(GET)
+        assert (await answered(reader)).startswith(b"HTTP/1.1 200")
+
+
+def test_limits_follow_the_files_there_may_be():
+    limits = Limits.of(1024)
+    assert (limits.connections, limits.files) == (1024 - RESERVED_FILES,) * 2
+    assert limits.per_client == limits.connections // 2
+    assert Limits.of(1024, outgoing=256).connections == 1024 - RESERVED_FILES - 256
+    assert Limits.of(100).connections == 50
+    assert Limits.of(1 << 20).connections == 1 << 14
+    assert Limits.of(1024, connections=10, per_client=3).per_client == 3
+
+
+def test_clients_are_counted_by_address_or_network():
+    assert network_of("10.0.0.1") != network_of("10.0.0.2")
+    assert network_of("2001:db8::1") == network_of("2001:db8::2:3") == "2001:db8::/64"
+    assert network_of("fe80::1%eth0") == network_of("fe80::2%eth0")
+
+
+RAISED = """
+import resource
+from server.limits import RESERVED_FILES, Limits, network_of
+print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_soft_limit_of_files_is_raised_to_the_hard_one():
+    command = ["prlimit", "--nofile=256:2000", sys.executable, "-c", RAISED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2000", "2000", "2000"]
