@@ -84,6 +84,10 @@ class Job:
     spec_metrics: str = "none"
     """How much of its speculation the answer carries: none, summary or detailed."""
     return_token_ids: bool = False
+    returns_prompt_text: bool = False
+    """The answer shows the prompt as the chat template wrote it."""
+    token_names: str = "text"
+    """How log probabilities name tokens: text or ids."""
     drops_oldest: bool = False
     """Leave out the oldest messages of a conversation that does not fit."""
     truncate_prompt: int | None = None

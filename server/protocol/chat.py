@@ -11,9 +11,18 @@ from server.protocol.base import MAX_MESSAGES, MAX_TOOLS, OpenModel, RequestMode
 from server.protocol.sampling import UNSUPPORTED_VLLM, SamplingFields, TokenCount
 
 
+def _type_of(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
 def _custom_or_not(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "Custom" if kind == "custom" else "Function"
+    return "Custom" if _type_of(value) == "custom" else "Function"
+
+
+def _kind_of_tool(value: Any) -> str:
+    kind = _type_of(value)
+    hosted = isinstance(kind, str) and kind not in ("function", "custom")
+    return "Hosted" if hosted else _custom_or_not(value)
 
 
 CUSTOM_OR_NOT = Discriminator(_custom_or_not)
@@ -41,7 +50,7 @@ Content = str | list[TextPart | RefusalPart | OtherPart] | None
 
 class FunctionCall(OpenModel):
     name: str
-    arguments: str = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class FunctionToolCall(OpenModel):
@@ -88,7 +97,7 @@ class Function(RequestModel):
 
 
 class FunctionTool(RequestModel):
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
 
 
@@ -109,8 +118,17 @@ class CustomTool(RequestModel):
     custom: Custom
 
 
+class HostedTool(OpenModel):
+    """A tool that OpenAI runs itself: left out, and the answer tells that."""
+
+    type: str
+
+
 Tool = Annotated[
-    Annotated[FunctionTool, Tag("Function")] | Annotated[CustomTool, Tag("Custom")], CUSTOM_OR_NOT
+    Annotated[FunctionTool, Tag("Function")]
+    | Annotated[CustomTool, Tag("Custom")]
+    | Annotated[HostedTool, Tag("Hosted")],
+    Discriminator(_kind_of_tool),
 ]
 
 
@@ -119,7 +137,7 @@ class Named(RequestModel):
 
 
 class NamedFunctionChoice(RequestModel):
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Named
 
     @property
@@ -174,8 +192,15 @@ class JsonSchemaFormat(RequestModel):
     json_schema: JsonSchema
 
 
+class StructuralTagFormat(OpenModel):
+    """vLLM's: ``format``, or the older ``structures`` and ``triggers``."""
+
+    type: Literal["structural_tag"]
+
+
 ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat,
+    Field(discriminator="type"),
 ]
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -193,10 +218,26 @@ class CacheHints(RequestModel):
     safety_identifier: str | None = None
 
 
+class ThinkingOptions(RequestModel):
+    """As Anthropic and DeepSeek write it."""
+
+    type: str
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+
+
+class ReasoningOptions(RequestModel):
+    """As OpenRouter writes it."""
+
+    effort: ReasoningEffort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+
+
 class ChatRequest(SamplingFields, CacheHints):
     """OpenAI's fields for a text model, and the extensions known from ``vllm serve``."""
 
-    model: str
+    model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
@@ -208,7 +249,7 @@ class ChatRequest(SamplingFields, CacheHints):
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    metadata: Metadata | None = None
+    metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: ServiceTier | None = None
     prediction: dict[str, Any] | None = None
@@ -217,15 +258,18 @@ class ChatRequest(SamplingFields, CacheHints):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
+    enable_thinking: bool | None = None
+    thinking: ThinkingOptions | bool | None = None
+    reasoning: ReasoningOptions | None = None
+    documents: list[dict[str, Any]] | None = None
+    return_prompt_text: bool | None = None
 
     refused: ClassVar[Mapping[str, str]] = UNSUPPORTED_VLLM | {
         "add_special_tokens": "the chat template writes them",
         "audio": "this is a text engine",
         "chat_template": "templates are the operator's: --chat-template",
-        "documents": "give them to the template in 'chat_template_kwargs'",
         "echo": "use 'continue_final_message'",
         "function_call": "it is deprecated; use 'tool_choice'",
         "functions": "it is deprecated; use 'tools'",
         "moderation": "there is no moderation service here",
-        "web_search_options": "there are no hosted tools here",
     }

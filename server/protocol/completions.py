@@ -20,7 +20,7 @@ Prompts = Field(min_length=1, max_length=MAX_PROMPTS)
 class CompletionRequest(SamplingFields):
     """OpenAI's fields, and the extensions known from ``vllm serve``."""
 
-    model: str
+    model: str | None = None
     prompt: Text | TokenIds | Annotated[list[Text], Prompts] | Annotated[list[TokenIds], Prompts]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """0 goes with ``echo``: the prompt alone, for its log probabilities."""

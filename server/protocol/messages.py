@@ -93,7 +93,7 @@ class OutputConfig(RequestModel):
 class CountTokensRequest(RequestModel):
     """What decides the prompt."""
 
-    model: str
+    model: str | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[TextBlock] | None = None
     tools: Annotated[list[MessageTool], Field(max_length=MAX_TOOLS)] | None = None
@@ -105,8 +105,7 @@ class CountTokensRequest(RequestModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
     refused: ClassVar[Mapping[str, str]] = {
-        "container": "there are no hosted tools here",
-        "mcp_servers": "there are no hosted tools here",
+        "watermarking": "this engine writes no watermark",
         "prefill": "write the beginning as a last message of the assistant",
     }
 
@@ -125,5 +124,6 @@ class MessagesRequest(CountTokensRequest):
     context_management: dict[str, Any] | None = None
     diagnostics: dict[str, Any] | None = None
     inference_geo: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
     per_request_spec_decode_metrics: SpeculationMetrics | None = None

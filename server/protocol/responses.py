@@ -19,7 +19,7 @@ from server.protocol.chat import (
     TextFormat,
     Verbosity,
 )
-from server.protocol.sampling import UNSUPPORTED_VLLM, EngineFields
+from server.protocol.sampling import EngineFields
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
@@ -197,10 +197,6 @@ class ResponsesRequest(EngineFields, CacheHints):
     session_id: str | None = None
 
     refused: ClassVar[Mapping[str, str]] = {
-        name: UNSUPPORTED_VLLM[name]
-        for name in ("kv_transfer_params", "media_io_kwargs", "mm_processor_kwargs")
-    } | {
-        "ec_transfer_params": "this is a text engine",
         "moderation": "there is no moderation service here",
         "previous_input_messages": "use 'previous_response_id', 'conversation' or 'input'",
         "prompt": "there are no stored prompts here; write 'instructions' and 'input'",

@@ -58,7 +58,7 @@ class EngineFields(RequestModel):
     structured_outputs: StructuredOutputs | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
     per_request_spec_decode_metrics: SpeculationMetrics | None = None
-    vllm_xargs: dict[str, str | int | float] | None = None
+    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
     priority: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: str | None = None
@@ -80,22 +80,18 @@ class SamplingFields(EngineFields):
     guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
     guided_grammar: str | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    session_id: Annotated[str, Field(max_length=256)] | None = None
 
 
 UNSUPPORTED_VLLM = {
     "allowed_token_ids": "this gateway has no such switch; use 'logit_bias'",
     "bad_words": "this gateway has no such switch; use 'logit_bias'",
-    "guided_decoding_backend": "the engine chooses the backend",
-    "guided_whitespace_pattern": "the engine's own setting holds",
-    "kv_transfer_params": "requests cannot steer the transfer of KV caches",
-    "length_penalty": "there is no beam search",
     "logits_processors": "requests cannot bring code",
-    "media_io_kwargs": "this is a text engine",
-    "mm_processor_kwargs": "this is a text engine",
+    "logprob_token_ids": "use 'top_logprobs' or 'logprobs'",
     "prompt_logprobs": "log probabilities of the prompt come with 'echo' on /v1/completions",
     "repetition_detection": "this gateway has no such switch",
-    "return_tokens_as_token_ids": "use 'return_token_ids'",
-    "session_id": "requests are not bound to engines",
     "thinking_token_budget": "use 'max_completion_tokens' or 'reasoning_effort'",
     "use_beam_search": "there is no beam search",
+    "watermarking": "this engine writes no watermark",
 }

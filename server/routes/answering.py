@@ -51,7 +51,7 @@ def answer(job: Job, path: Path, gateway: Gateway, wire: Wire, arrived: float) -
     """The response that runs ``job`` when it is sent. Raises Forbidden."""
     job = permitted(job, caller.get())
     source = events(job, path, gateway.observer, arrived)
-    shown = rendering(path)
+    shown = replace(rendering(path), token_names=job.token_names)
     if job.stream:
         return StreamedResponse(source, wire.stream(job, shown), wire.error_body, gateway.timing)
     return FoldedResponse(source, wire.fold(job, shown), wire.error_body)

@@ -21,6 +21,7 @@ from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from server.routes.counting import admitted, counted
 from server.routes.documented import accepts
 from server.routes.json_response import json_response
+from server.validate.chat import offered_tools
 from server.validate.completions import check_token_ids
 from server.validate.conversation import template_message
 from server.validate.served import check_model
@@ -82,7 +83,7 @@ def _conversation(asked: TokenizeRequest, path: Path) -> Conversation:
     prompt = asked.add_generation_prompt
     return Conversation(
         messages=tuple(template_message(m, at) for at, m in enumerate(asked.messages or ())),
-        tools=tuple(tool.model_dump(exclude_none=True) for tool in asked.tools or ()),
+        tools=tuple(offered_tools(asked.tools or ())[0]),
         add_generation_prompt=not continued if prompt is None else prompt,
         continue_final_message=continued,
         template_kwargs=template_kwargs(path.served, asked.chat_template_kwargs),

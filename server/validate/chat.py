@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from server import slicing
@@ -15,14 +16,17 @@ from server.protocol.chat import (
     ChatRequest,
     CustomTool,
     FunctionTool,
+    HostedTool,
     NamedCustomChoice,
     NamedFunctionChoice,
+    Tool,
 )
 from server.validate import sampling as fields
 from server.validate import tools
 from server.validate.constraints import constraint
 from server.validate.conversation import template_message
-from server.validate.served import Served, check_model, depth
+from server.validate.reasoning import chat_effort, chat_kwargs, includes_reasoning
+from server.validate.served import Served, depth, model_of
 from server.validate.template import own_template, template_kwargs
 
 
@@ -31,16 +35,16 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
 
     ``workload`` is the slice the client names in its header, if any.
     """
-    check_model(request.model, served)
+    model = model_of(request.model, served)
     policy = _policy(request, served)
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     conversation = _conversation(request, policy, served)
     wanted = constraint(request, request.response_format)
     return Job(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         api="chat",
-        model=request.model,
+        model=model,
         created=int(time.time()),
         sampling=fields.sampling(
             request,
@@ -55,10 +59,12 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
         stream=bool(request.stream),
         include_usage=fields.include_usage(request),
         continuous_usage=fields.continuous_usage(request),
-        include_reasoning=request.include_reasoning is not False,
+        include_reasoning=includes_reasoning(request),
         spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
         return_token_ids=bool(request.return_token_ids),
-        tells_prompt=bool(request.return_token_ids),
+        returns_prompt_text=bool(request.return_prompt_text),
+        token_names=fields.token_names(request),
+        tells_prompt=bool(request.return_token_ids or request.return_prompt_text),
         prompts=(conversation,),
         truncate_prompt=request.truncate_prompt_tokens,
         truncation_side=request.truncation_side or "left",
@@ -68,13 +74,13 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
         depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
         priority=request.priority or 0,
         cache_salt=request.cache_salt,
-        affinity=request.prompt_cache_key or request.user,
+        affinity=request.session_id or request.prompt_cache_key or request.user,
         workload=slicing.workload(
             workload,
             served.workloads,
             tools=policy.choice != "none",
             structured=wanted is not None,
-            reasoning=request.reasoning_effort not in (None, "none"),
+            reasoning=chat_effort(request) not in (None, "none"),
         ),
         template=template_of(conversation),
     )
@@ -88,20 +94,23 @@ def template_of(conversation: Conversation) -> str:
     return slicing.fingerprint(system, list(conversation.tools) or None)
 
 
-def effort_kwargs(effort: str | None) -> dict[str, Any]:
-    """What templates call it: an effort, or a switch that turns thinking off."""
-    if effort is None:
-        return {}
-    off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
-    return {"reasoning_effort": effort, **off}
-
-
 def _policy(request: ChatRequest, served: Served) -> ToolPolicy:
-    given = request.tools or ()
-    offered = [_offered(tool, f"tools[{at}]") for at, tool in enumerate(given)]
-    custom = [tool.custom.name for tool in given if isinstance(tool, CustomTool)]
+    offered, custom = offered_tools(request.tools or ())
     parallel = request.parallel_tool_calls
     return tools.policy(offered, _choice(request), parallel, served, custom=custom)
+
+
+def offered_tools(given: Iterable[Tool]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The tools a client runs itself, as functions, and the names of custom ones among them."""
+    offered, custom = [], []
+    for at, tool in enumerate(given):
+        if isinstance(tool, HostedTool):
+            tools.ignore_hosted(tool.type)
+            continue
+        offered.append(_offered(tool, f"tools[{at}]"))
+        if isinstance(tool, CustomTool):
+            custom.append(tool.custom.name)
+    return offered, custom
 
 
 def _offered(tool: FunctionTool | CustomTool, path: str) -> dict[str, Any]:
@@ -124,7 +133,8 @@ def _choice(request: ChatRequest) -> tools.Choice | None:
 
 
 def _conversation(request: ChatRequest, policy: ToolPolicy, served: Served) -> Conversation:
-    effort = effort_kwargs(request.reasoning_effort)
+    reasoning = chat_kwargs(request)
+    documents = {"documents": request.documents} if request.documents else {}
     verbosity = {"verbosity": request.verbosity} if request.verbosity else {}
     asked = request.chat_template_kwargs
     continued = bool(request.continue_final_message)
@@ -139,6 +149,6 @@ def _conversation(request: ChatRequest, policy: ToolPolicy, served: Served) -> C
         tools=policy.tools if policy.choice != "none" else (),
         add_generation_prompt=not continued if generation_prompt is None else generation_prompt,
         continue_final_message=continued,
-        template_kwargs=template_kwargs(served, asked, **effort, **verbosity),
+        template_kwargs=template_kwargs(served, asked, **reasoning, **verbosity, **documents),
         template=own_template(served, asked),
     )

@@ -12,7 +12,7 @@ from server.job import Job, PromptSource
 from server.protocol.completions import MAX_PROMPTS, CompletionRequest
 from server.validate import sampling as fields
 from server.validate.constraints import constraint
-from server.validate.served import Served, check_model, depth
+from server.validate.served import Served, depth, model_of
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's; a completion without a limit would run to the end of the context."""
@@ -20,7 +20,7 @@ DEFAULT_MAX_TOKENS = 16
 
 def completion_job(request: CompletionRequest, served: Served, workload: str | None = None) -> Job:
     """Raises InvalidRequest or NotFound; nothing has been started by then."""
-    check_model(request.model, served)
+    model = model_of(request.model, served)
     prompts = _prompts(request, served.vocab_size)
     n = request.n or 1
     _check_best_of(request.best_of, n)
@@ -33,7 +33,7 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
     return Job(
         id=f"cmpl-{uuid.uuid4().hex}",
         api="completions",
-        model=request.model,
+        model=model,
         created=int(time.time()),
         sampling=fields.sampling(
             request,
@@ -52,6 +52,7 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
         continuous_usage=fields.continuous_usage(request),
         parses=False,
         echo=bool(request.echo),
+        token_names=fields.token_names(request),
         echo_only=request.max_tokens == 0,
         add_special_tokens=request.add_special_tokens is not False,
         spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
@@ -63,7 +64,7 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
         depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
         priority=request.priority or 0,
         cache_salt=request.cache_salt,
-        affinity=request.user,
+        affinity=request.session_id or request.user,
         workload=slicing.workload(
             workload,
             served.workloads,

@@ -11,7 +11,13 @@ from jsonschema.exceptions import SchemaError
 
 from engine.types import Constraint
 from server.errors import InvalidRequest
-from server.protocol.chat import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, TextFormat
+from server.protocol.chat import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StructuralTagFormat,
+    TextFormat,
+)
 from server.protocol.sampling import EngineFields, SamplingFields, StructuredOutputs
 from server.protocol.strict_json import BadJSON, loads
 from server.validate.strict_schema import check_strict
@@ -67,6 +73,9 @@ def _response_format(wanted: ResponseFormat | None) -> Iterator[Named]:
             return
         case JsonObjectFormat():
             yield "response_format", Constraint("json_object")
+        case StructuralTagFormat():
+            tag = orjson.dumps(wanted.model_dump()).decode()
+            yield "response_format", Constraint("structural_tag", tag)
         case JsonSchemaFormat():
             schema = wanted.json_schema.schema_ or {"type": "object"}
             strict = wanted.json_schema.strict is True

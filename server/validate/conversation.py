@@ -32,7 +32,9 @@ def _called(call: dict[str, Any]) -> dict[str, Any]:
     if call["type"] == "custom":
         return custom_call(call["id"], call["custom"]["name"], call["custom"]["input"])
     function = call["function"]
-    return call | {"function": function | {"arguments": parsed_arguments(function["arguments"])}}
+    return call | {
+        "function": function | {"arguments": parsed_arguments(function.get("arguments"))}
+    }
 
 
 def custom_call(id: str, name: str, text: str) -> dict[str, Any]:
@@ -51,12 +53,14 @@ def _part_text(part: Any, path: str) -> str:
     )
 
 
-def parsed_arguments(text: str) -> dict[str, Any]:
+def parsed_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
     """Templates iterate over arguments, so they get an object; the model wrote it as text.
 
     What it wrote badly stays in the history for good: it is shown to the model as it was, in an
     object of its own, for a refusal here would end every turn that follows.
     """
+    if isinstance(text, dict):
+        return text
     try:
         arguments = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:

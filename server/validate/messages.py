@@ -27,9 +27,10 @@ from server.protocol.messages import (
 )
 from server.validate import sampling as fields
 from server.validate import tools
-from server.validate.chat import effort_kwargs, template_of
+from server.validate.chat import template_of
 from server.validate.constraints import json_schema
-from server.validate.served import Served, check_model, depth
+from server.validate.reasoning import effort_kwargs, thinking_kwargs
+from server.validate.served import Served, depth, model_of
 from server.validate.template import own_template, template_kwargs
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -39,7 +40,7 @@ FUNCTION_TYPES = (None, "custom", "function")
 
 def messages_job(request: MessagesRequest, served: Served, workload: str | None = None) -> Job:
     """Raises InvalidRequest or NotFound; nothing has been started by then."""
-    check_model(request.model, served)
+    model = model_of(request.model, served)
     policy = _policy(request, served)
     talk = conversation(request, policy, served)
     shape = request.output_config.format if request.output_config else None
@@ -48,7 +49,7 @@ def messages_job(request: MessagesRequest, served: Served, workload: str | None 
     return Job(
         id=f"msg_{uuid.uuid4().hex[:24]}",
         api="messages",
-        model=request.model,
+        model=model,
         created=int(time.time()),
         sampling=_sampling(request, served.sampling),
         prompts=(talk,),
@@ -59,6 +60,7 @@ def messages_job(request: MessagesRequest, served: Served, workload: str | None 
         tool_policy=policy,
         constraint=wanted,
         depth=depth(request.num_speculative_tokens, None, served),
+        cache_salt=request.cache_salt,
         affinity=_affinity(request),
         workload=slicing.workload(
             workload,
@@ -79,7 +81,7 @@ def _affinity(request: MessagesRequest) -> str | None:
 
 def counted(request: CountTokensRequest, served: Served) -> Conversation:
     """The conversation whose tokens are to be counted."""
-    check_model(request.model, served)
+    model_of(request.model, served)
     return conversation(request, _policy(request, served), served)
 
 
@@ -116,14 +118,13 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     """What templates call it. Without ``thinking`` the model's own default holds."""
     kwargs = effort_kwargs(request.output_config.effort if request.output_config else None)
     if request.thinking is not None:
-        on = request.thinking.type != "disabled"
-        kwargs |= {"enable_thinking": on, "thinking": on}
+        kwargs |= thinking_kwargs(request.thinking.type != "disabled")
     return kwargs
 
 
 def _policy(request: CountTokensRequest, served: Served) -> ToolPolicy:
-    offered = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())]
     asked = request.tool_choice
+    offered = [_function(tool) for tool in _own_tools(request)]
     if asked is None:
         return tools.policy(offered, None, None, served)
     if (asked.type == "tool") != (asked.name is not None):
@@ -133,14 +134,16 @@ def _policy(request: CountTokensRequest, served: Served) -> ToolPolicy:
     return tools.policy(offered, choice, not asked.disable_parallel_tool_use, served)
 
 
-def _tool(tool: MessageTool, path: str) -> dict[str, Any]:
-    if tool.type not in FUNCTION_TYPES:
-        raise InvalidRequest(
-            f"'{path}.type' is '{tool.type}': there are no hosted tools here, only functions of "
-            "the client's own (type 'custom', with 'input_schema').",
-            param=f"{path}.type",
-            code="unsupported_parameter",
-        )
+def _own_tools(request: CountTokensRequest) -> Iterator[MessageTool]:
+    """Those the client runs itself."""
+    for tool in request.tools or ():
+        if tool.type in FUNCTION_TYPES:
+            yield tool
+        else:
+            tools.ignore_hosted(str(tool.type))
+
+
+def _function(tool: MessageTool) -> dict[str, Any]:
     function = {
         "name": tool.name,
         "description": tool.description,

@@ -22,9 +22,10 @@ from server.protocol.responses import (
     ResponsesRequest,
 )
 from server.validate import sampling as fields
-from server.validate.chat import effort_kwargs, template_of
+from server.validate.chat import template_of
 from server.validate.constraints import Named, json_schema, only_one, structured
 from server.validate.items import Item, messages
+from server.validate.reasoning import effort_kwargs
 from server.validate.response_tools import CLIENT_TOOLS, response_policy
 from server.validate.served import Served, check_model, depth
 from server.validate.template import own_template, template_kwargs

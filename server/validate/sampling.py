@@ -75,6 +75,11 @@ def continuous_usage(request: SamplingFields) -> bool:
     return include_usage(request) and options is not None and bool(options.continuous_usage_stats)
 
 
+def token_names(request: SamplingFields) -> str:
+    """How log probabilities name tokens."""
+    return "ids" if request.return_tokens_as_token_ids else "text"
+
+
 def service_tier(asked: str | None) -> dict[str, str]:
     """There is one tier, ``default``; a request that names any hears which one served it."""
     return {} if asked is None else {"service_tier": "default"}

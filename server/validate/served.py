@@ -8,6 +8,7 @@ from typing import Any
 
 from server import slicing
 from server.errors import InvalidRequest, NotFound
+from server.notices import ignore
 
 MAX_DEPTH_PARAM = "num_speculative_tokens"
 
@@ -36,6 +37,13 @@ class Served:
     vocab_size: int | None = None
 
 
+def model_of(asked: str | None, served: Served) -> str:
+    """The name to answer under: the one given, or without one that of the model there is."""
+    name = asked or served.models[0]
+    check_model(name, served)
+    return name
+
+
 def check_model(model: str, served: Served) -> None:
     if model not in served.models:
         raise NotFound(
@@ -48,6 +56,9 @@ def check_model(model: str, served: Served) -> None:
 
 def depth(asked: int | None, xargs: Mapping[str, Any] | None, served: Served) -> int | None:
     """Draft tokens per step asked for by the request, 0..K, or None."""
+    for name in xargs or ():
+        if name != MAX_DEPTH_PARAM:
+            ignore(f"vllm_xargs.{name}")
     value = asked if asked is not None else (xargs or {}).get(MAX_DEPTH_PARAM)
     if value is None:
         return None

@@ -8,6 +8,7 @@ from typing import Any
 
 from server.errors import InvalidRequest
 from server.job import Namespaced, ToolPolicy
+from server.notices import ignore
 from server.parsing.free_text import PARAMETERS
 from server.protocol.chat import CustomFormat
 from server.validate.constraints import check_schema
@@ -50,6 +51,11 @@ def flat_name(namespace: str, name: str) -> str:
     return f"{namespace}__{name}"
 
 
+def ignore_hosted(kind: str) -> None:
+    """Leave out a tool that somebody else's servers run. Raises InvalidRequest under refuse."""
+    ignore(f"tools[{kind}]", "There are no hosted tools here, only the client's own")
+
+
 def policy(
     tools: Sequence[OfferedTool],
     choice: Choice | None,
@@ -60,7 +66,8 @@ def policy(
     namespaces: Mapping[str, Namespaced] | None = None,
 ) -> ToolPolicy:
     """``custom`` names the tools that came as custom ones."""
-    choice = choice or Choice("auto" if tools else "none")
+    if choice is None or (choice.mode == "auto" and not choice.names):
+        choice = Choice("auto" if tools else "none")
     offered = tuple(tools)
     if choice.mode != "none":
         _check_offered(offered, choice, served)

@@ -43,11 +43,22 @@ def called(start: ToolCallStart, text: str) -> dict[str, Any]:
 def finish_fields(finish: Finish, job: Job, rendering: Rendering) -> dict[str, Any]:
     """A choice's end. ``stop_reason`` is vLLM's: which of the client's stops ended it."""
     asked = isinstance(finish.stop, str) or finish.stop in job.sampling.stop_token_ids
-    fields: dict[str, Any] = {"finish_reason": finish.reason}
-    if asked:
-        fields["stop_reason"] = finish.stop
+    fields: dict[str, Any] = {
+        "finish_reason": finish.reason,
+        "stop_reason": finish.stop if asked else None,
+    }
     if (metrics := rendering.metrics(job, finish)) is not None:
         fields["metrics"] = metrics
+    return fields
+
+
+def prompt_fields(token_ids: tuple[int, ...], job: Job, rendering: Rendering) -> dict[str, Any]:
+    """vLLM's ``prompt_token_ids`` and ``prompt_text``, as far as asked for."""
+    fields: dict[str, Any] = {}
+    if job.return_token_ids:
+        fields["prompt_token_ids"] = token_ids
+    if job.returns_prompt_text:
+        fields["prompt_text"] = rendering.text(token_ids)
     return fields
 
 
@@ -131,9 +142,10 @@ class ChatStream:
 
     def _opening(self, choice: int, first: Event) -> bytes:
         self._opened.add(choice)
+        rendering = self._rendering
         frame = self._heads[choice] + b'"role":"assistant","content":""' + PLAIN
         if isinstance(first, PromptEcho):
-            frame += b',"prompt_token_ids":' + orjson.dumps(first.token_ids)
+            frame += b"," + orjson.dumps(prompt_fields(first.token_ids, self._job, rendering))[1:-1]
         return frame + self._tail
 
     def _delta(self, choice: int, event: Event) -> bytes:
@@ -248,9 +260,7 @@ class ChatFold:
             "usage": usage_object({i: end.usage for i, end in ends.items()}, job.n),
             **answer_metrics(list(ends.values()), job, self._rendering),
         }
-        if job.return_token_ids:
-            answer["prompt_token_ids"] = self._choices[0].prompt
-        return answer
+        return answer | prompt_fields(self._choices[0].prompt, job, self._rendering)
 
     def _choice(self, index: int, end: Finish) -> dict[str, Any]:
         choice, rendering = self._choices[index], self._rendering

@@ -27,7 +27,8 @@ STOP_REASONS: Final = {
     "tool_calls": "tool_use",
     "abort": "end_turn",
 }
-TEXT: Final[dict[str, Any]] = {"type": "text", "text": "", "citations": None}
+TEXT: Final[dict[str, Any]] = {"type": "text", "text": ""}
+"""Without ``citations``: the AI SDK takes a list or nothing, not null."""
 THINKING: Final[dict[str, Any]] = {"type": "thinking", "thinking": "", "signature": ""}
 
 

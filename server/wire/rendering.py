@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,17 @@ class Rendering:
     pieces: Mapping[int, bytes]
     depth: int = 0
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
+    token_names: str = "text"
+    """text or ids."""
 
     def token(self, token_id: int) -> str:
-        """The text of one token; bytes that are no whole character show as U+FFFD."""
+        """The text of one token, or its id; bytes that are no whole character show as U+FFFD."""
+        if self.token_names == "ids":
+            return f"token_id:{token_id}"
         return self.pieces[token_id].decode("utf-8", "replace")
+
+    def text(self, token_ids: Iterable[int]) -> str:
+        return b"".join(self.pieces[token_id] for token_id in token_ids).decode("utf-8", "replace")
 
     def metrics(self, job: Job, finish: Finish) -> dict[str, Any] | None:
         """vLLM's ``metrics`` object of one choice; None when not asked for or without a draft."""

@@ -146,7 +146,6 @@ async def test_token_ids_come_back_when_asked_for(lab):
     [
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["audio"]}, "modalities[0]"),
-        ({"web_search_options": {"x": 1}}, "web_search_options"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),

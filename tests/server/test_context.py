@@ -188,6 +188,12 @@ async def test_a_large_limit_leaves_nothing_out(lab):
     assert lab.engine.requests[0].prompt == lab.engine.requests[1].prompt
 
 
+async def test_documents_reach_the_template(lab):
+    """The demo's template reads none; what it does not read must not hurt."""
+    lab.says("x")
+    assert (await lab.chat(documents=[{"title": "a", "text": "b"}])).status == 200
+
+
 async def test_any_length_is_counted(lab):
     answer = await lab.post("/tokenize", {"model": "demo", "messages": user(700)})
     assert answer.json["count"] == len(answer.json["tokens"]) > LONGEST

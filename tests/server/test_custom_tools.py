@@ -168,7 +168,6 @@ async def test_a_grammar_is_refused_by_name(lab, form):
     [
         ({"type": "custom"}, "tools[0].custom"),
         ({"type": "custom", "custom": {}}, "tools[0].custom.name"),
-        ({"type": "web_search"}, "tools[0].type"),
         ({"type": "function", "function": {}}, "tools[0].function.name"),
     ],
 )

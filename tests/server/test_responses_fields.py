@@ -122,8 +122,6 @@ async def test_a_session_of_vllm_is_an_affinity(lab):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"kv_transfer_params": {"a": 1}},
-        {"ec_transfer_params": {"a": 1}},
         {"previous_input_messages": [{"role": "user"}]},
         {"watermarking": True},
         {"prompt": {"id": "p"}},

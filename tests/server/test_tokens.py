@@ -19,6 +19,17 @@ async def test_text_and_messages_become_tokens_and_text_again(lab):
     assert not lab.engine.requests
 
 
+async def test_tools_count_as_the_model_sees_them(lab):
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "custom", "custom": {"name": "g"}},
+        {"type": "web_search"},
+    ]}  # fmt: skip
+    answer = await lab.post("/tokenize", body)
+    assert answer.headers["x-eaglegate-ignored-fields"] == "tools[web_search]"
+    assert [t["function"]["name"] for t in lab.renderer.seen[-1]["tools"]] == ["f", "g"]
+
+
 @pytest.mark.parametrize(
     ("url", "body", "param"),
     [
