@@ -13,6 +13,8 @@ class Payloads:
         self._rest = b""
         self._data: list[bytes] = []
         self._size = 0
+        self._idle = 0
+        """Bytes since the last event: comments and what is no event at all."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Raises WorkerFault for an event that is too long."""
@@ -27,7 +29,8 @@ class Payloads:
                 out.append(b"\n".join(self._data))
                 self._data, self._size = [], 0
             self._check(len(line))
-        self._check(len(self._rest))
+        self._idle = 0 if out else self._idle + len(data)
+        self._check(max(len(self._rest), self._idle - self._most))
         return out
 
     def _check(self, line: int) -> None:

@@ -130,6 +130,31 @@ async def test_nothing_is_read_of_a_stream_that_was_left():
             await until(lambda: not worker.open)
 
 
+FLOODS = [name for name in ANSWERS if name.endswith("without an end")]
+
+
+@pytest.mark.parametrize("name", FLOODS)
+async def test_a_flood_is_not_read_to_the_end_of_patience(name):
+    bad = listening(BadWorker({"/": ANSWERS[name], "/health": says(b"")}))
+    patient = replace(QUICK, first_token_s=300.0, idle_s=60.0)
+    async with bad as worker, engine_at(worker.url, access=patient) as engine:
+        async with asyncio.timeout(PATIENT_S):
+            assert isinstance(await take(engine), EngineDead)
+            await until(lambda: not worker.open)
+        assert worker.sent < MUCH
+
+
+async def test_a_client_that_leaves_ends_a_stream_without_events():
+    trickle = bad_workers.repeats(b": x\n\n", 0.001, content_type="text/event-stream")
+    bad = listening(BadWorker({"/": trickle, "/health": says(b"")}))
+    patient = replace(QUICK, first_token_s=300.0, idle_s=60.0)
+    async with bad as worker, engine_at(worker.url, access=patient) as engine:
+        taking = asyncio.create_task(take(engine))
+        await until(lambda: worker.sent > 100)
+        taking.cancel()
+        await until(lambda: not worker.open)
+
+
 async def test_an_account_that_does_not_come_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("engine.remote.engine.ACCOUNT_S", 0.1)
     worker = StandIn(lambda _: [chunk(1), chunk(2, finish="length"), 30.0, end()])
