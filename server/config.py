@@ -212,13 +212,13 @@ class Settings:
         300.0, "seconds a request waits for an engine that is being replaced"
     )
     engine_stable_s: float = setting(
-        60.0, "an engine that lives this long clears the count of failures"
+        60.0, "an engine that lives this long, or serves a token, clears the count of failures"
     )
     engine_failures: int = setting(
-        5, "failures of the engine in a row after which the gateway exits with status 1"
+        5, "fruitless failures of the engine in a row after which the gateway exits with status 1"
     )
     continuations: int = setting(
-        4, "engine failures one request may survive before it ends with an error"
+        4, "engine failures in a row one request may survive without a new token"
     )
     otlp_endpoint: str | None = setting(
         None, "where traces go over OTLP/HTTP, such as http://localhost:4318; off without"
