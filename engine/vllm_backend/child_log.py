@@ -29,6 +29,8 @@ PRIVATE = re.compile(
     r"prompt|token_ids|messages|Dumping|structured_output|logit_bias", re.IGNORECASE
 )
 """Lines that may hold a part of a request."""
+NOISE = re.compile(r"^\[ *\d+\.\d s\]|it/s\]|Warning\b|^W\d{4} |^\[W\d{4} ")
+"""Progress and warnings of a start."""
 LONGEST = 240
 """Characters shown of one line."""
 
@@ -101,8 +103,12 @@ def cause(lines: Sequence[str]) -> str:
 
 def last_words(lines: Sequence[str], most: int) -> tuple[str, ...]:
     stripped = (PREFIX.sub("", line).rstrip() for line in lines)
-    fit = [line[:LONGEST] for line in stripped if line and not PRIVATE.search(line)]
+    fit = [line[:LONGEST] for line in stripped if line and not _is_left_out(line)]
     return tuple(fit[-most:])
+
+
+def _is_left_out(line: str) -> bool:
+    return PRIVATE.search(line) is not None or NOISE.search(line) is not None
 
 
 def fit_to_show(cause: str) -> str:

@@ -100,6 +100,46 @@ def test_structured_answers_are_replayed(gateway):
     assert outcome(gateway, "replayed") > before
 
 
+def losses(gateway):
+    return httpx.get(f"{gateway.operator}/admin/status", timeout=60).json()["engine_losses"]
+
+
+@pytest.mark.parametrize(
+    ("how", "ended_by"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGABRT, "SIGABRT")]
+)
+def test_the_cause_of_a_death_is_in_the_log_and_in_the_status(gateway, how, ended_by):
+    async def kill(began):
+        await began.wait()
+        assert engine_process.kill(gateway.process.pid, how)
+
+    disturbed_as_undisturbed(gateway, [streams.request("chat", 4, 300)], kill)
+    last = losses(gateway)[-1]
+    assert (last["cause"], last["ended_by"]) == ("died", ended_by)
+    assert last["lived_s"] > 0
+    assert (
+        f"the engine's end: died after {last['lived_s']} s: {ended_by}" in gateway.log.read_text()
+    )
+
+
+def test_engines_stopped_again_and_again_condemn_no_stream(gateway):
+    """Four times under one stream, before its first token where it can be."""
+
+    async def stop(_began):
+        for _ in range(4):
+            while (pid := engine_process.engine_pid(gateway.process.pid)) is None:
+                await asyncio.sleep(0.02)
+            while not gateway.metric("vllm:num_requests_running"):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            os.kill(pid, signal.SIGSTOP)
+            while engine_process.engine_pid(gateway.process.pid) == pid:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+    bodies = [streams.request("structured", at, 400) for at in range(2)]
+    disturbed_as_undisturbed(gateway, bodies, stop)
+    assert outcome(gateway, "quarantined") == 0
+    assert [loss["cause"] for loss in losses(gateway)[-4:]] == ["hung"] * 4
+
+
 def test_an_engine_killed_while_it_starts_again_is_started_once_more(gateway):
     async def kill_twice(began):
         await began.wait()

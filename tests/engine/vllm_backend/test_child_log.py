@@ -77,6 +77,8 @@ def test_last_words_are_bounded_and_hold_nothing_of_a_request():
         "(EngineCore pid=7) ERROR 11-20 10:00:00 [dump_input.py:72] Dumping scheduler output: x",
         "(EngineCore pid=7)   NewRequestData(req_id=r, prompt_token_ids=[1, 2])",
         "",
+        "[  66.6 s]   ... starting vLLM with demo",
+        "Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00,  8.59it/s]",
         "(EngineCore pid=7) RuntimeError: " + "boom" * 200,
     ]
     first, last = child_log.last_words(lines, 20)
