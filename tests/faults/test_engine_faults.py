@@ -126,7 +126,7 @@ def test_engines_stopped_again_and_again_condemn_no_stream(gateway):
 
     async def stop(_began):
         for _ in range(4):
-            while (pid := engine_process.engine_pid(gateway.process.pid)) is None:
+            while (pid := engine_process.engine_pid(gateway.process.pid)) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             while not gateway.metric("vllm:num_requests_running"):  # noqa: ASYNC110
                 await asyncio.sleep(0)
