@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+from jsonschema_rs import (
+    Draft202012Validator,
+    FancyRegexOptions,
+    ReferencingError,
+    ValidationError,
+)
+
 from server.events import Outcome
+
+MAX_VISITS = 2000
+"""Schemas that may look at one value."""
+BACKTRACKS = 20_000
+"""Steps of a pattern that looks around; others take linear time."""
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
@@ -41,23 +52,79 @@ class Tool:
         self.parameters: Mapping[str, Any] = parameters if isinstance(parameters, dict) else {}
 
     @cached_property
-    def _validator(self) -> Any:
-        from jsonschema import Draft202012Validator
-        from jsonschema.validators import validator_for
-        from referencing import Registry
-
-        known = validator_for(self.parameters, default=Draft202012Validator)
-        return known(self.parameters, registry=Registry())  # an empty one fetches no reference
+    def _validator(self) -> Draft202012Validator | None:
+        """None for a schema that cannot be applied, or not in bounded time."""
+        try:
+            if not _is_bounded(self.parameters):
+                return None
+            return Draft202012Validator(
+                dict(self.parameters),
+                retriever=_retrieve,
+                pattern_options=FancyRegexOptions(backtrack_limit=BACKTRACKS),
+            )
+        except (ValidationError, ReferencingError, ValueError, RecursionError):
+            return None
 
     def accepts(self, arguments: Mapping[str, Any]) -> bool:
         """Whether they satisfy the schema. A schema that cannot be applied accepts all."""
-        from jsonschema.exceptions import SchemaError, UnknownType
-        from referencing.exceptions import Unresolvable
-
-        try:
-            return bool(self._validator.is_valid(arguments))
-        except (SchemaError, UnknownType, Unresolvable, re.error, TypeError, RecursionError):
+        if self._validator is None:
             return True
+        try:
+            return self._validator.is_valid(arguments)
+        except (ValidationError, ReferencingError, ValueError):
+            return True
+
+
+def _retrieve(uri: str) -> Any:
+    raise ValueError(f"nothing is fetched: {uri[:80]}")
+
+
+def _is_bounded(schema: Mapping[str, Any]) -> bool:
+    """Whether a value is looked at a bounded number of times, references and branches included.
+
+    Ten definitions that each refer to the next one twice look at it a thousand times. A schema
+    that refers to itself below a property is as bounded as the value is.
+    """
+    seen: dict[int, int] = {}
+
+    def visits(part: Any, open_: frozenset[int]) -> int:
+        if not isinstance(part, dict) or id(part) in open_:
+            return 1
+        if id(part) not in seen:
+            inside = open_ | {id(part)}
+            seen[id(part)] = 1 + sum(visits(inner, inside) for inner in _in_place(part, schema))
+        return min(seen[id(part)], 2 * MAX_VISITS)
+
+    return visits(schema, frozenset()) <= MAX_VISITS and all(
+        visits(part, frozenset()) <= MAX_VISITS for part in _parts(schema)
+    )
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            waiting.extend(part.values())
+        elif isinstance(part, list):
+            waiting.extend(part)
+
+
+def _in_place(part: Mapping[str, Any], root: Any) -> Iterator[Any]:
+    """The schemas that look at the same value as ``part`` does."""
+    for name in ("allOf", "anyOf", "oneOf"):
+        yield from part[name] if isinstance(part.get(name), list) else ()
+    for name in ("not", "if", "then", "else"):
+        yield part.get(name)
+    if isinstance(part.get("dependentSchemas"), dict):
+        yield from part["dependentSchemas"].values()
+    reference = part.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        target = root
+        for step in reference[1:].strip("/").split("/") if len(reference) > 1 else ():
+            target = target.get(step) if isinstance(target, dict) else None
+        yield target
 
 
 class Tools:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
+from jsonschema_rs import Draft202012Validator
 
 from engine.types import Constraint
 from server.errors import InvalidRequest
@@ -20,8 +19,13 @@ from server.protocol.chat import (
 )
 from server.protocol.sampling import EngineFields, SamplingFields, StructuredOutputs
 from server.protocol.strict_json import BadJSON, loads
+from server.validate.schema_bounds import MAX_BYTES, check_bounds
 from server.validate.strict_schema import check_strict
 
+META = Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"})
+"""JSON Schema's own rules; patterns are the grammar compiler's to read."""
+MAX_CHARS = MAX_BYTES
+"""Of a pattern, a grammar, or all choices together; the engine's compiler is given no more."""
 Named = tuple[str, Constraint]
 """The field a constraint came from, and the constraint."""
 
@@ -38,7 +42,18 @@ def only_one(found: Sequence[Named]) -> Constraint | None:
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name, _ in found)
         raise InvalidRequest(f"{names} exclude each other; give one.", param=found[1][0])
+    for name, wanted in found:
+        _check_size(name, wanted)
     return found[0][1] if found else None
+
+
+def _check_size(param: str, wanted: Constraint) -> None:
+    size = len(wanted.value) + sum(map(len, wanted.choices))
+    if size > MAX_CHARS:
+        raise InvalidRequest(
+            f"'{param}' may have at most {MAX_CHARS} characters; given {size}. Shorten it.",
+            param=param,
+        )
 
 
 def json_schema(schema: dict[str, Any] | str, param: str, strict: bool = False) -> Constraint:
@@ -58,13 +73,14 @@ def json_schema(schema: dict[str, Any] | str, param: str, strict: bool = False) 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:
     """Raises InvalidRequest where ``schema`` breaks JSON Schema's own rules."""
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
+    check_bounds(schema, param)
+    error = next(iter(META.iter_errors(schema)), None)
+    if error is not None:
+        where = ".".join(["$", *map(str, error.instance_path)])[:200]
         raise InvalidRequest(
-            f"'{param}' is no valid JSON schema: {error.message[:200]} (at {error.json_path}).",
+            f"'{param}' is no valid JSON schema: {error.message[:200]} (at {where}).",
             param=param,
-        ) from None
+        )
 
 
 def _response_format(wanted: ResponseFormat | None) -> Iterator[Named]:

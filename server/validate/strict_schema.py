@@ -8,12 +8,12 @@ by tests/server/test_strict_schema.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import combinations
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from jsonschema_rs import Draft202012Validator, ReferencingError, RegexOptions, ValidationError
 
 from server.errors import InvalidRequest
+from server.validate.exclusive import Exclusion
 
 Schema = Mapping[str, Any]
 Found = tuple[str, str]
@@ -46,7 +46,7 @@ SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluated
 
 def check_strict(schema: Any, param: str) -> None:
     """Raises InvalidRequest, naming the first keyword that would not be enforced."""
-    for where, keyword in _unenforced(schema, schema, "$"):
+    for where, keyword in _unenforced(schema, schema, "$", Exclusion()):
         raise InvalidRequest(
             f"Invalid schema in '{param}': '{keyword}' at {where} cannot be enforced here, and "
             "'strict' is true. Leave it out, write it otherwise, or give up 'strict'.",
@@ -55,13 +55,13 @@ def check_strict(schema: Any, param: str) -> None:
         )
 
 
-def _unenforced(schema: Any, root: Any, where: str) -> Iterator[Found]:
+def _unenforced(schema: Any, root: Any, where: str, exclusion: Exclusion) -> Iterator[Found]:
     if not isinstance(schema, dict):
         return
-    for keyword in _of_one(schema, root):
+    for keyword in _of_one(schema, root, exclusion):
         yield where, keyword
     for path, part in _parts(schema):
-        yield from _unenforced(part, root, f"{where}.{path}")
+        yield from _unenforced(part, root, f"{where}.{path}", exclusion)
 
 
 def _parts(schema: Schema) -> Iterator[tuple[str, Any]]:
@@ -75,7 +75,7 @@ def _parts(schema: Schema) -> Iterator[tuple[str, Any]]:
         yield name, schema.get(name)
 
 
-def _of_one(schema: Schema, root: Any) -> Iterator[str]:
+def _of_one(schema: Schema, root: Any, exclusion: Exclusion) -> Iterator[str]:
     """The keywords of a schema itself, its parts apart."""
     yield from (keyword for keyword in NEVER if keyword in schema)
     if schema.get("uniqueItems"):
@@ -85,7 +85,7 @@ def _of_one(schema: Schema, root: Any) -> Iterator[str]:
         return
     speaks = next((name for name in SPEAKS_FOR_ITSELF if name in schema), None)
     if speaks is not None:
-        yield from _beside(speaks, schema, root)
+        yield from _beside(speaks, schema, root, exclusion)
         return
     yield from _untyped(schema)
     yield from _numbers(schema)
@@ -98,40 +98,35 @@ def _beside_values(schema: Schema) -> Iterator[str]:
     keyword = "const" if "const" in schema else "enum"
     values = [schema["const"]] if keyword == "const" else _list(schema["enum"])
     own = {name: part for name, part in schema.items() if name in ASSERTIONS and name != "$ref"}
-    if not all(Draft202012Validator(own).is_valid(value) for value in values):
+    if not _all_fit(own, values):
         yield keyword
 
 
-def _beside(speaks: str, schema: Schema, root: Any) -> Iterator[str]:
+def _all_fit(schema: Schema, values: list[Any]) -> bool:
+    """Not where that cannot be found out in linear time: patterns that need backtracking."""
+    try:
+        validator = Draft202012Validator(
+            dict(schema),
+            retriever=_retrieve,
+            pattern_options=RegexOptions(),
+            validate_formats=False,
+        )
+        return all(map(validator.is_valid, values))
+    except (ValidationError, ReferencingError, ValueError):
+        return False
+
+
+def _retrieve(uri: str) -> Any:
+    raise ValueError(f"nothing is fetched: {uri[:80]}")
+
+
+def _beside(speaks: str, schema: Schema, root: Any, exclusion: Exclusion) -> Iterator[str]:
     yield from sorted(name for name in ASSERTIONS & schema.keys() if name != speaks)
     parts = _list(schema.get(speaks))
     if speaks == "allOf" and len(parts) > 1:
         yield "allOf"
-    if speaks == "oneOf" and not _exclusive(parts, root):
+    if speaks == "oneOf" and not exclusion.holds([_resolved(part, root) for part in parts]):
         yield "oneOf"
-
-
-def _exclusive(parts: list[Any], root: Any) -> bool:
-    """Whether no value can match two of them; only then is one of them the same as any of them."""
-    return all(_apart(_resolved(a, root), _resolved(b, root)) for a, b in combinations(parts, 2))
-
-
-def _apart(a: Schema, b: Schema) -> bool:
-    if _types(a) and _types(b) and not _overlap(_types(a), _types(b)):
-        return True
-    ours, theirs = _told_by(a), _told_by(b)
-    return any(not (ours[name] & theirs[name]) for name in ours.keys() & theirs.keys())
-
-
-def _told_by(schema: Schema) -> dict[str, set[str]]:
-    """The values that a required property may have, for those with listed ones."""
-    found = {}
-    for name in set(_list(schema.get("required"))) & _mapping(schema.get("properties")).keys():
-        part = _mapping(schema["properties"][name])
-        values = [part["const"]] if "const" in part else _list(part.get("enum"))
-        if values:
-            found[name] = {repr(value) for value in values}
-    return found
 
 
 def _resolved(schema: Any, root: Any) -> Schema:
@@ -189,11 +184,6 @@ def _objects(schema: Schema) -> Iterator[str]:
 def _types(schema: Schema) -> frozenset[str]:
     named = schema.get("type")
     return frozenset([named] if isinstance(named, str) else _list(named))
-
-
-def _overlap(a: frozenset[str], b: frozenset[str]) -> bool:
-    numbers = {"integer", "number"}
-    return bool(a & b) or bool(a & numbers and b & numbers)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from server.notices import ignore
 from server.parsing.free_text import PARAMETERS
 from server.protocol.chat import CustomFormat
 from server.validate.constraints import check_schema
+from server.validate.schema_bounds import check_bounds
 from server.validate.served import Served
 from server.validate.strict_schema import check_strict
 
@@ -94,9 +95,10 @@ def _check_offered(tools: Sequence[OfferedTool], choice: Choice, served: Served)
     names = [str(tool["function"]["name"]) for tool in tools]
     if len(set(names)) < len(names):
         raise InvalidRequest("Two of the 'tools' have the same name.", param="tools")
-    _check_known(choice.names, names)
+    _check_known(choice.names, frozenset(names))
     for at, tool in enumerate(tools):
         function = tool["function"]
+        check_bounds(function.get("parameters"), f"tools[{at}]")
         if function.get("strict") is True and "parameters" in function:
             check_schema(function["parameters"], f"tools[{at}]")
             check_strict(function["parameters"], f"tools[{at}]")

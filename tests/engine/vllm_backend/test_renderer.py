@@ -97,6 +97,6 @@ def test_a_renderer_without_the_developer_role_gets_it_as_system(renderer: VllmR
 
     other = object.__new__(VllmRenderer)
     other.__dict__ |= renderer.__dict__ | {"_renderer": MistralRenderer()}
-    other._reads_developer = False
+    other._reads_developer = other._templated = False
     other.render_chat(DEVELOPER, None)
     assert other._renderer.roles == ["system", "user"]

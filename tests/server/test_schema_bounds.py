@@ -1,0 +1,129 @@
+"""Schemas of a client: bounded where they come in, and no more than linear in what is done."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from server.errors import InvalidRequest
+from server.parsing.tools import Tool
+from server.validate.constraints import json_schema
+from server.validate.exclusive import Exclusion
+from server.validate.schema_bounds import MAX_BRANCHES, MAX_BYTES, MAX_PROPERTIES
+
+STRING = {"type": "string"}
+
+
+def branch(at: int, name: str = "kind") -> dict:
+    return {"type": "object", "properties": {name: {"const": f"v{at}"}}, "required": [name]}
+
+
+def objects(count: int) -> dict:
+    return {"type": "object", "properties": {f"p{at}": STRING for at in range(count)}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"oneOf": [branch(at) for at in range(3000)]}, r"3000 branches of 'oneOf' at \$"),
+        (objects(MAX_PROPERTIES + 1), "properties in all"),
+        ({"description": "x" * MAX_BYTES}, "bytes of JSON"),
+        ({"properties": {"a": {"anyOf": [{}] * (MAX_BRANCHES + 1)}}}, r"at \$.properties.a"),
+    ],
+)
+def test_what_is_too_large_is_refused_by_its_place(schema, words):
+    with pytest.raises(InvalidRequest, match=words):
+        json_schema(schema, "response_format", strict=True)
+
+
+def test_depth_is_bounded():
+    schema: dict = {}
+    for _ in range(40):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(InvalidRequest, match="levels"):
+        json_schema(schema, "response_format")
+
+
+@pytest.mark.parametrize("name", ["kind", "other"])
+def test_a_discriminator_is_found_among_many_branches(name):
+    branches = [branch(at, name) for at in range(MAX_BRANCHES)]
+    began = time.process_time()
+    json_schema({"oneOf": branches}, "response_format", strict=True)
+    assert time.process_time() - began < 1
+
+
+def test_branches_that_overlap_are_not_exclusive():
+    branches = [branch(at) for at in range(500)] + [branch(7)]
+    assert not Exclusion().holds(branches)
+
+
+def test_several_discriminators_together():
+    both = ["a", "b"]
+    branches = [
+        {
+            "properties": {"a": {"enum": [x]}, "b": {"const": y}},
+            "required": both,
+        }
+        for x in range(20)
+        for y in range(20)
+    ]
+    assert Exclusion().holds(branches)
+    assert not Exclusion().holds([*branches, dict(branches[0])])
+
+
+def test_types_and_a_few_pairs():
+    assert Exclusion().holds([{"type": "integer"}, STRING, {"type": ["null", "array"]}])
+    assert not Exclusion().holds([{"type": "integer"}, {"type": "number"}])
+    mixed = [STRING, {"type": "integer"}, branch(1), branch(2)]
+    assert Exclusion().holds(mixed)
+
+
+def test_what_takes_too_long_is_not_exclusive():
+    wide = [
+        {"properties": {"a": {"enum": list(range(at, at + 3000))}}, "required": ["a"]}
+        for at in range(300)
+    ]
+    began = time.process_time()
+    assert not Exclusion().holds(wide)
+    assert time.process_time() - began < 2
+
+
+def test_a_pattern_that_backtracks_costs_nothing():
+    evil = {"type": "string", "pattern": "(a+)+$", "enum": ["a" * 60 + "!"]}
+    began = time.process_time()
+    with pytest.raises(InvalidRequest):
+        json_schema(evil, "response_format", strict=True)
+    assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"x": {"pattern": "(a+)+$"}}},
+        {"properties": {"x": {"pattern": "(?=(a+)+$)b"}}},
+        {"properties": {"x": {"$ref": "http://127.0.0.1:1/none"}}},
+        {
+            "$defs": {f"d{at}": {"allOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 2} for at in range(60)}
+            | {"d60": {"type": "object"}},
+            "$ref": "#/$defs/d0",
+        },
+        {"$ref": "#"},
+        {
+            "$defs": {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(5000)},
+            "$ref": "#/$defs/d0",
+        },
+        {"properties": {"x": {"pattern": "("}}},
+    ],
+)
+def test_arguments_are_judged_in_bounded_time(schema):
+    began = time.process_time()
+    Tool("t", schema).accepts({"x": "a" * 60 + "!"})
+    assert time.process_time() - began < 1
+
+
+def test_arguments_are_judged():
+    tool = Tool("t", {"type": "object", "properties": {"x": {"type": "integer"}}})
+    assert tool.accepts({"x": 1})
+    assert not tool.accepts({"x": "1"})
+    assert Tool("t", {"type": "objekt"}).accepts({"x": 1})
