@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from server.protocol.base import MAX_MESSAGES, MAX_TOOLS, OpenModel, RequestModel
 from server.protocol.chat import (
@@ -36,6 +36,10 @@ OF_HOSTED_TOOLS = frozenset(
 """What may be included of items that no answer here has."""
 
 
+MAX_ID = 64
+"""Characters of an item's id, as OpenAI has it."""
+
+
 class TextPart(OpenModel):
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
@@ -55,13 +59,17 @@ class OtherPart(OpenModel):
 Part = TextPart | RefusalPart | OtherPart
 
 
-class MessageItem(OpenModel):
+class Identified(OpenModel):
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | None = None
+
+
+class MessageItem(Identified):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
 
 
-class FunctionCallItem(OpenModel):
+class FunctionCallItem(Identified):
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -69,7 +77,7 @@ class FunctionCallItem(OpenModel):
     arguments: str
 
 
-class CustomCallItem(OpenModel):
+class CustomCallItem(Identified):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
@@ -77,7 +85,7 @@ class CustomCallItem(OpenModel):
     input: str
 
 
-class OutputItem(OpenModel):
+class OutputItem(Identified):
     """What a tool returned."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
@@ -85,18 +93,58 @@ class OutputItem(OpenModel):
     output: str | list[Part]
 
 
-class ReasoningItem(OpenModel):
+class ReasoningItem(Identified):
     type: Literal["reasoning"]
     content: list[TextPart] | None = None
     summary: list[TextPart] | None = None
     encrypted_content: str | None = None
 
 
+class ItemReference(OpenModel):
+    """An item that is stored."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _implied(cls, value: Any) -> Any:
+        return "item_reference" if value is None else value
+
+
 class OtherItem(OpenModel):
     type: str
 
 
-InputItem = FunctionCallItem | CustomCallItem | OutputItem | ReasoningItem | MessageItem | OtherItem
+KINDS = {
+    "custom_tool_call": "CustomCall",
+    "custom_tool_call_output": "Output",
+    "function_call": "FunctionCall",
+    "function_call_output": "Output",
+    "item_reference": "Reference",
+    "message": "Message",
+    "reasoning": "Reasoning",
+}
+
+
+def _kind(value: Any) -> str:
+    """Which item it is, so that an error tells what that kind needs. Some need not say it."""
+    given = value if isinstance(value, dict) else vars(value)
+    if given.get("type") is not None:
+        return KINDS.get(given["type"], "Other") if isinstance(given["type"], str) else "Other"
+    return "Reference" if "id" in given and "role" not in given else "Message"
+
+
+InputItem = Annotated[
+    Annotated[FunctionCallItem, Tag("FunctionCall")]
+    | Annotated[CustomCallItem, Tag("CustomCall")]
+    | Annotated[OutputItem, Tag("Output")]
+    | Annotated[ReasoningItem, Tag("Reasoning")]
+    | Annotated[MessageItem, Tag("Message")]
+    | Annotated[ItemReference, Tag("Reference")]
+    | Annotated[OtherItem, Tag("Other")],
+    Discriminator(_kind),
+]
 
 
 class Tool(OpenModel):

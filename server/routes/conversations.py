@@ -26,6 +26,7 @@ from server.routes.counting import admitted
 from server.routes.documented import accepts
 from server.routes.json_response import json_response
 from server.routes.listing import Items, page
+from server.routes.references import check_history, resolve
 from server.store import ConversationStore, StoredConversation
 from server.validate.items import given_items
 
@@ -49,13 +50,14 @@ class Conversations:
     async def create(self, asked: ConversationRequest) -> dict[str, Any]:
         id, owner = f"conv_{uuid.uuid4().hex}", self._gateway.owner()
         made = StoredConversation(id, owner, int(time.time()), asked.metadata or {})
-        items = self._given(asked.items or ())
+        items = await self._given(asked.items or ())
         await self.store.put(made)
         await self.store.append(id, items)
         return _shown(made)
 
-    def _given(self, items: Iterable[InputItem]) -> Items:
-        return given_items(items, "items", self._gateway.cipher.reader(self._gateway.owner()))
+    async def _given(self, items: Iterable[InputItem]) -> Items:
+        reader = self._gateway.cipher.reader(self._gateway.owner())
+        return await resolve(given_items(items, "items", reader), self._gateway, param="items")
 
     async def get(self, id: str) -> StoredConversation:
         """Raises NotFound."""
@@ -98,7 +100,7 @@ class Conversations:
         await self.get(id)
         num_bytes = await self.store.num_bytes(id) + charge.get().num_bytes
         check_history(num_bytes, self._gateway.max_body_bytes, "items")
-        items = self._given(asked.items)
+        items = await self._given(asked.items)
         await self.store.append(id, items)
         return page(items, len(items), "asc", None)
 
@@ -107,17 +109,6 @@ class Conversations:
         if not await self.store.remove(id, item):
             raise NotFound(f"Item with id '{item[:80]}' not found.", param="item_id")
         return _shown(conversation)
-
-
-def check_history(num_bytes: int, limit: int, param: str) -> None:
-    """Raises InvalidRequest for more than could be said in one request."""
-    if num_bytes > limit:
-        raise InvalidRequest(
-            f"What was said before comes to {num_bytes} bytes with this request; a conversation "
-            f"may have at most {limit} (--max-body-bytes). Start another one or delete items.",
-            param=param,
-            code="context_length_exceeded",
-        )
 
 
 def _shown(conversation: StoredConversation) -> dict[str, Any]:

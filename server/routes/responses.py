@@ -30,10 +30,11 @@ from server.response import (
     tell_source,
 )
 from server.routes.answering import WORKLOAD_HEADER, permitted, rendering
-from server.routes.conversations import Conversations, check_history
+from server.routes.conversations import Conversations
 from server.routes.documented import accepts
 from server.routes.json_response import json_response
 from server.routes.listing import Items, page
+from server.routes.references import check_history, resolve
 from server.store import ConversationStore, ResponseStore, Stored
 from server.validate.items import Item, input_items
 from server.validate.responses import check_keeping, responses_job
@@ -67,6 +68,7 @@ class Desk:
             if talk is None
             else await self._conversations.history(talk, len(body))
         )
+        given = await resolve(given, gateway, before)
         named = request.headers.get(WORKLOAD_HEADER)
         job = await charge.get().parsed(
             lambda: responses_job(asked, [*before, *given], path.served, named)

@@ -68,6 +68,13 @@ class ResponseStore(Protocol):
 
     async def get(self, id: str, owner: str) -> Stored | None: ...
 
+    async def items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
+        """Items by id, of the owner's responses and conversations; unknown ones are not there.
+
+        Reading stops when they have more than ``most`` bytes.
+        """
+        ...
+
     async def delete(self, id: str, owner: str) -> bool:
         """Whether there was one."""
         ...

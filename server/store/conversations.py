@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -42,7 +42,7 @@ ITEMS = Table(
     METADATA,
     Column("position", Integer, primary_key=True, autoincrement=True),
     Column("conversation", String(64), nullable=False, index=True),
-    Column("id", String(64), nullable=False),
+    Column("id", String(64), nullable=False, index=True),
     Column("item", Text, nullable=False),
 )
 
@@ -58,6 +58,20 @@ def remove_old(connection: Connection, oldest: float) -> None:
     old = select(CONVERSATIONS.c.id).where(CONVERSATIONS.c.used < oldest)
     connection.execute(delete(ITEMS).where(ITEMS.c.conversation.in_(old)))
     connection.execute(delete(CONVERSATIONS).where(CONVERSATIONS.c.used < oldest))
+
+
+def items_named(
+    connection: Connection, ids: Sequence[str], owner: str
+) -> dict[str, dict[str, Any]]:
+    """Items of the owner's conversations, by id."""
+    mine = CONVERSATIONS.c.owner == owner
+    joined = ITEMS.join(CONVERSATIONS, ITEMS.c.conversation == CONVERSATIONS.c.id)
+    found: dict[str, dict[str, Any]] = {}
+    for at in range(0, len(ids), 500):
+        some = ITEMS.c.id.in_(ids[at : at + 500])
+        wanted = select(ITEMS.c.id, ITEMS.c.item).select_from(joined).where(mine, some)
+        found |= {id: orjson.loads(item) for id, item in connection.execute(wanted)}
+    return found
 
 
 class SqlConversations:

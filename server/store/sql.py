@@ -31,7 +31,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from server.errors import StoreFailed
-from server.store import conversations
+from server.store import conversations, items
 from server.store.base import Stored
 from server.store.upgrade import name_owners
 
@@ -80,6 +80,9 @@ class SqlStore:
             self._engine = _connect(url)
             METADATA.create_all(self._engine)
             conversations.METADATA.create_all(self._engine)
+            items.METADATA.create_all(self._engine)
+            for index in conversations.ITEMS.indexes:
+                index.create(self._engine, checkfirst=True)
             with self._engine.begin() as connection:
                 name_owners(connection, RESPONSES)
                 name_owners(connection, conversations.CONVERSATIONS)
@@ -95,6 +98,9 @@ class SqlStore:
 
     async def get(self, id: str, owner: str) -> Stored | None:
         return await self._run("read", self._get, id, owner)
+
+    async def items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
+        return await self._run("read", self._items, ids, owner, most)
 
     async def delete(self, id: str, owner: str) -> bool:
         return await self._run("deleted", self._delete, id, owner)
@@ -120,6 +126,7 @@ class SqlStore:
         with self._engine.begin() as connection:
             connection.execute(delete(RESPONSES).where(RESPONSES.c.id == stored.id))
             connection.execute(insert(RESPONSES).values(row))
+            items.add(connection, row, _items_of(stored))
         self._puts += 1
         if self._puts % SWEEP_EVERY == 0:
             self._sweep()
@@ -133,10 +140,28 @@ class SqlStore:
             row = connection.execute(wanted).mappings().first()
         return None if row is None else _stored(row)
 
+    def _items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
+        """One response after another: they may be large, and all of them too much."""
+        with self._engine.connect() as connection:
+            found = conversations.items_named(connection, ids, owner)
+            left = [id for id in ids if id not in found]
+            wanted = items.responses_with(connection, left, owner)
+        size = sum(len(orjson.dumps(item)) for item in found.values())
+        for response, some in wanted.items():
+            if size > most or (stored := self._get(response, owner)) is None:
+                continue
+            named = {item["id"]: item for item in _items_of(stored) if item.get("id") in some}
+            size += sum(len(orjson.dumps(item)) for item in named.values())
+            found |= named
+        return found
+
     def _delete(self, id: str, owner: str) -> bool:
         gone = delete(RESPONSES).where(RESPONSES.c.id == id, RESPONSES.c.owner == owner)
         with self._engine.begin() as connection:
-            return connection.execute(gone).rowcount > 0
+            found = connection.execute(gone).rowcount > 0
+            if found:
+                items.remove(connection, [id])
+        return found
 
     def _sweep(self) -> None:
         """Not worth failing for: a full disk has no room for deleting either."""
@@ -149,6 +174,7 @@ class SqlStore:
         oldest = time.time() - self._retention.seconds
         with self._engine.begin() as connection:
             conversations.remove_old(connection, oldest)
+            items.remove_old(connection, oldest)
             connection.execute(delete(RESPONSES).where(RESPONSES.c.created < oldest))
             count = connection.execute(select(func.count()).select_from(RESPONSES)).scalar() or 0
             if count > self._retention.most:
@@ -156,6 +182,7 @@ class SqlStore:
                 surplus = first.limit(count - self._retention.most)
                 ids = connection.execute(surplus).scalars().all()
                 connection.execute(delete(RESPONSES).where(RESPONSES.c.id.in_(ids)))
+                items.remove(connection, ids)
 
 
 def default_url() -> str:
@@ -222,3 +249,7 @@ def _stored(row: Any) -> Stored:
         input=orjson.loads(row["input"]),
         previous=row["previous"],
     )
+
+
+def _items_of(stored: Stored) -> list[dict[str, Any]]:
+    return [*stored.input, *stored.response.get("output", ())]

@@ -9,7 +9,14 @@ from server.encryption import CannotDecrypt
 from server.errors import InvalidRequest
 from server.item_ids import new_id
 from server.notices import ignore
-from server.protocol.responses import InputItem, OtherItem, Part, ReasoningItem, ResponsesRequest
+from server.protocol.responses import (
+    InputItem,
+    ItemReference,
+    OtherItem,
+    Part,
+    ReasoningItem,
+    ResponsesRequest,
+)
 from server.validate.conversation import custom_call, parsed_arguments
 from server.validate.tools import flat_name
 
@@ -17,6 +24,7 @@ Item = Mapping[str, Any]
 Decrypt = Callable[[str], str]
 """``encrypted_content`` to text. Raises CannotDecrypt."""
 
+REFERENCE = "item_reference"
 TRACES = (
     "file_search_call",
     "image_generation_call",
@@ -39,12 +47,21 @@ def input_items(request: ResponsesRequest, decrypt: Decrypt) -> list[dict[str, A
 
 
 def given_items(items: Iterable[InputItem], param: str, decrypt: Decrypt) -> list[dict[str, Any]]:
-    """Items of the client's, as the API lists them. Raises InvalidRequest for what is no text."""
+    """Items of the client's, as the API lists them. Raises InvalidRequest for what is no text.
+
+    References keep their place until ``server.routes.references`` puts the items there.
+    """
     return [
-        _listed(_checked(item, f"{param}[{at}]", decrypt))
+        _reference(item, f"{param}[{at}]")
+        if isinstance(item, ItemReference)
+        else _listed(_checked(item, f"{param}[{at}]", decrypt))
         for at, item in enumerate(items)
         if not _left_out(item, param)
     ]
+
+
+def _reference(item: ItemReference, path: str) -> dict[str, Any]:
+    return {"type": REFERENCE, "id": item.id, "place": path}
 
 
 def _left_out(item: InputItem, param: str) -> bool:

@@ -1,0 +1,79 @@
+"""Which response an item is in: an index over the responses, so that items can be named by id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Column, Float, MetaData, String, Table, delete, insert, select
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
+MAX_ID = 64
+AT_A_TIME = 500
+"""Values in one statement."""
+
+METADATA = MetaData()
+INDEX = Table(
+    "eaglegate_response_items",
+    METADATA,
+    Column("owner", String(256), primary_key=True),
+    Column("id", String(MAX_ID), primary_key=True),
+    Column("response", String(64), nullable=False, index=True),
+    Column("created", Float, nullable=False, index=True),
+)
+
+
+def add(
+    connection: Connection,
+    response: Mapping[str, Any],
+    items: Iterable[Mapping[str, Any]],
+) -> None:
+    """Items of ``response``, which has its id, owner and created.
+
+    An item belongs to the first response that has it, which made it or was given it.
+    """
+    owner = response["owner"]
+    ids = list(dict.fromkeys(str(item["id"])[:MAX_ID] for item in items if item.get("id")))
+    row = {"owner": owner, "response": response["id"], "created": response["created"]}
+    for some in _parts(ids):
+        mine = (INDEX.c.owner == owner) & INDEX.c.id.in_(some)
+        known = set(connection.execute(select(INDEX.c.id).where(mine)).scalars())
+        if rows := [row | {"id": id} for id in some if id not in known]:
+            _insert(connection, rows)
+
+
+def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    """What another gateway has just put there stays: it was faster."""
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(INDEX), rows)
+    except IntegrityError:
+        if len(rows) > 1:
+            for row in rows:
+                _insert(connection, [row])
+
+
+def responses_with(connection: Connection, ids: Sequence[str], owner: str) -> dict[str, list[str]]:
+    """Responses, each with those of ``ids`` that are in it."""
+    found: dict[str, list[str]] = {}
+    for some in _parts(ids):
+        wanted = select(INDEX.c.response, INDEX.c.id).where(
+            INDEX.c.owner == owner, INDEX.c.id.in_(some)
+        )
+        for response, id in connection.execute(wanted):
+            found.setdefault(response, []).append(id)
+    return found
+
+
+def remove(connection: Connection, responses: Sequence[str]) -> None:
+    for some in _parts(responses):
+        connection.execute(delete(INDEX).where(INDEX.c.response.in_(some)))
+
+
+def remove_old(connection: Connection, oldest: float) -> None:
+    connection.execute(delete(INDEX).where(INDEX.c.created < oldest))
+
+
+def _parts(values: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (values[at : at + AT_A_TIME] for at in range(0, len(values), AT_A_TIME))
