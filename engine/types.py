@@ -40,6 +40,12 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these may be generated; empty allows all."""
+    bad_words: tuple[str, ...] = ()
+    """Texts whose token sequences must not be generated."""
+    thinking_token_budget: int | None = None
+    """Reasoning tokens after which the reasoning is ended; None sets no bound."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -157,6 +163,8 @@ class EngineInfo:
     vocab_size: int
     speculation: SpeculationInfo
     reports_decode_steps: bool = True
+    thinking_budget: bool | None = None
+    """It can end a reasoning after so many tokens; None where that is unknown."""
     accounts_at_end: bool = False
     """The account of an answer comes with its last step; one that is broken off has none."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)

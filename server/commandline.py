@@ -18,6 +18,7 @@ from server.config import (
     setting,
     settings_from,
 )
+from server.front_end_flags import add_front_end_flags, examine
 
 if TYPE_CHECKING:
     from server.check import Wanted
@@ -68,7 +69,7 @@ class CommandLine:
 def read(command: str, argv: list[str], progress: Callable[[str], None]) -> CommandLine:
     """Raises ConfigError."""
     if not names_given(argv, os.environ).isdisjoint(UPSTREAMS):
-        return _read_remote(command, argv)
+        return _read_remote(command, argv, progress)
     progress("loading vLLM")
     from engine.vllm_backend.arguments import add_engine_arguments, engine_parser
 
@@ -76,12 +77,15 @@ def read(command: str, argv: list[str], progress: Callable[[str], None]) -> Comm
         prog=f"eaglegate {command}",
         usage=f"eaglegate {command} [MODEL] [options]",
         description="MODEL is a folder or a hub name; without one, the built-in demo.",
-        epilog="Every engine flag of `vllm serve` works here unchanged. --help=ModelConfig shows "
-        "one group, --help=max-model-len one flag, --help=all everything.",
+        epilog="Every engine flag of `vllm serve` works here unchanged (docs/flags.md). "
+        "--help=ModelConfig shows one group, --help=max-model-len one flag, --help=all everything.",
     )
     add_engine_arguments(parser)
     add_arguments(parser)
+    add_front_end_flags(parser)
     namespace = parser.parse_args(gather(parser, argv, os.environ))
+    for notice in examine(namespace):
+        progress(f"note: {notice}")
     named = getattr(namespace, "model_tag", None) or getattr(namespace, "model", None)
     settings = settings_from(namespace)
     if named is None and settings.tool_call_parser is None:
@@ -89,7 +93,7 @@ def read(command: str, argv: list[str], progress: Callable[[str], None]) -> Comm
     return CommandLine(namespace, settings, demo=named is None, argv=argv)
 
 
-def _read_remote(command: str, argv: list[str]) -> CommandLine:
+def _read_remote(command: str, argv: list[str], progress: Callable[[str], None]) -> CommandLine:
     parser = argparse.ArgumentParser(
         prog=f"eaglegate {command}",
         usage=f"eaglegate {command} MODEL --upstream URL[,URL...] [options]",
@@ -100,6 +104,7 @@ def _read_remote(command: str, argv: list[str]) -> CommandLine:
     parser.add_argument("model_tag", nargs="?", default=None, metavar="MODEL")
     add_arguments(parser)
     add_arguments(parser, ModelArguments)
+    add_front_end_flags(parser)
     dashed = [_dashed(arg) for arg in gather(parser, argv, os.environ)]
     namespace, unknown = parser.parse_known_args(dashed)
     if unknown:
@@ -107,6 +112,8 @@ def _read_remote(command: str, argv: list[str]) -> CommandLine:
             f"{' '.join(unknown)}: with workers there is no engine here; flags of an engine are "
             "for them (`eaglegate serve --upstream URL --help` shows those of the gateway)"
         )
+    for notice in examine(namespace):
+        progress(f"note: {notice}")
     arguments = read_into(ModelArguments, namespace)
     named = namespace.model_tag or arguments.model
     if not named:

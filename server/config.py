@@ -79,6 +79,11 @@ class Settings:
     trust_request_chat_template: bool = setting(
         False, "requests may bring a chat template; it runs in a process with limits"
     )
+    chat_template_content_format: str = setting(
+        "auto",
+        "how the chat template is given message content: text, or a list of parts",
+        choices=("auto", "string", "openai"),
+    )
     default_chat_template_kwargs: dict[str, Any] = setting(
         {}, "JSON object given to the chat template with every request"
     )

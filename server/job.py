@@ -75,6 +75,8 @@ class Job:
     """Whether reasoning and tool calls are looked for; completions deliver the text as it is."""
     tells_prompt: bool = False
     """Whether the events begin with the prompt."""
+    gives_prompt_logprobs: bool = False
+    """The answer carries the prompt's log probabilities as vLLM's ``prompt_logprobs``."""
     echo: bool = False
     """Completions: the answer begins with the prompt."""
     echo_only: bool = False

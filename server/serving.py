@@ -346,6 +346,7 @@ def _served(
         spec_metrics=backend.spec_metrics,
         reasoning_fields=("reasoning", "reasoning_content") if named == "both" else (named,),
         vocab_size=info.vocab_size,
+        thinking_budget=info.thinking_budget,
     )
 
 

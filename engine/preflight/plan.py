@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -27,6 +27,8 @@ class Plan:
     gpu_memory_utilization: float = 0.9
     kv_cache_bytes: int | None = None
     load_format: str = "auto"
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Laid over the model's config.json."""
     speculative_config: Mapping[str, Any] | None = None
 
     @property
@@ -43,6 +45,7 @@ def plan_of(arguments: Any) -> Plan:
     machine can be looked at here.
     """
     speculation = getattr(arguments, "speculative_config", None)
+    overrides = getattr(arguments, "hf_overrides", None)
     names = ("revision", "tokenizer", "quantization", "max_model_len")
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     taken: dict[str, Any] = {name: getattr(arguments, name, None) for name in names}
@@ -57,6 +60,7 @@ def plan_of(arguments: Any) -> Plan:
         executor=executor_name(getattr(arguments, "distributed_executor_backend", None)),
         gpu_memory_utilization=getattr(arguments, "gpu_memory_utilization", None) or 0.9,
         kv_cache_bytes=getattr(arguments, "kv_cache_memory_bytes", None),
+        hf_overrides=overrides if isinstance(overrides, Mapping) else {},
         load_format=str(getattr(arguments, "load_format", "auto")),
         speculative_config=dict(speculation) if speculation else None,
     )

@@ -20,7 +20,7 @@ from engine.speculation.inspection.checkpoint import (
     read_config,
 )
 from engine.speculation.inspection.safetensors_header import BadWeights
-from engine.speculation.inspection.target import Target, target_from
+from engine.speculation.inspection.target import TEXT_PARTS, Target, target_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def scene_of(plan: Plan, machine: Machine, hub: Callable[[], str | None]) -> Sce
 def find(plan: Plan) -> Found:
     try:
         path = locate(plan.model, plan.revision)
-        raw = read_config(path)
+        raw = overlaid(read_config(path), plan.hf_overrides)
     except NotHere:
         return Found()
     except NotLooked as reason:
@@ -75,6 +75,16 @@ def find(plan: Plan) -> Found:
     except BadWeights as fault:
         dummy = plan.load_format == "dummy"
         return Found(path, target, raw, problem=None if dummy else f"{fault.found}; {fault.advice}")
+
+
+def overlaid(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As vLLM does: the text model's part is laid over, anything else takes the old one's place."""
+    out = dict(config)
+    for name, value in overrides.items():
+        under = out.get(name)
+        both = name in TEXT_PARTS and isinstance(value, Mapping) and isinstance(under, Mapping)
+        out[name] = overlaid(under, value) if both else value  # type: ignore[arg-type]
+    return out
 
 
 def inspect_plan(plan: Plan, found: Found) -> DraftReport | None:

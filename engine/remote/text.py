@@ -51,6 +51,7 @@ class TextEngine(Driver):
                 "unknown", 0, summary="unknown: the worker speaks text only", per_request=False
             ),
             reports_decode_steps=False,
+            thinking_budget=False,
             default_sampling=self._model.default_sampling,
             details={"worker": str(self._upstream), "dialect": self._dialect.described},
         )
@@ -84,6 +85,13 @@ class TextEngine(Driver):
                 "only. Ask without 'logprobs'.",
                 param="logprobs",
             )
+        for name in ("allowed_token_ids", "bad_words", "thinking_token_budget"):
+            if getattr(sampling, name) not in ((), None):
+                raise RequestRejected(
+                    f"'{name}' is not available: the worker behind this gateway speaks text only. "
+                    f"Ask without '{name}'.",
+                    param=name,
+                )
         if constraint is not None and not self._dialect.can(constraint):
             raise RequestRejected(
                 f"The worker behind this gateway speaks text only and cannot be held to a "

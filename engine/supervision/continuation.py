@@ -189,8 +189,10 @@ def _prefilled(step: Step) -> int:
 
 
 def _penalised(sampling: Sampling) -> bool:
-    """vLLM counts presence and frequency over the output alone; the prompt does not do."""
-    return bool(sampling.presence_penalty or sampling.frequency_penalty)
+    """vLLM counts these over the output alone, so delivered tokens must not become prompt."""
+    budget = sampling.thinking_token_budget is not None
+    penalised = sampling.presence_penalty or sampling.frequency_penalty
+    return bool(penalised or sampling.bad_words or budget)
 
 
 def _repeatable(request: EngineRequest) -> EngineRequest:

@@ -28,6 +28,7 @@ def describe(config: VllmConfig) -> EngineInfo:
         reports_decode_steps=(
             speculation is None or config.scheduler_config.scheduler_cls == SCHEDULER
         ),
+        thinking_budget=bool(config.reasoning_config and config.reasoning_config.enabled),
         default_sampling=_default_sampling(model.get_diff_sampling_param()),
         details={
             "dtype": str(model.dtype).removeprefix("torch."),

@@ -38,6 +38,7 @@ from engine.vllm_backend.accounts import reader
 from engine.vllm_backend.child_log import ChildLog, fit_to_show
 from engine.vllm_backend.describe import describe
 from engine.vllm_backend.grammar_probe import GrammarProbe
+from engine.vllm_backend.names import WORKER
 from engine.vllm_backend.outputs import Inbox, StepOutputs, take_over
 from engine.vllm_backend.statistics import GatheredStatistics
 
@@ -92,6 +93,7 @@ class VllmEngine:
             llm = await self._loaded()
             self._llm = llm
             self._processes = _processes(llm)
+            allow_steering(llm)
             info = describe(llm.vllm_config)
             self._outputs = take_over(llm, reader(info))
             await self._warm_up(info)
@@ -225,6 +227,12 @@ def _exit_name(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"exit status {code}"
+
+
+def allow_steering(llm: AsyncLLM) -> None:
+    """Take ``min_p`` and ``logit_bias`` beside a draft: ``steering.py`` applies them to drafts."""
+    if llm.vllm_config.parallel_config.worker_extension_cls == WORKER:
+        llm.input_processor.speculative_config = None
 
 
 async def _give_up(loading: asyncio.Task[AsyncLLM], others: set[BaseProcess]) -> None:

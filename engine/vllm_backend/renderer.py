@@ -41,13 +41,19 @@ The others refuse the role (Mistral) or mean something else by it (DeepSeek's se
 class VllmRenderer:
     """See ``server.prompt.Renderer``. Raises ValueError where the template refuses."""
 
-    def __init__(self, arguments: AsyncEngineArgs, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        arguments: AsyncEngineArgs,
+        chat_template: str | None = None,
+        content_format: str = "auto",
+    ) -> None:
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
         self._renderer = renderer_from_config(config)
         self._model_config = config.model_config
         self._templated = type(self._renderer).__name__ == "HfRenderer"
         self._harmony = config.model_config.hf_config.model_type == "gpt_oss"
         self._reads_developer = self._harmony or type(self._renderer).__name__ in READ_DEVELOPER
+        self._content_format: Any = content_format
         self._chat_template = load_chat_template(chat_template)
         self._tokenizing = dataclasses.replace(
             self._renderer.default_chat_tok_params, max_total_tokens=None
@@ -84,7 +90,8 @@ class VllmRenderer:
                 add_generation_prompt,
                 continue_final_message,
             )
-            if chat_template is not None or len(writing.packed) > SMALL_BYTES:
+            small = self._content_format != "auto" or len(writing.packed) <= SMALL_BYTES
+            if chat_template is not None or not small:
                 text = self._writer.write(writing, None, limits)
                 return self._encode(text, False, limits)
         elif chat_template is not None:
@@ -108,7 +115,11 @@ class VllmRenderer:
         if self._harmony:
             return _harmony(conversation, tools, kwargs)
         kwargs["tools"] = [dict(tool) for tool in tools] if tools else None
-        params = ChatParams(chat_template=self._chat_template, chat_template_kwargs=kwargs)
+        params = ChatParams(
+            chat_template=self._chat_template,
+            chat_template_content_format=self._content_format,
+            chat_template_kwargs=kwargs,
+        )
         try:
             _, (prompt,) = self._renderer.render_chat([conversation], params, self._tokenizing)
         except VLLMClientError as error:

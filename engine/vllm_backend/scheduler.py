@@ -33,6 +33,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
+from engine.vllm_backend.budget import BudgetWatch
 from engine.vllm_backend.child_process import end_well
 from engine.vllm_backend.names import DEPTH, KEEP, SKIP, declared_depths
 
@@ -45,6 +46,7 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
         self.ceiling: int = self.num_spec_tokens
         self._verified: dict[str, tuple[int, int]] = {}
         self._shareable: dict[str, int] = {}
+        self._budgets = BudgetWatch(self.vllm_config, self.num_spec_tokens)
         self._answers: AnswerAccounts | None = None
         self._own_schedule = self._take_over_schedule()
         self._draft_len = self._drafter_len()
@@ -59,6 +61,10 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
         most = self.num_spec_tokens if (extra or {}).get(KEEP) else self.ceiling
         return self.ceiling if wanted is None else max(0, min(int(wanted), most))
 
+    def _useful_depth(self, request: Request) -> int:
+        """Less than it wants where drafts would not do."""
+        return 0 if self._budgets.near(request) else self.depth_of(request)
+
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
         if not self.num_spec_tokens:
@@ -67,7 +73,9 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
         scheduled = [self.requests[req_id] for req_id in tokens]
         depth = self._depth_of_step(scheduled)
         decoding = all(past_prompt(self.requests[req_id], tokens[req_id]) for req_id in tokens)
-        setattr(scheduler_output, SKIP, depth == 0 and decoding and not self._uniform)
+        near = any(self._budgets.near(request) for request in scheduled)
+        skip = depth == 0 and decoding and not self._uniform and not near
+        setattr(scheduler_output, SKIP, skip)
         if not self._uniform:
             scheduler_output.num_spec_tokens_to_schedule = depth
         self._cut_placeholders(scheduled, depth)
@@ -78,7 +86,7 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
         if longest + self.num_spec_tokens > self._draft_len:
             return 0
         most = self._scheduled_most(len(scheduled))
-        wanted = (self.depth_of(r) for r in scheduled if not r.is_prefill_chunk)
+        wanted = (self._useful_depth(r) for r in scheduled if not r.is_prefill_chunk)
         return min(most, max(wanted, default=0))
 
     def _cut_placeholders(self, scheduled: list[Request], depth: int) -> None:
@@ -95,7 +103,7 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
         if request is None:
             return 0
         left = request.max_tokens - request.num_output_tokens
-        return int(min(self.depth_of(request), max(0, left - 1)))
+        return int(min(self._useful_depth(request), max(0, left - 1)))
 
     def make_spec_decoding_stats(
         self,
@@ -131,6 +139,7 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
             scheduler_output, model_runner_output
         )
         self._attach(outputs.values(), depths)
+        self._budgets.keep(self.requests)
         return outputs
 
     def _attach(self, outputs: Iterable[EngineCoreOutputs], depths: dict[str, int]) -> None:
@@ -205,7 +214,7 @@ class AsyncDepthScheduler(DepthScheduling, AsyncScheduler):  # type: ignore[misc
     def _cut_placeholders(self, scheduled: list[Request], depth: int) -> None:
         for request in scheduled:
             if not request.is_prefill_chunk:
-                request.spec_token_ids = [-1] * min(self.depth_of(request), depth)
+                request.spec_token_ids = [-1] * min(self._useful_depth(request), depth)
 
 
 class AnswerAccounts:

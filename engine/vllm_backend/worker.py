@@ -9,6 +9,7 @@
   request with top-k no longer kills the engine in a step without drafts, as its prefill is.
 * On a CPU, a request with a seed survives a prefill in chunks. vLLM takes back what the discarded
   rows drew with ``Generator.set_offset``, which only CUDA has: the engine died.
+* ``min_p`` and ``logit_bias`` act on draft tokens, too (``steering.py``).
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from engine.vllm_backend import steering
 from engine.vllm_backend.child_process import end_well
 from engine.vllm_backend.names import SKIP
 
@@ -117,6 +120,8 @@ _wrap(GPUModelRunner, "propose_draft_token_ids", propose_draft_token_ids)
 _wrap(SpecDecodeBaseProposer, "propose", propose)
 _wrap(GPUModelRunner, "_sample", sample)
 _wrap(GPUModelRunner, "_bookkeeping_sync", bookkeeping_sync)
+_wrap(gpu_model_runner, "build_logitsprocs", steering.build_logitsprocs)
+_wrap(rejection_sampler.RejectionSampler, "apply_logits_processors", steering.apply_to_drafts)
 if current_platform.is_cpu():
     _wrap(rejection_sampler, "apply_sampling_constraints", apply_sampling_constraints)
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens

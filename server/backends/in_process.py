@@ -40,7 +40,9 @@ class InProcess:
         refuse_unknown_parsers(settings, arguments)
         self._draft = _preflight(arguments, settings, progress)
         progress("reading the tokenizer and the chat template")
-        self.renderer = VllmRenderer(arguments, settings.chat_template)
+        self.renderer = VllmRenderer(
+            arguments, settings.chat_template, settings.chat_template_content_format
+        )
         self.vocabulary = Vocabulary.from_transformers(self.renderer.tokenizer)
         self.reasoning_parser = arguments.reasoning_parser or settings.reasoning_parser
         self.spec_metrics: str = arguments.per_request_spec_decode_metrics

@@ -183,6 +183,11 @@ def model_files(arguments: ModelArguments) -> ModelFiles:
 
 def _renderer(files: ModelFiles, settings: Settings) -> TemplateRenderer:
     """Raises ConfigError."""
+    if settings.chat_template_content_format != "auto":
+        raise ConfigError(
+            f"--chat-template-content-format {settings.chat_template_content_format}: with workers "
+            "the format is found from the template; leave it out"
+        )
     try:
         return TemplateRenderer(files, settings.chat_template)
     except (ValueError, OSError) as error:

@@ -74,10 +74,10 @@ class MessageToolChoice(RequestModel):
 
 
 class Thinking(OpenModel):
-    """The budget is accepted and has no effect: the model decides how long it thinks."""
+    """The budget bounds an enabled thinking where the engine knows how reasoning ends."""
 
     type: str
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
 class OutputFormat(OpenModel):

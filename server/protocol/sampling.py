@@ -9,12 +9,15 @@ from pydantic import Field
 from server.protocol.base import RequestModel
 
 MAX_CHOICES = 128
+MAX_BAD_WORDS = 128
+"""vLLM's bound; it counts a word twice that has other tokens behind a space."""
 INT64 = 1 << 63
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenCount = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=-INT64, lt=INT64)]
 TokenId = Annotated[int, Field(ge=0)]
+BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 SpeculationMetrics = Literal["none", "summary", "detailed"]
 
 
@@ -51,6 +54,9 @@ class EngineFields(RequestModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -81,17 +87,14 @@ class SamplingFields(EngineFields):
     guided_grammar: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     session_id: Annotated[str, Field(max_length=256)] | None = None
 
 
 UNSUPPORTED_VLLM = {
-    "allowed_token_ids": "this gateway has no such switch; use 'logit_bias'",
-    "bad_words": "this gateway has no such switch; use 'logit_bias'",
     "logits_processors": "requests cannot bring code",
     "logprob_token_ids": "use 'top_logprobs' or 'logprobs'",
-    "prompt_logprobs": "log probabilities of the prompt come with 'echo' on /v1/completions",
     "repetition_detection": "this gateway has no such switch",
-    "thinking_token_budget": "use 'max_completion_tokens' or 'reasoning_effort'",
     "use_beam_search": "there is no beam search",
     "watermarking": "this engine writes no watermark",
 }

@@ -51,6 +51,7 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
             served,
             max_tokens=request.max_completion_tokens or request.max_tokens,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            prompt_logprobs=fields.prompt_logprobs(request),
         ),
         n=request.n or 1,
         stop=fields.stops(request.stop),
@@ -64,7 +65,9 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
         return_token_ids=bool(request.return_token_ids),
         returns_prompt_text=bool(request.return_prompt_text),
         token_names=fields.token_names(request),
-        tells_prompt=bool(request.return_token_ids or request.return_prompt_text),
+        tells_prompt=bool(request.return_token_ids or request.return_prompt_text)
+        or request.prompt_logprobs is not None,
+        gives_prompt_logprobs=request.prompt_logprobs is not None,
         prompts=(conversation,),
         truncate_prompt=request.truncate_prompt_tokens,
         truncation_side=request.truncation_side or "left",

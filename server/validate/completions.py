@@ -40,7 +40,9 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
             served,
             max_tokens=_max_tokens(request),
             logprobs=request.logprobs,
-            prompt_logprobs=request.logprobs if request.echo else None,
+            prompt_logprobs=fields.prompt_logprobs(
+                request, request.logprobs if request.echo else None
+            ),
         ),
         prompts=prompts,
         n=n,
@@ -57,7 +59,10 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
         add_special_tokens=request.add_special_tokens is not False,
         spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
         return_token_ids=bool(request.return_token_ids),
-        tells_prompt=bool(request.echo or request.return_token_ids),
+        tells_prompt=bool(
+            request.echo or request.return_token_ids or request.prompt_logprobs is not None
+        ),
+        gives_prompt_logprobs=request.prompt_logprobs is not None,
         truncate_prompt=request.truncate_prompt_tokens,
         truncation_side=request.truncation_side or "left",
         constraint=wanted,

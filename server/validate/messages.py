@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from engine.types import Sampling
@@ -51,7 +51,7 @@ def messages_job(request: MessagesRequest, served: Served, workload: str | None 
         api="messages",
         model=model,
         created=int(time.time()),
-        sampling=_sampling(request, served.sampling),
+        sampling=_sampling(request, served),
         prompts=(talk,),
         stop=fields.stops(request.stop_sequences, "stop_sequences"),
         stream=bool(request.stream),
@@ -99,19 +99,29 @@ def conversation(request: CountTokensRequest, policy: ToolPolicy, served: Served
     )
 
 
-def _sampling(request: MessagesRequest, defaults: Mapping[str, float]) -> Sampling:
+def _sampling(request: MessagesRequest, served: Served) -> Sampling:
+    defaults = served.sampling
+
     def given(name: str, neutral: float) -> Any:
         value = getattr(request, name, None)
         return defaults.get(name, neutral) if value is None else value
 
     return Sampling(
         max_tokens=request.max_tokens,
+        thinking_token_budget=_budget(request, served),
         temperature=given("temperature", 1.0),
         top_p=given("top_p", 1.0),
         top_k=max(0, int(given("top_k", 0))),
         min_p=given("min_p", 0.0),
         repetition_penalty=given("repetition_penalty", 1.0),
     )
+
+
+def _budget(request: MessagesRequest, served: Served) -> int | None:
+    """Every client of Anthropic's sends one, so where the engine can keep none it is a wish."""
+    enabled = request.thinking is not None and request.thinking.type == "enabled"
+    keeps = served.thinking_budget is True
+    return request.thinking.budget_tokens if request.thinking and enabled and keeps else None
 
 
 def _thinking(request: CountTokensRequest) -> dict[str, Any]:

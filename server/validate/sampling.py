@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.types import Sampling
@@ -41,11 +41,67 @@ def sampling(
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=given("repetition_penalty", 1.0),
         logit_bias=_logit_bias(request.logit_bias or {}, served.vocab_size),
+        allowed_token_ids=_allowed(request.allowed_token_ids or (), served.vocab_size),
+        bad_words=_bad_words(request.bad_words or ()),
+        thinking_token_budget=thinking_budget(request.thinking_token_budget, served),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def thinking_budget(asked: int | None, served: Served) -> int | None:
+    """-1 sets no bound, as in vLLM."""
+    if asked is None or asked == -1:
+        return None
+    if served.thinking_budget is False:
+        raise InvalidRequest(
+            f"'thinking_token_budget' of {asked} cannot be kept: the engine does not know how this "
+            "model's reasoning ends. Leave it out, or start with --reasoning-parser or "
+            "--reasoning-config.",
+            param="thinking_token_budget",
+        )
+    return asked
+
+
+def _allowed(token_ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
+    """Each once. Raises InvalidRequest."""
+    beyond = next((t for t in token_ids if vocab_size is not None and t >= vocab_size), None)
+    if beyond is not None:
+        raise InvalidRequest(
+            f"'allowed_token_ids' holds token id {beyond}; this model's ids are below "
+            f"{vocab_size}.",
+            param="allowed_token_ids",
+        )
+    return tuple(dict.fromkeys(token_ids))
+
+
+def _bad_words(words: Sequence[str]) -> tuple[str, ...]:
+    if any(not word.strip() for word in words):
+        raise InvalidRequest(
+            "An entry of 'bad_words' must hold more than blanks: blanks at its beginning are left "
+            "out. To ban a token of blanks, give its id in 'logit_bias'.",
+            param="bad_words",
+        )
+    return tuple(words)
+
+
+def prompt_logprobs(request: SamplingFields, echoed: int | None = None) -> int | None:
+    """``echoed``: how many ``echo`` needs. Raises InvalidRequest."""
+    asked = request.prompt_logprobs
+    if asked is not None and request.stream:
+        raise InvalidRequest(
+            "'prompt_logprobs' goes with whole answers; leave out 'stream': true.",
+            param="prompt_logprobs",
+        )
+    if None not in (asked, echoed) and asked != echoed:
+        raise InvalidRequest(
+            f"'echo' gives the prompt's log probabilities, too: 'prompt_logprobs' of {asked} must "
+            f"equal 'logprobs' of {echoed}, or be left out.",
+            param="prompt_logprobs",
+        )
+    return echoed if asked is None else asked
 
 
 def stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:

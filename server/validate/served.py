@@ -35,6 +35,8 @@ class Served:
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
     """Names under which chat completions deliver reasoning."""
     vocab_size: int | None = None
+    thinking_budget: bool | None = None
+    """The engine can end a reasoning after so many tokens; None where that is unknown."""
 
 
 def model_of(asked: str | None, served: Served) -> str:

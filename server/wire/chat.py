@@ -52,13 +52,16 @@ def finish_fields(finish: Finish, job: Job, rendering: Rendering) -> dict[str, A
     return fields
 
 
-def prompt_fields(token_ids: tuple[int, ...], job: Job, rendering: Rendering) -> dict[str, Any]:
-    """vLLM's ``prompt_token_ids`` and ``prompt_text``, as far as asked for."""
+def prompt_fields(echo: PromptEcho, job: Job, rendering: Rendering) -> dict[str, Any]:
+    """vLLM's ``prompt_token_ids``, ``prompt_text`` and ``prompt_logprobs``, as asked for."""
+    token_ids = echo.token_ids
     fields: dict[str, Any] = {}
     if job.return_token_ids:
         fields["prompt_token_ids"] = token_ids
     if job.returns_prompt_text:
         fields["prompt_text"] = rendering.text(token_ids)
+    if job.gives_prompt_logprobs:
+        fields["prompt_logprobs"] = logprobs.of_prompt(echo.logprobs, rendering)
     return fields
 
 
@@ -145,7 +148,7 @@ class ChatStream:
         rendering = self._rendering
         frame = self._heads[choice] + b'"role":"assistant","content":""' + PLAIN
         if isinstance(first, PromptEcho):
-            frame += b"," + orjson.dumps(prompt_fields(first.token_ids, self._job, rendering))[1:-1]
+            frame += b"," + orjson.dumps(prompt_fields(first, self._job, rendering))[1:-1]
         return frame + self._tail
 
     def _delta(self, choice: int, event: Event) -> bytes:
@@ -194,7 +197,7 @@ class _Choice:
         self.arguments: list[list[str]] = []
         self.logprobs: list[PositionLogprobs] = []
         self.token_ids: list[int] = []
-        self.prompt: tuple[int, ...] = ()
+        self.prompt = PromptEcho(())
         self.finish: Finish | None = None
 
     def add(self, event: Event) -> None:
@@ -212,8 +215,8 @@ class _Choice:
                 self.logprobs.extend(positions)
             case TokensDelta(token_ids):
                 self.token_ids.extend(token_ids)
-            case PromptEcho(token_ids, _):
-                self.prompt = token_ids
+            case PromptEcho():
+                self.prompt = event
             case Finish():
                 self.finish = event
             case ToolCallEnd():

@@ -37,6 +37,7 @@ class Piece:
     logprobs: dict[str, list[Any]] | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: Sequence[int] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
     finish: Finish | None = None
 
     @property
@@ -51,6 +52,7 @@ class Piece:
         self.texts += later.texts
         self.finish = later.finish or self.finish
         self.prompt_token_ids = self.prompt_token_ids or later.prompt_token_ids
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
         self.add_token_ids(later.token_ids)
         if self.logprobs is None:
             self.logprobs = later.logprobs
@@ -97,6 +99,8 @@ class Writer:
         piece = Piece()
         if self.job.return_token_ids:
             piece.prompt_token_ids = token_ids
+        if self.job.gives_prompt_logprobs:
+            piece.prompt_logprobs = logprobs.of_prompt(given, self.rendering)
         if self.job.echo:
             pieces = self.rendering.pieces
             whole = b"".join(pieces[i] for i in token_ids).decode("utf-8", "replace")
@@ -150,6 +154,8 @@ def _choice(index: int, piece: Piece, job: Job, rendering: Rendering) -> dict[st
         out["token_ids"] = piece.token_ids
     if piece.prompt_token_ids is not None:
         out["prompt_token_ids"] = piece.prompt_token_ids
+    if piece.prompt_logprobs is not None:
+        out["prompt_logprobs"] = piece.prompt_logprobs
     return out
 
 

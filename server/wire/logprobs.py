@@ -21,6 +21,26 @@ def positions(given: Iterable[PositionLogprobs], rendering: Rendering) -> list[d
     ]
 
 
+def of_prompt(
+    given: Iterable[PositionLogprobs | None] | None, rendering: Rendering
+) -> list[dict[str, Any] | None]:
+    """As vLLM writes them: by token id, null where nothing comes before."""
+    return [
+        None if position is None else _by_token_id(position, rendering) for position in given or ()
+    ]
+
+
+def _by_token_id(position: PositionLogprobs, rendering: Rendering) -> dict[str, Any]:
+    return {
+        str(token.token_id): {
+            "logprob": value(token),
+            "rank": token.rank,
+            "decoded_token": rendering.token(token.token_id),
+        }
+        for token in (position.chosen, *position.top)
+    }
+
+
 def value(token: TokenLogprob) -> float:
     return max(token.logprob, FLOOR)
 

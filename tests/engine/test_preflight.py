@@ -11,6 +11,7 @@ import pytest
 
 from engine.machine import GIB, Gpu, Machine
 from engine.preflight import Plan, plan_of, preflight
+from engine.preflight.scene import overlaid
 from tests.engine.stand_ins import kimi, kimi_draft, llama_70b, llama_70b_draft
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
@@ -170,3 +171,30 @@ def test_a_plan_comes_from_the_engine_arguments():
 
 def test_a_plan_comes_from_a_parsed_command_line():
     assert plan_of(SimpleNamespace(model_tag="named")).model == "named"
+
+
+def test_overrides_of_the_configuration_are_what_is_checked():
+    longer = {"max_position_embeddings": 16384, "rope_scaling": {"factor": 4.0}}
+    plan = demo(max_model_len=9000, hf_overrides=longer)
+    found = preflight(plan, LAPTOP, offline)
+    assert not any("the model reaches" in text for text in found.obstacles)
+    shorter = demo(max_model_len=4000, hf_overrides={"max_position_embeddings": 2048})
+    assert "the model reaches 2048" in "".join(preflight(shorter, LAPTOP, offline).obstacles)
+    heads = demo(tensor_parallel_size=2, hf_overrides={"num_attention_heads": 3})
+    obstacles = preflight(heads, LAPTOP, offline).obstacles
+    assert any("3 attention heads do not divide" in text for text in obstacles)
+
+
+def test_overrides_reach_the_text_part_and_the_draft():
+    nested = {"text_config": {"num_hidden_layers": 8, "hidden_size": 64}, "rope": {"a": 1}}
+    assert overlaid(nested, {"text_config": {"hidden_size": 32}, "rope": {"b": 2}}) == {
+        "text_config": {"num_hidden_layers": 8, "hidden_size": 32},
+        "rope": {"b": 2},
+    }
+    found = preflight(demo(hf_overrides={"hidden_size": 640}), LAPTOP, offline)
+    assert any("draft cannot work" in text for text in found.obstacles)
+
+
+def test_overrides_come_from_the_command_line_and_a_function_is_left_out():
+    assert plan_of(SimpleNamespace(model="m", hf_overrides={"a": 1})).hf_overrides == {"a": 1}
+    assert plan_of(SimpleNamespace(model="m", hf_overrides=len)).hf_overrides == {}

@@ -227,6 +227,9 @@ def test_an_answer_that_needs_its_state_does_not_go_on_otherwise(given):
         (request(replace(PLAIN, temperature=1.0, seed=1)), False),
         (request(PENALISED), False),
         (request(replace(PLAIN, frequency_penalty=-1.0)), False),
+        (request(replace(PLAIN, bad_words=("a b",))), False),
+        (request(replace(PLAIN, thinking_token_budget=9)), False),
+        (request(replace(PLAIN, min_p=0.1, logit_bias={1: 2.0}, allowed_token_ids=(1,))), True),
         (request(constraint=Constraint("regex", "a+")), False),
     ],
 )

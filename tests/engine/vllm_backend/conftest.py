@@ -37,3 +37,10 @@ async def engine() -> AsyncGenerator[VllmEngine, None]:
     """EAGLE 3.1, K = 7."""
     async with running(**SMALL, speculative_config=speculation(MOST)) as started:
         yield started
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def plain_engine() -> AsyncGenerator[VllmEngine, None]:
+    """The same without a draft."""
+    async with running(**SMALL, speculative_config=None) as started:
+        yield started

@@ -17,11 +17,11 @@ import pytest_asyncio
 import torch
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from benchmarks.drive import Outcome, at, greedy, run, run_all, running
+from benchmarks.drive import Outcome, at, greedy, run, run_all
 from engine.types import Constraint, EngineRequest, FinishReason, Sampling
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
-from tests.engine.vllm_backend.conftest import MOST, SMALL
+from tests.engine.vllm_backend.conftest import MOST
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -50,6 +50,7 @@ CONSTRAINTS = {
 WAYS_TO_SAMPLE: dict[str, dict[str, Any]] = {
     "top_k": {"temperature": 2.0, "top_k": 8},
     "top_p": {"temperature": 2.0, "top_k": 16, "top_p": 0.9},
+    "min_p": {"temperature": 2.0, "min_p": 0.02, "logit_bias": {300: 1.0, 312: -1.0}},
 }
 """Hot, for the demo model is sure of itself."""
 SAMPLES = 600
@@ -118,13 +119,14 @@ async def opening(renderer: VllmRenderer) -> tuple[int, ...]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def reference(prompts: Prompts, opening: tuple[int, ...]) -> Reference:
+async def reference(
+    plain_engine: VllmEngine, prompts: Prompts, opening: tuple[int, ...]
+) -> Reference:
     """What an engine without a draft writes, one request at a time where batching could matter."""
     cases = [*plain(prompts), *with_logprobs(prompts), *constrained(prompts)]
-    crowd = [*long(prompts), *sampled(opening, "top_k"), *sampled(opening, "top_p")]
-    async with running(**SMALL, speculative_config=None) as engine:
-        alone = [await run(engine, request) for request in cases]
-        together = await run_all(engine, crowd)
+    crowd = [*long(prompts), *(one for way in WAYS_TO_SAMPLE for one in sampled(opening, way))]
+    alone = [await run(plain_engine, request) for request in cases]
+    together = await run_all(plain_engine, crowd)
     return dict(zip(names([*cases, *crowd]), [*alone, *together], strict=True))
 
 

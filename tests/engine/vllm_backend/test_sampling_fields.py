@@ -1,0 +1,164 @@
+"""Every field that steers sampling gives the same text with a draft as without one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from benchmarks.drive import Outcome, at, greedy, run, run_all
+from engine.types import Constraint, EngineRequest, Sampling
+from engine.vllm_backend.engine import VllmEngine
+from engine.vllm_backend.renderer import VllmRenderer
+from tests.engine.vllm_backend.conftest import MOST
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
+
+Prompts = list[tuple[int, ...]]
+DEPTHS = (0, 1, 3, MOST)
+FIELDS = (
+    "logit_bias", "allowed_token_ids", "bad_words", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "min_tokens", "all_together",
+)  # fmt: skip
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+class Steered:
+    """Requests whose fields change what the model would write, and what it then writes."""
+
+    def __init__(self, free: Outcome, prompt: tuple[int, ...], renderer: VllmRenderer) -> None:
+        self.free, self.prompt = free, prompt
+        common = [token for token, _ in Counter(free.token_ids).most_common()]
+        word = renderer.decode(free.token_ids[4:6]).strip()
+        self.fields: dict[str, dict[str, Any]] = {
+            "logit_bias": {"logit_bias": {common[0]: -100.0, common[1]: -4.0, common[2]: 3.0}},
+            "allowed_token_ids": {"allowed_token_ids": tuple(sorted(common[1:]))},
+            "bad_words": {"bad_words": (word, "the")},
+            "presence_penalty": {"presence_penalty": 2.0},
+            "frequency_penalty": {"frequency_penalty": 2.0},
+            "repetition_penalty": {"repetition_penalty": 3.0},
+            "min_tokens": {"min_tokens": len(free.token_ids) + 15},
+        }
+        self.fields["all_together"] = {
+            name: value for given in self.fields.values() for name, value in given.items()
+        }
+        del self.fields["all_together"]["allowed_token_ids"]
+
+    def request(self, field: str) -> EngineRequest:
+        return greedy(field, self.prompt, len(self.free.token_ids) + 30, **self.fields[field])
+
+
+@pytest.fixture(scope="session")
+def index() -> int:
+    """Of the prompt: one whose answer has an end before the limit."""
+    return 1
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def steered(
+    plain_engine: VllmEngine, prompts: Prompts, renderer: VllmRenderer, index: int
+) -> Steered:
+    free = await run(plain_engine, greedy("free", prompts[index], 100))
+    return Steered(free, prompts[index], renderer)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+async def test_greedy_text_is_that_of_an_engine_without_a_draft(
+    engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, field: str
+) -> None:
+    request = steered.request(field)
+    want = await run(plain_engine, request)
+    assert want.token_ids != steered.free.token_ids, "the field has an effect"
+    for depth in DEPTHS:
+        got = await run(engine, at(depth, request))
+        assert got.token_ids == want.token_ids, depth
+        assert got.finish == want.finish
+        assert got.totals.imbalance == 0
+
+
+async def test_fields_of_one_request_leave_the_others_of_its_batch_alone(
+    engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts
+) -> None:
+    requests = [
+        *(steered.request(field) for field in FIELDS),
+        *(greedy(f"other-{at_}", prompt, 60) for at_, prompt in enumerate(prompts)),
+    ]
+    want = [await run(plain_engine, request) for request in requests]
+    others = [await run(engine, request) for request in requests[len(FIELDS) :]]
+    mixed = [at(depth, request) for request in requests for depth in DEPTHS]
+    got = await run_all(engine, mixed)
+    for number, (request, outcome) in enumerate(zip(mixed, got, strict=True)):
+        assert outcome.token_ids == want[number // len(DEPTHS)].token_ids, request.id
+    for alone, outcome in zip(others, got[len(FIELDS) * len(DEPTHS) :][3::4], strict=True):
+        assert outcome.totals.acceptance_length == pytest.approx(alone.totals.acceptance_length)
+
+
+async def test_a_bias_and_a_grammar(
+    engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, renderer: VllmRenderer
+) -> None:
+    """The grammar leaves two cities; a bias against the one chosen makes it the other."""
+    request = replace(
+        greedy("schema", steered.prompt, 60),
+        constraint=Constraint("json_schema", json.dumps(SCHEMA)),
+    )
+    free = (await run(plain_engine, request)).token_ids
+    chosen = json.loads(renderer.decode(free[:-1]))["city"]
+    vocabulary = ((token, renderer.decode([token])) for token in range(2048))
+    bias = {token: -100.0 for token, text in vocabulary if text.startswith(chosen[0])}
+    sampling = replace(request.sampling, logit_bias=bias)
+    biased = replace(request, sampling=sampling)
+    want = await run(plain_engine, biased)
+    assert {chosen, json.loads(renderer.decode(want.token_ids[:-1]))["city"]} == {"Paris", "Rome"}
+    for depth in DEPTHS:
+        assert (await run(engine, at(depth, biased))).token_ids == want.token_ids
+
+
+@pytest.mark.parametrize(
+    "fields", [{"min_p": 0.3}, {"min_p": 0.05, "logit_bias": {20: 2.0}}, {"logit_bias": {20: -9.0}}]
+)
+async def test_seeded_text_at_depth_0_is_that_of_an_engine_without_a_draft(
+    engine: VllmEngine, plain_engine: VllmEngine, prompts: Prompts, fields: dict[str, Any]
+) -> None:
+    sampling = Sampling(max_tokens=40, temperature=1.5, seed=5, **fields)
+    requests = [
+        EngineRequest(f"seeded-{at_}", prompt, replace(sampling, seed=at_), depth=0)
+        for at_, prompt in enumerate(prompts)
+    ]
+    want = [await run(plain_engine, request) for request in requests]
+    company = [greedy(f"c-{at_}", prompt, 60) for at_, prompt in enumerate(prompts)]
+    got = await run_all(engine, [*requests, *company])
+    for outcome, expected in zip(got, want, strict=False):
+        assert outcome.token_ids == expected.token_ids
+
+
+async def test_a_budget_of_reasoning_tokens(
+    engine: VllmEngine, plain_engine: VllmEngine, prompts: Prompts, renderer: VllmRenderer
+) -> None:
+    (end,) = renderer.encode("</think>", False)
+    requests = [
+        greedy(f"budget-{budget}-{number}", prompt, 70, thinking_token_budget=budget)
+        for budget in (*range(12), 14, 18, 25, 40)
+        for number, prompt in enumerate(prompts)
+    ]
+    want = await run_all(plain_engine, requests)
+    for request, outcome in zip(requests, want, strict=True):
+        budget = request.sampling.thinking_token_budget
+        assert budget is not None
+        assert end in outcome.token_ids[: budget + 2], request.id
+    accepted = 0
+    for depth in (0, 3, MOST):
+        got = await run_all(engine, [at(depth, request) for request in requests])
+        for request, outcome, expected in zip(requests, got, want, strict=True):
+            assert outcome.token_ids == expected.token_ids, (depth, request.id)
+            assert outcome.totals.imbalance == 0
+            accepted += outcome.totals.accepted
+    assert accepted > 0

@@ -1,0 +1,79 @@
+"""No flag of ``vllm serve`` is forgotten: each has an effect, a notice or a refusal."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from server.commandline import read
+from server.config import ConfigError, Settings, flag
+from server.front_end_flags import FLAGS
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "flags.md"
+HERE_TOO = {"config", "model_tag", "help"}
+VALUES = {"lora_modules": ["a=b"], "disable_access_log_for_endpoints": ["/x"]}
+
+
+@pytest.fixture(scope="module")
+def theirs() -> list[argparse.Action]:
+    """Flags of vLLM's front end that are no engine flags."""
+    engine = {a.dest for a in AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())._actions}
+    actions = make_arg_parser(FlexibleArgumentParser())._actions
+    return [action for action in actions if action.dest not in engine | HERE_TOO]
+
+
+def test_every_flag_is_honoured_ignored_or_refused(theirs: list[argparse.Action]) -> None:
+    ours = {field.name for field in dataclasses.fields(Settings)}
+    listed = {item.name for item in FLAGS}
+    assert {action.dest for action in theirs} <= ours | listed
+    assert listed <= {action.dest for action in theirs}, "a flag vLLM does not have"
+
+
+def given(action: argparse.Action) -> list[str]:
+    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+        return [action.option_strings[0]]
+    return [action.option_strings[0], *VALUES.get(action.dest, ["7"])]
+
+
+def test_every_listed_flag_parses_and_tells_or_stops(theirs: list[argparse.Action]) -> None:
+    items = {item.name: item for item in FLAGS}
+    for action in theirs:
+        item = items.get(action.dest)
+        if item is None:
+            continue
+        notices: list[str] = []
+        if item.refused:
+            with pytest.raises(ConfigError, match=flag(item.name)):
+                read("serve", given(action), notices.append)
+        else:
+            read("serve", given(action), notices.append)
+            (notice,) = [text for text in notices if text.startswith("note: ")]
+            assert flag(item.name) in notice
+
+
+def test_values_that_ask_for_nothing_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    notices: list[str] = []
+    argv = ["--response-role", "assistant", "--no-enable-log-outputs", "-asc", "1"]
+    read("serve", [*argv, "--tool-strict-level", "auto", "--no-tokens-only"], notices.append)
+    assert [text for text in notices if text.startswith("note")] == []
+
+
+def test_with_workers_the_same_holds() -> None:
+    notices: list[str] = []
+    argv = ["some/model", "--upstream", "http://127.0.0.1:1"]
+    read("serve", [*argv, "--enable-prompt-tokens-details"], notices.append)
+    assert any("--enable-prompt-tokens-details" in text for text in notices)
+    with pytest.raises(ConfigError, match="--middleware"):
+        read("serve", [*argv, "--middleware", "x.y"], notices.append)
+
+
+def test_the_page_lists_them_all() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for item in FLAGS:
+        assert f"| `{flag(item.name)}` |" in page, item.name
