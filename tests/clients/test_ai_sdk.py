@@ -10,7 +10,7 @@ import pytest
 from tests.clients.brain import call
 from tests.clients.desk import Desk
 
-SCRIPT = Path(__file__).parent / "ai_sdk.mjs"
+SCRIPT = Path(__file__).parent / "scripts" / "ai_sdk.mjs"
 CLIENTS = [pytest.param(name, marks=pytest.mark.client(name)) for name in ("ai6", "ai7")]
 
 

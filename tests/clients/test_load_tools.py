@@ -94,7 +94,7 @@ def test_aiperf(desk, api):
     assert report["output_sequence_length"]["avg"] * REQUESTS == counted.tokens
 
 
-BENCH = Path(__file__).parent / "vllm_bench.py"
+BENCH = Path(__file__).parent / "scripts" / "vllm_bench.py"
 
 
 def vllm_bench(desk: Desk, *arguments: str) -> Ran:
