@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from tests.clients.brain import Seen, call
 from tests.clients.desk import Desk, Ran
 
 pytestmark = pytest.mark.client("codex")
 
 CONFIG = """
-model = "demo"
+model = "{model}"
 model_provider = "local"
-model_context_window = {window}
+model_context_window = 200_000
+{more}
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
 check_for_update_on_startup = false
@@ -31,11 +34,12 @@ args = {arguments}
 """
 
 
-def configure(desk: Desk, window: int = 200_000) -> None:
+def configure(desk: Desk, *more: str, model: str = "demo") -> None:
     command, *arguments = desk.mcp_command
     text = CONFIG.format(
         url=desk.url,
-        window=window,
+        model=model,
+        more="\n".join(more),
         command=json.dumps(command),
         arguments=json.dumps(arguments),
     )
@@ -48,17 +52,109 @@ def codex(desk: Desk, *arguments: str) -> Ran:
     return desk.run("codex", "codex", "exec", "--json", "--skip-git-repo-check", *arguments)
 
 
-def test_edits_a_file(desk):
-    """reads, edits and checks a file with its shell and patch tools"""
+def events(ran: Ran) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ran.out.splitlines() if line.startswith("{")]
+
+
+def said(ran: Ran) -> str:
+    """The last message of the agent."""
+    assert ran.code == 0, ran
+    items = [event["item"] for event in events(ran) if event["type"] == "item.completed"]
+    return [item["text"] for item in items if item["type"] == "agent_message"][-1]
+
+
+def session(ran: Ran) -> str:
+    return next(event["thread_id"] for event in events(ran) if "thread_id" in event)
+
+
+PATCH = """apply_patch <<'EOF'
+*** Begin Patch
+*** Update File: hello.txt
+@@
+-Hello wrld
++Hello world
+*** End Patch
+EOF"""
+
+
+def test_edits(desk):
+    """reads a file, patches it, runs a command"""
     configure(desk)
     desk.write("hello.txt", "Hello wrld\n")
     desk.brain.plays["fix"] = [
-        lambda seen: print(seen.tools) or "<think>\nI look.\n</think>\n\nLook.",
+        ("<think>\nI look.\n</think>\n\nI look.\n", call("exec_command", cmd="cat hello.txt")),
+        call("exec_command", cmd=PATCH),
+        call("exec_command", cmd="cat hello.txt"),
+        "<think>\nIt is right now.\n</think>\n\nFixed.",
     ]
-    ran = codex(desk, "play:fix Fix the typo.")
-    print(ran)
-    print("\n".join(map(str, desk.traffic.exchanges)))
-    for s in desk.brain.seen:
-        print(s.text[-3000:], s.num_tokens)
-    assert ran.code == 0, ran
-    assert 0
+    assert said(codex(desk, "play:fix Fix the typo.")) == "Fixed."
+    assert desk.read("hello.txt") == "Hello world\n"
+    assert "Hello world" in desk.brain.during("fix")[-1].last
+    assert not desk.traffic.refused
+
+
+def test_mcp(desk):
+    """uses the tools of an MCP server, a namespace on the wire"""
+    configure(desk)
+    desk.brain.plays["ask"] = [
+        call("mcp__desk__lookup", topic="door"),
+        call("mcp__desk__remember", note="4711"),
+        "Noted.",
+    ]
+    assert said(codex(desk, "play:ask Note the door code.")) == "Noted."
+    assert desk.notes.read_text() == "4711\n"
+    assert not desk.traffic.refused
+
+
+def test_sub_agent(desk):
+    """hands a task to a sub-agent, waits for it and reads its report"""
+    configure(desk)
+    desk.brain.plays["delegate"] = [
+        call(".*spawn_agent", message="play:dig Look."),
+        lambda seen: call(".*wait_agent", targets=[agent_id(seen)], timeout_ms=30_000),
+        "Done.",
+    ]
+    desk.brain.plays["dig"] = [call("exec_command", cmd="echo deep"), "It says: deep."]
+    assert said(codex(desk, "play:delegate Delegate.")) == "Done."
+    assert "It says: deep." in desk.brain.during("delegate")[-1].text
+    assert not desk.traffic.refused
+
+
+def agent_id(seen: Seen) -> str:
+    return json.loads(seen.last)["agent_id"]
+
+
+def test_resume(desk):
+    """resumes a session in a new process"""
+    configure(desk)
+    desk.brain.plays["first"] = ["<think>\nhm\n</think>\n\nThe word is heron."]
+    first = codex(desk, "play:first Choose a word.")
+    desk.brain.plays["second"] = ["It is still heron."]
+    again = codex(desk, "resume", session(first), "play:second Which word?")
+    assert said(again) == "It is still heron."
+    assert "The word is heron." in desk.brain.during("second")[-1].text
+    assert not desk.traffic.refused
+
+
+def test_compaction(desk):
+    """compacts a conversation that grows over its limit and goes on from the summary"""
+    configure(desk, "model_auto_compact_token_limit = 16_000")
+    desk.brain.rules["CONTEXT CHECKPOINT"] = "A word was chosen: heron."
+    desk.brain.plays["grow"] = [call("exec_command", cmd="seq 4000"), "The word is heron."]
+    first = codex(desk, "play:grow Grow.")
+    assert first.code == 0, first
+    desk.brain.plays["second"] = ["Still heron."]
+    again = codex(desk, "resume", session(first), "play:second Which word?")
+    assert said(again) == "Still heron."
+    assert "A word was chosen: heron." in desk.brain.during("second")[-1].text
+    assert not desk.traffic.refused
+
+
+def test_overflow(make_desk):
+    """says that the context is full, in its own words, when a prompt does not fit"""
+    desk = make_desk(12_000)
+    configure(desk)
+    ran = codex(desk, "Anything.")
+    assert ran.code != 0, ran
+    (failed,) = [event for event in events(ran) if event["type"] == "turn.failed"]
+    assert "ran out of room in the model's context window" in failed["error"]["message"]

@@ -1,6 +1,6 @@
 """Instructor: typed results in every mode it offers for a local server, one of them streamed.
 
-    python instructor_models.py URL
+python instructor_models.py URL
 """
 
 from __future__ import annotations

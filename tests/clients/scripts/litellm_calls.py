@@ -1,6 +1,6 @@
 """LiteLLM's SDK through four of its providers. Driven by test_python_sdks.py.
 
-    python litellm_calls.py URL
+python litellm_calls.py URL
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ def converse(model: str, base: str) -> dict[str, Any]:
     messages += [first, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
     second = litellm.completion(**fixed, messages=messages, tools=[TOOL])
     stream = litellm.completion(
-        **fixed, messages=messages, tools=[TOOL], stream=True, stream_options={"include_usage": True}
+        **fixed,
+        messages=messages,
+        tools=[TOOL],
+        stream=True,
+        stream_options={"include_usage": True},
     )
     chunks = list(stream)
     return {

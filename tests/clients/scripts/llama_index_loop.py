@@ -1,6 +1,6 @@
 """LlamaIndex with OpenAILike: chat, completion, a tool agent, a typed result.
 
-    python llama_index_loop.py URL
+python llama_index_loop.py URL
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pydantic AI: a tool loop, streamed and whole, and a typed result. Driven by test_python_sdks.py.
 
-    python pydantic_ai_loop.py chat|responses|messages URL
+python pydantic_ai_loop.py chat|responses|messages URL
 """
 
 from __future__ import annotations
