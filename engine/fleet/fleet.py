@@ -14,6 +14,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from engine.base import DepthSet, Engine, Losing
@@ -24,6 +25,7 @@ from engine.errors import (
     EngineOverloaded,
     EngineStartError,
     EngineUnreachable,
+    RequestRejected,
 )
 from engine.fleet.balance import Why
 from engine.fleet.balancer import Assignment, Balancer
@@ -68,6 +70,7 @@ class Seat:
         if not self.trial.passed:
             self.worker.breaker.succeeded()
             self.trial.passes()
+            self.survivor.disprove_refusals()
         self.link.pulse.stepped()
         self.assignment.charge.made(len(step.token_ids))
         self.worker.tally.tokens += len(step.token_ids)
@@ -89,6 +92,8 @@ class Seat:
             if not self.survivor.begun and not self.fleet.others(self.survivor):
                 raise error
             return Fate.TURNED_AWAY
+        if isinstance(error, RequestRejected):
+            return self._doubt(error)
         self.worker.failed(str(error))
         if isinstance(error, EngineUnreachable):
             return Fate.TURNED_AWAY
@@ -97,6 +102,14 @@ class Seat:
         if isinstance(error, EngineFailed):
             self._try_elsewhere(error)
         return Fate.CUT_OFF
+
+    def _doubt(self, error: RequestRejected) -> Fate:
+        """One worker's word is not enough: if another one runs the request, the first was wrong."""
+        if self.survivor.begun or self.survivor.refusals or not self.fleet.others(self.survivor):
+            raise error
+        wrong = f"it refused a request that another worker ran: {error}"
+        self.survivor.refusals.append(partial(self.worker.failed, wrong))
+        return Fate.TURNED_AWAY
 
     def _try_elsewhere(self, error: EngineFailed) -> None:
         """A living worker failed on it: others may, too."""

@@ -9,7 +9,7 @@ an engine is lost (``continuation.py``), and finds out which request kills engin
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,7 +17,13 @@ from typing import Protocol
 
 from engine.base import Engine
 from engine.clock import now
-from engine.errors import EngineDead, EngineFailed, EngineOverloaded, RequestQuarantined
+from engine.errors import (
+    EngineDead,
+    EngineFailed,
+    EngineOverloaded,
+    RequestQuarantined,
+    RequestRejected,
+)
 from engine.speculation.accounting import Totals, total
 from engine.supervision.continuation import Continuation, Diverged
 from engine.supervision.rules import Outcome, Patience, Watcher
@@ -26,7 +32,7 @@ from engine.types import EngineRequest, FinishReason, Step
 log = logging.getLogger(__name__)
 
 
-EngineFault = EngineDead | EngineOverloaded | EngineFailed
+EngineFault = EngineDead | EngineOverloaded | EngineFailed | RequestRejected
 """What another engine might do better."""
 
 
@@ -70,6 +76,8 @@ class Survivor:
     """Engines that lived on and could not run it."""
     avoided: set[object] = field(default_factory=set)
     """Where it should not go next, if there is anywhere else."""
+    refusals: list[Callable[[], None]] = field(default_factory=list)
+    """Of those that called it invalid: what to do if another one runs it."""
     stranded_at: float | None = None
     """When its engine was lost or had no room for it; None when it has made a step since."""
     ended: bool = False
@@ -82,6 +90,12 @@ class Survivor:
     def advanced(self) -> None:
         """It has got a token it did not have."""
         self.fruitless = 0
+
+    def disprove_refusals(self) -> None:
+        """It runs: who refused it was wrong."""
+        refusals, self.refusals = self.refusals, []
+        for blame in refusals:
+            blame()
 
     def met(self, fate: Fate, *, proven: bool) -> None:
         """Its engine was lost to it; ``proven``: after a step for it."""
@@ -201,7 +215,7 @@ class Survival:
             try:
                 async with aclosing(place.engine.generate(going_on.rest())) as steps:
                     yield place, steps
-            except (EngineDead, EngineOverloaded, EngineFailed) as error:
+            except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
                 self._interrupted(survivor, place, await place.fate(error))
             except Diverged:
                 going_on.diverged()

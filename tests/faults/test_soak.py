@@ -14,7 +14,8 @@ from tests.faults import soak
 MINUTES = 5
 MOST_MIB_PER_MINUTE = 3.0
 MOST_ENGINE_MIB_PER_MINUTE = 12.0
-"""The engine's memory grows as it first touches its key-value cache; 2.2 was measured."""
+"""On a CPU vLLM keeps a oneDNN primitive for every number of tokens a batch has had, up to a bound
+(docs/operations.md, "The engine's memory"); 2.2 was measured."""
 MOST_FILES_PER_MINUTE = 1.0
 MOST_TASKS_PER_MINUTE = 1.0
 

@@ -56,6 +56,19 @@ def test_an_engines_flags_are_for_the_workers():
         read("serve", ["some/model", "--upstream", WORKER, "--max-num-seqs", "8"], quiet)
 
 
+async def test_credentials_of_addresses_stay_out_of_names():
+    addresses = Addresses()
+    given = "http://user:secret@worker:8000,text+http://other:secret@worker:9000/v1"
+    (listed,) = sources(Settings(upstream=given), addresses.register)
+    names = await listed.read()
+    assert names == {"http://worker:8000", "text+http://worker:9000"}
+    assert len({addresses[name].authorization for name in names}) == 2
+    assert addresses["http://worker:7000"].authorization is None
+    with pytest.raises(ConfigError, match="--upstream-key") as caught:
+        sources(Settings(upstream_dns="user:secret@worker:8000"), addresses.register)
+    assert "secret" not in str(caught.value)
+
+
 async def test_addresses_are_read_one_by_one():
     (listed,) = sources(Settings(upstream=f"{WORKER}, text+{WORKER}/v1,"), Addresses().register)
     assert await listed.read() == {WORKER, "text+" + WORKER}

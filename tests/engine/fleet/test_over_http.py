@@ -117,6 +117,17 @@ async def test_a_full_worker_is_passed_over_and_a_wrong_request_is_not(tmp_path)
         assert all(worker.serves for worker in fleet.workers.values())
 
 
+async def test_a_worker_that_refuses_what_others_run_is_wrong(tmp_path):
+    workers = Worker(), Worker()
+    async with fleet_of(tmp_path, *workers) as (fleet, _, urls):
+        workers[0].status = 400
+        for request in requests(12, tokens=9):
+            assert tokens_of(await collect(fleet, request)) == following(request)
+        await until(lambda: not fleet.workers[urls[0]].serves)
+        assert any("another worker ran" in loss.reason for loss in fleet.losses)
+        assert fleet.workers[urls[1]].serves
+
+
 async def test_the_file_brings_and_takes_workers(tmp_path):
     workers = Worker(), Worker()
     async with fleet_of(tmp_path, *workers) as (fleet, file, urls):
