@@ -29,6 +29,7 @@ from server.routes import (
     completions,
     conversations,
     documented,
+    invocations,
     messages,
     responses,
     status,
@@ -43,7 +44,17 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
     prefix = gateway.root_path.rstrip("/")
     servers = [{"url": prefix}] if prefix else None
     app = FastAPI(title="eaglegate", docs_url=None, redoc_url=None, servers=servers)
-    for room in (admin, chat, completions, conversations, messages, responses, status, tokens):
+    for room in (
+        admin,
+        chat,
+        completions,
+        conversations,
+        invocations,
+        messages,
+        responses,
+        status,
+        tokens,
+    ):
         app.include_router(room.router(gateway))
     app.router.routes.extend(more_routes)
     documented.complete(app)

@@ -178,6 +178,9 @@ class Settings:
     max_connections_per_client: int | None = setting(
         None, "connections of one address; half of --max-connections"
     )
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, "serve /tokenizer_info: the tokenizer's configuration and the chat template"
+    )
     memory_limit: int | None = setting(
         None,
         "bytes of memory this gateway may use before it sheds; 0 for no watch; without one "

@@ -33,7 +33,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """What a browser lets every page send; nothing here changes or spends anything for them."""
 OWN_SITE = frozenset({"same-origin", "none"})
 """``Sec-Fetch-Site`` of the gateway's own page, and of what a person has typed."""
-READABLE = ("x-request-id", "retry-after", "server-timing")
+READABLE = ("x-request-id", "retry-after", "server-timing", "x-eaglegate-ignored-fields")
 """Response headers that pages of allowed origins may read."""
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+?)\.?)(?::\d{1,5})?")
 

@@ -43,7 +43,7 @@ from server.keys import Key, KeyRing
 from server.limits import network_of
 from server.response import send_json
 
-OPEN = frozenset({"/health", "/ready"})
+OPEN = frozenset({"/health", "/ready", "/ping"})
 OPERATOR = ("/metrics", "/debug", "/admin")
 BASIC = 'Basic realm="eaglegate: an admin API key is the password", charset="UTF-8"'
 TIMEOUT_HEADER = "x-request-timeout"
@@ -105,7 +105,7 @@ class Door:
             self._gateway.memory.check(self._gateway.under_way)
         session = headers.get(self._gateway.session_header) or None
         who = Caller(key, self._timeout(headers), session, _network(scope))
-        if scope["method"] == "POST" and path.startswith("/v1/"):
+        if scope["method"] == "POST" and (path.startswith("/v1/") or path == "/invocations"):
             self._gateway.require().admission.check(who.visitor())
         return who
 

@@ -47,6 +47,8 @@ class Gateway:
     cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
     root_path: str = ""
     """The prefix of the path that a proxy puts before ours, whether it takes it off or not."""
+    tokenizer_info: bool = False
+    """Whether ``/tokenizer_info`` shows the tokenizer's configuration and the chat template."""
     request_timeout_s: float = 0.0
     """The longest a request may take; 0 for as long as it needs."""
     body_timeout_s: float = 30.0

@@ -38,6 +38,10 @@ class Renderer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What tokenizer_config.json says, and the chat template; no paths of this machine."""
+        ...
+
     @property
     def tokenizer(self) -> Any:
         """The tokenizer object itself, for the parsers' vocabulary."""

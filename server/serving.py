@@ -117,6 +117,7 @@ class Serving:
             admin_port=_admin_port(self._listeners),
             cross_origin=cross_origin(settings),
             root_path=settings.root_path,
+            tokenizer_info=settings.enable_tokenizer_info_endpoint,
             memory=MemoryWatch(sources(settings.memory_limit)),
             request_timeout_s=settings.request_timeout_s,
             body_timeout_s=settings.body_timeout_s,

@@ -101,6 +101,16 @@ class ModelFiles:
         return found | ({"default": _read(own)} if own.is_file() else {})
 
     @property
+    def tokenizer_info(self) -> dict[str, Any]:
+        """tokenizer_config.json with every token as its text, as ``/tokenizer_info`` gives it."""
+        info = {"tokenizer_class": "PreTrainedTokenizerFast"} | self._tokenizer_config
+        info = {key: _plain(value) for key, value in info.items() if not key.endswith("_file")}
+        template = self.chat_template(with_tools=False)
+        return (
+            info | self.special_tokens | ({} if template is None else {"chat_template": template})
+        )
+
+    @property
     def _tokenizer_config(self) -> dict[str, Any]:
         return _json(self.tokenizer_folder / "tokenizer_config.json")
 
@@ -138,6 +148,14 @@ def _text(token: Any) -> str | None:
     """A token as tokenizer_config.json has it: its text, or an object that holds it."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
+
+
+def _plain(value: Any) -> Any:
+    """Tokens that are objects, at any depth, as their texts."""
+    if isinstance(value, dict):
+        inner = {key: _plain(item) for key, item in value.items()}
+        return inner["content"] if isinstance(inner.get("content"), str) else inner
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _named(template: Any) -> dict[str, str]:

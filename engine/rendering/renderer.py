@@ -26,6 +26,7 @@ class TemplateRenderer:
         self._encoder = TextEncoder(self._tokenizer)
         self._writer = Writer()
         self._named = files.special_tokens
+        self._info = files.tokenizer_info
         given = None if chat_template is None else _read(chat_template)
         self._plain = _compiled(given or files.chat_template(with_tools=False))
         self._with_tools = _compiled(given or files.chat_template(with_tools=True))
@@ -33,6 +34,10 @@ class TemplateRenderer:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        template = {} if self._plain is None else {"chat_template": self._plain.source}
+        return self._info | template
 
     @property
     def vocab_size(self) -> int:

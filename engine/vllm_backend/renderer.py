@@ -63,6 +63,14 @@ class VllmRenderer:
         fast = getattr(self.tokenizer, "backend_tokenizer", None)
         self._encoder = TextEncoder(fast) if isinstance(fast, Tokenizer) else None
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        """As ``vllm serve`` gives it, with the chat template that is in force."""
+        from vllm.entrypoints.serve.tokenize.serving import TokenizerInfo
+
+        template = self._template(False) if self._templated else None
+        source = self._chat_template if template is None else template.source
+        return dict(TokenizerInfo(self.tokenizer, source).to_dict())
+
     @property
     def tokenizer(self) -> Any:
         return self._renderer.get_tokenizer()

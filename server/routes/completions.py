@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -28,11 +29,17 @@ def router(gateway: Gateway) -> APIRouter:
     async def completions(request: Request) -> Response:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)
-        path = gateway.require()
-        named = request.headers.get(WORKLOAD_HEADER)
-        job = await charge.get().parsed(
-            lambda: completion_job(parse(body, CompletionRequest), path.served, named)
-        )
-        return answer(job, path, gateway, COMPLETIONS, arrived)
+        return await respond(body, request.headers, gateway, arrived)
 
     return routes
+
+
+async def respond(
+    body: bytes, headers: Mapping[str, str], gateway: Gateway, arrived: float
+) -> Response:
+    path = gateway.require()
+    named = headers.get(WORKLOAD_HEADER)
+    job = await charge.get().parsed(
+        lambda: completion_job(parse(body, CompletionRequest), path.served, named)
+    )
+    return answer(job, path, gateway, COMPLETIONS, arrived)

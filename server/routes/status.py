@@ -1,4 +1,4 @@
-"""GET /v1/models, /health, /ready, /version"""
+"""GET /v1/models, /health, /ready, /ping, /load, /version"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from server.errors import NotFound
 from server.gateway import Gateway
@@ -47,9 +47,7 @@ def router(gateway: Gateway) -> APIRouter:
         """The process lives."""
         return {"status": "ok"}
 
-    @routes.get("/ready")
-    async def ready() -> JSONResponse:
-        """Requests will be served."""
+    async def readiness() -> JSONResponse:
         if gateway.path is None or gateway.state != "ready":
             return JSONResponse({"status": gateway.state}, 503, RETRY)
         engine = await gateway.path.engine.health()
@@ -59,6 +57,24 @@ def router(gateway: Gateway) -> APIRouter:
             reason = f"short of memory: {gateway.memory.account}"
             return JSONResponse({"status": "shedding", "reason": reason}, 503, RETRY)
         return JSONResponse({"status": "ready", "engine": _facts(gateway)})
+
+    @routes.get("/ready")
+    async def ready() -> JSONResponse:
+        """Requests will be served."""
+        return await readiness()
+
+    @routes.get("/ping", response_class=Response)
+    @routes.post("/ping", response_class=Response)
+    async def ping() -> Response:
+        """The same without a word, as SageMaker asks."""
+        status = (await readiness()).status_code
+        return Response(status_code=status, headers=None if status == 200 else RETRY)
+
+    @routes.get("/load")
+    async def load() -> dict[str, int]:
+        """How many requests are under way, as ``vllm serve`` names it."""
+        path = gateway.path
+        return {"server_load": 0 if path is None else path.admission.num_inside}
 
     @routes.get("/version")
     async def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize"""
+"""POST /tokenize and /detokenize, GET /tokenizer_info"""
 
 from __future__ import annotations
 
@@ -53,6 +53,13 @@ def router(gateway: Gateway) -> APIRouter:
         async with admitted(path, arrived):
             text = await asyncio.to_thread(path.renderer.decode, asked.tokens)
         return json_response({"prompt": text})
+
+    if gateway.tokenizer_info:
+
+        @routes.get("/tokenizer_info", response_model=None)
+        async def tokenizer_info() -> Response:
+            """What a client needs to write this model's prompts itself, chat template included."""
+            return json_response(gateway.require().renderer.tokenizer_info())
 
     return routes
 

@@ -68,6 +68,9 @@ class PlainRenderer:
     def encode(self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS) -> list[int]:
         return self.encoder.encode(text, add_special_tokens, limits)
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        return {"tokenizer_class": "PlainTokenizer", "eos_token": EOS, "chat_template": "{{ 1 }}"}
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 

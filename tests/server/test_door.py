@@ -19,7 +19,7 @@ from tests.server.conftest import call
 
 USER, ADMIN, OLD = "user-key-0123456789", "admin-key-0123456789", "old-key-0123456789"
 REFUSED = ((None, "missing_api_key"), ("wrong", "invalid_api_key"), (OLD, "expired_api_key"))
-OPEN = {"/health", "/ready"}
+OPEN = {"/health", "/ready", "/ping"}
 OPERATOR = {"/", "/metrics", "/debug/speculation"}
 
 
