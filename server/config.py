@@ -116,6 +116,11 @@ class Settings:
         "what becomes of request fields nobody knows: ignored and named in a header, or a 400",
         choices=("ignore", "refuse"),
     )
+    history_media: str = setting(
+        "placeholder",
+        "images and files in earlier messages and in results of tools: a placeholder, or a 400",
+        choices=("placeholder", "refuse"),
+    )
     session_header: str = setting(
         "x-session-id", "header that names a session, whose requests go to the same worker"
     )

@@ -36,6 +36,9 @@ class Notices:
     def ignore(self, name: str, rule: str) -> None:
         if self.refuses:
             raise InvalidRequest(f"{rule}: {name[:MAX_LENGTH]}", param=name[:MAX_LENGTH])
+        self.note(name)
+
+    def note(self, name: str) -> None:
         self.names[UNCLEAN.sub("_", name)[:MAX_LENGTH]] = None
 
     def header(self) -> bytes:
@@ -45,6 +48,13 @@ class Notices:
 
 
 _current: ContextVar[Notices | None] = ContextVar("notices", default=None)
+
+
+def note(name: str) -> None:
+    """Name what the answer is made without, whatever the operator wants of unknown fields."""
+    notices = _current.get()
+    if notices is not None:
+        notices.note(name)
 
 
 def ignore(name: str, rule: str = "Unrecognized request argument supplied") -> None:

@@ -348,6 +348,7 @@ def _served(
         reasoning_fields=("reasoning", "reasoning_content") if named == "both" else (named,),
         vocab_size=info.vocab_size,
         thinking_budget=info.thinking_budget,
+        replaces_media=settings.history_media == "placeholder",
     )
 
 

@@ -45,7 +45,7 @@ class OtherPart(OpenModel):
     type: str
 
 
-Content = str | list[TextPart | RefusalPart | OtherPart] | None
+Content = str | list[str | TextPart | RefusalPart | OtherPart] | None
 
 
 class FunctionCall(OpenModel):

@@ -218,7 +218,7 @@ class ConversationName(RequestModel):
 class ResponsesRequest(EngineFields, CacheHints):
     """OpenAI's fields for a text model, then the extensions of ``vllm serve``."""
 
-    model: str
+    model: str | None = None
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
     previous_response_id: str | None = None

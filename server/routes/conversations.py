@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any
 
@@ -55,7 +55,7 @@ class Conversations:
         await self.store.append(id, items)
         return _shown(made)
 
-    async def _given(self, items: Iterable[InputItem]) -> Items:
+    async def _given(self, items: Sequence[InputItem]) -> Items:
         reader = self._gateway.cipher.reader(self._gateway.owner())
         return await resolve(given_items(items, "items", reader), self._gateway, param="items")
 

@@ -38,6 +38,7 @@ from server.routes.references import check_history, resolve
 from server.store import ConversationStore, ResponseStore, Stored
 from server.validate.items import Item, input_items
 from server.validate.responses import check_keeping, responses_job
+from server.validate.served import Served
 from server.wire import sse
 from server.wire.response_items import Thinking
 from server.wire.responses import Building, ResponseFold, ResponseStream
@@ -59,7 +60,7 @@ class Desk:
         path = gateway.require()
         owner = gateway.owner()
         reader = gateway.cipher.reader(owner)
-        asked, given = await charge.get().parsed(lambda: _read(body, reader))
+        asked, given = await charge.get().parsed(lambda: _read(body, reader, path.served))
         check_keeping(asked)
         kept = self._is_kept(asked)
         talk = asked.conversation_id
@@ -192,9 +193,11 @@ class Desk:
         return [item for turn in reversed(turns) for item in turn]
 
 
-def _read(body: bytes, reader: Callable[[str], str]) -> tuple[ResponsesRequest, Items]:
+def _read(
+    body: bytes, reader: Callable[[str], str], served: Served
+) -> tuple[ResponsesRequest, Items]:
     asked = parse(body, ResponsesRequest)
-    return asked, input_items(asked, reader)
+    return asked, input_items(asked, reader, served.replaces_media)
 
 
 class _Making:

@@ -23,7 +23,7 @@ from server.routes.documented import accepts
 from server.routes.json_response import json_response
 from server.validate.chat import offered_tools
 from server.validate.completions import check_token_ids
-from server.validate.conversation import template_message
+from server.validate.conversation import template_messages
 from server.validate.served import check_model
 from server.validate.template import own_template, template_kwargs
 
@@ -89,7 +89,7 @@ def _conversation(asked: TokenizeRequest, path: Path) -> Conversation:
     continued = bool(asked.continue_final_message)
     prompt = asked.add_generation_prompt
     return Conversation(
-        messages=tuple(template_message(m, at) for at, m in enumerate(asked.messages or ())),
+        messages=tuple(template_messages(asked.messages or (), path.served.replaces_media)),
         tools=tuple(offered_tools(asked.tools or ())[0]),
         add_generation_prompt=not continued if prompt is None else prompt,
         continue_final_message=continued,

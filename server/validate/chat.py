@@ -24,7 +24,7 @@ from server.protocol.chat import (
 from server.validate import sampling as fields
 from server.validate import tools
 from server.validate.constraints import constraint
-from server.validate.conversation import template_message
+from server.validate.conversation import template_messages
 from server.validate.reasoning import chat_effort, chat_kwargs, includes_reasoning
 from server.validate.served import Served, depth, model_of
 from server.validate.template import own_template, template_kwargs
@@ -148,7 +148,7 @@ def _conversation(request: ChatRequest, policy: ToolPolicy, served: Served) -> C
             param="continue_final_message",
         )
     return Conversation(
-        messages=tuple(template_message(item, at) for at, item in enumerate(request.messages)),
+        messages=tuple(template_messages(request.messages, served.replaces_media)),
         tools=policy.tools if policy.choice != "none" else (),
         add_generation_prompt=not continued if generation_prompt is None else generation_prompt,
         continue_final_message=continued,

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from server.errors import InvalidRequest
 from server.parsing.free_text import ARGUMENT
 from server.protocol.chat import Message, TextPart
+from server.validate.media import Unreadable, is_newest, join
 
+OTHER_TEXT = ("input_text", "output_text")
+"""Types of parts that other APIs give to text."""
 RAW = "raw_arguments"
 """Where text that is no JSON object stands; the messages API delivers it under the same name."""
 
 
-def template_message(message: Message, at: int) -> dict[str, Any]:
+def template_messages(messages: Sequence[Message], replaces: bool) -> list[dict[str, Any]]:
+    """``replaces``: a placeholder stands for what is no text. Raises InvalidRequest."""
+    newest = is_newest([message.role for message in messages])
+    return [
+        _message(message, at, Unreadable(replaces and not newest[at]))
+        for at, message in enumerate(messages)
+    ]
+
+
+def _message(message: Message, at: int, media: Unreadable) -> dict[str, Any]:
     out = message.model_dump(exclude_none=True)
     if isinstance(message.content, list):
-        out["content"] = "".join(
-            _part_text(part, f"messages[{at}].content[{i}]")
+        texts = (
+            _part_text(part, f"messages[{at}].content[{i}]", media)
             for i, part in enumerate(message.content)
         )
+        out["content"] = join(list(texts))
     elif message.content is None and message.role == "assistant":
         out["content"] = ""
     if "tool_calls" in out:
@@ -43,14 +56,15 @@ def custom_call(id: str, name: str, text: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": function}
 
 
-def _part_text(part: Any, path: str) -> str:
+def _part_text(part: Any, path: str, media: Unreadable) -> str:
+    if isinstance(part, str):
+        return part
     if isinstance(part, TextPart):
         return part.text
-    if text := getattr(part, "refusal", None):
-        return str(text)
-    raise InvalidRequest(
-        f"'{path}' has type '{part.type}'; this model reads text only.", param=path
-    )
+    text = getattr(part, "refusal", None)
+    if part.type in OTHER_TEXT:
+        text = getattr(part, "text", None)
+    return text if isinstance(text, str) else media.text(part.type, path)
 
 
 def parsed_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from server.encryption import CannotDecrypt
@@ -12,12 +12,15 @@ from server.notices import ignore
 from server.protocol.responses import (
     InputItem,
     ItemReference,
+    MessageItem,
     OtherItem,
+    OutputItem,
     Part,
     ReasoningItem,
     ResponsesRequest,
 )
 from server.validate.conversation import custom_call, parsed_arguments
+from server.validate.media import Unreadable, is_newest, join, placeholder
 from server.validate.tools import flat_name
 
 Item = Mapping[str, Any]
@@ -38,23 +41,31 @@ TRACES = (
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def input_items(request: ResponsesRequest, decrypt: Decrypt) -> list[dict[str, Any]]:
+def input_items(
+    request: ResponsesRequest, decrypt: Decrypt, replaces: bool = True
+) -> list[dict[str, Any]]:
     """The input with an id for every item. Raises InvalidRequest for what is no text."""
     if isinstance(request.input, str):
         given = [{"type": "message", "role": "user", "content": request.input}]
         return [_listed(item) for item in given if item["content"]]
-    return given_items(request.input, "input", decrypt)
+    return given_items(request.input, "input", decrypt, replaces)
 
 
-def given_items(items: Iterable[InputItem], param: str, decrypt: Decrypt) -> list[dict[str, Any]]:
+def given_items(
+    items: Sequence[InputItem], param: str, decrypt: Decrypt, replaces: bool = True
+) -> list[dict[str, Any]]:
     """Items of the client's, as the API lists them. Raises InvalidRequest for what is no text.
 
     References keep their place until ``server.routes.references`` puts the items there.
+    ``replaces``: images and files of earlier items may stay; the model is shown a placeholder.
     """
+    newest = is_newest([_speaker(item) for item in items])
     return [
         _reference(item, f"{param}[{at}]")
         if isinstance(item, ItemReference)
-        else _listed(_checked(item, f"{param}[{at}]", decrypt))
+        else _listed(
+            _checked(item, f"{param}[{at}]", decrypt, Unreadable(replaces and not newest[at]))
+        )
         for at, item in enumerate(items)
         if not _left_out(item, param)
     ]
@@ -62,6 +73,13 @@ def given_items(items: Iterable[InputItem], param: str, decrypt: Decrypt) -> lis
 
 def _reference(item: ItemReference, path: str) -> dict[str, Any]:
     return {"type": REFERENCE, "id": item.id, "place": path}
+
+
+def _speaker(item: InputItem) -> str:
+    """Whose item it is, as a role of chat."""
+    if isinstance(item, MessageItem):
+        return item.role
+    return "tool" if isinstance(item, OutputItem) else "assistant"
 
 
 def _left_out(item: InputItem, param: str) -> bool:
@@ -72,7 +90,7 @@ def _left_out(item: InputItem, param: str) -> bool:
     return True
 
 
-def _checked(item: InputItem, path: str, decrypt: Decrypt) -> dict[str, Any]:
+def _checked(item: InputItem, path: str, decrypt: Decrypt, media: Unreadable) -> dict[str, Any]:
     if isinstance(item, OtherItem):
         raise InvalidRequest(
             f"'{path}' has type '{item.type}', which has no place here: this gateway has no "
@@ -81,7 +99,7 @@ def _checked(item: InputItem, path: str, decrypt: Decrypt) -> dict[str, Any]:
         )
     parts = getattr(item, "content", None) or getattr(item, "output", None) or ()
     if not isinstance(parts, str):
-        _check_parts(parts, path)
+        _check_parts(parts, path, media)
     given = item.model_dump(exclude_none=True)
     if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
         text = _decrypted(item.encrypted_content, f"{path}.encrypted_content", decrypt)
@@ -101,13 +119,10 @@ def _decrypted(token: str, path: str, decrypt: Decrypt) -> str:
         ) from None
 
 
-def _check_parts(parts: Iterable[Part], path: str) -> None:
+def _check_parts(parts: Iterable[Part], path: str, media: Unreadable) -> None:
     for at, part in enumerate(parts):
         if part.type not in (*TEXT_PARTS, "refusal"):
-            where = f"{path}.content[{at}]"
-            raise InvalidRequest(
-                f"'{where}' has type '{part.type}'; this model reads text only.", param=where
-            )
+            media.text(part.type, f"{path}.content[{at}]")
 
 
 def _listed(item: dict[str, Any]) -> dict[str, Any]:
@@ -182,4 +197,11 @@ def _call(item: Item) -> dict[str, Any]:
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "".join(part.get("text") or part.get("refusal") or "" for part in content or ())
+    return join([_part_text(part) for part in content or ()])
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    """A part that is no text was checked when it came; here it has a placeholder."""
+    if part["type"] in TEXT_PARTS or part["type"] == "refusal":
+        return part.get("text") or part.get("refusal") or ""
+    return placeholder(part["type"])

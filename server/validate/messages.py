@@ -12,21 +12,14 @@ from server import slicing
 from server.errors import InvalidRequest
 from server.job import Job, ToolPolicy
 from server.prompt import Conversation
-from server.protocol.base import OpenModel
 from server.protocol.messages import (
-    Block,
     CountTokensRequest,
-    InputMessage,
     MessagesRequest,
     MessageTool,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
 )
 from server.validate import sampling as fields
 from server.validate import tools
+from server.validate.blocks import system_message, template_messages
 from server.validate.chat import template_of
 from server.validate.constraints import json_schema
 from server.validate.reasoning import effort_kwargs, thinking_kwargs
@@ -90,7 +83,10 @@ def conversation(request: CountTokensRequest, policy: ToolPolicy, served: Served
     continued = request.messages[-1].role == "assistant"
     asked = request.chat_template_kwargs
     return Conversation(
-        messages=(*_system(request), *_messages(request)),
+        messages=(
+            *system_message(request),
+            *template_messages(request, served.replaces_media),
+        ),
         tools=policy.tools if policy.choice != "none" else (),
         add_generation_prompt=not continued,
         continue_final_message=continued,
@@ -162,88 +158,3 @@ def _function(tool: MessageTool) -> dict[str, Any]:
     }
     known = {key: value for key, value in function.items() if value is not None}
     return {"type": "function", "function": known}
-
-
-def _system(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
-    system = request.system
-    text = system if isinstance(system, str) else "\n".join(b.text for b in system or ())
-    if text:
-        yield {"role": "system", "content": text}
-
-
-def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
-    for at, message in enumerate(request.messages):
-        path = f"messages[{at}].content"
-        if isinstance(message.content, str):
-            yield {"role": message.role, "content": message.content}
-        elif message.role == "assistant":
-            yield _assistant(message, path)
-        else:
-            yield from _from_user(message, path)
-
-
-def _blocks(message: InputMessage) -> list[Block]:
-    return [] if isinstance(message.content, str) else message.content
-
-
-def _assistant(message: InputMessage, path: str) -> dict[str, Any]:
-    text: list[str] = []
-    thinking: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for at, block in enumerate(_blocks(message)):
-        match block:
-            case TextBlock():
-                text.append(block.text)
-            case ThinkingBlock():
-                thinking.append(block.thinking)
-            case ToolUseBlock():
-                function = {"name": block.name, "arguments": block.input}
-                calls.append({"id": block.id, "type": "function", "function": function})
-            case RedactedThinkingBlock():
-                pass
-            case _:
-                raise _refused(block, f"{path}[{at}]")
-    out: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
-    if thinking:
-        out["reasoning"] = out["reasoning_content"] = "".join(thinking)
-    if calls:
-        out["tool_calls"] = calls
-    return out
-
-
-def _from_user(message: InputMessage, path: str) -> Iterator[dict[str, Any]]:
-    """Results of tools are messages of their own; the text around them is one message each."""
-    text: list[str] = []
-    for at, block in enumerate(_blocks(message)):
-        match block:
-            case TextBlock():
-                text.append(block.text)
-            case ToolResultBlock():
-                if text:
-                    yield {"role": message.role, "content": "\n".join(text)}
-                    text = []
-                yield _result(block, f"{path}[{at}].content")
-            case _:
-                raise _refused(block, f"{path}[{at}]")
-    if text:
-        yield {"role": message.role, "content": "\n".join(text)}
-
-
-def _result(block: ToolResultBlock, path: str) -> dict[str, Any]:
-    content = block.content
-    if not isinstance(content, str):
-        parts = []
-        for at, part in enumerate(content or ()):
-            if not isinstance(part, TextBlock):
-                raise _refused(part, f"{path}[{at}]")
-            parts.append(part.text)
-        content = "\n".join(parts)
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-
-
-def _refused(block: OpenModel, path: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"'{path}' has type '{getattr(block, 'type', '')}', which has no place here: this model "
-        "reads text, and tools are the client's own.",
-        param=path,
-    )

@@ -27,7 +27,7 @@ from server.validate.constraints import Named, json_schema, only_one, structured
 from server.validate.items import Item, messages
 from server.validate.reasoning import effort_kwargs
 from server.validate.response_tools import CLIENT_TOOLS, response_policy
-from server.validate.served import Served, check_model, depth
+from server.validate.served import Served, depth, model_of
 from server.validate.template import own_template, template_kwargs
 
 
@@ -41,7 +41,7 @@ def responses_job(
 
     Raises InvalidRequest or NotFound; nothing has been started by then.
     """
-    check_model(request.model, served)
+    model = model_of(request.model, served)
     _check_included(request)
     policy = response_policy(request, served)
     talk = _conversation(request, items, policy, served)
@@ -51,7 +51,7 @@ def responses_job(
     return Job(
         id=f"resp_{uuid.uuid4().hex}",
         api="responses",
-        model=request.model,
+        model=model,
         created=int(time.time()),
         sampling=sampling,
         prompts=(talk,),
@@ -64,7 +64,7 @@ def responses_job(
         spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
         tool_policy=policy,
         constraint=wanted,
-        repeated=_repeated(request, sampling),
+        repeated=_repeated(request, sampling) | {"model": model},
         depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
         priority=request.priority or 0,
         cache_salt=request.cache_salt,
@@ -154,7 +154,6 @@ def _repeated(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
         "metadata": given.get("metadata", {}),
-        "model": request.model,
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,

@@ -37,6 +37,8 @@ class Served:
     vocab_size: int | None = None
     thinking_budget: bool | None = None
     """The engine can end a reasoning after so many tokens; None where that is unknown."""
+    replaces_media: bool = True
+    """A placeholder stands for images and files of earlier messages; else they are refused."""
 
 
 def model_of(asked: str | None, served: Served) -> str:
