@@ -12,12 +12,11 @@ from server.config import (
     ConfigError,
     Settings,
     add_arguments,
-    gather,
-    names_given,
     read_into,
     setting,
     settings_from,
 )
+from server.config_sources import gather, names_given
 from server.front_end_flags import add_front_end_flags, examine
 
 if TYPE_CHECKING:

@@ -21,6 +21,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/speculation/test_accounting.py",
         "tests/observability/test_account_scripted.py",
     ),
-    "engine/supervision/continuation.py": ("tests/engine/supervision",),
+    "engine/supervision/continuation.py": ("tests/engine/supervision/test_continuation.py",),
     "engine/supervision/survival.py": ("tests/engine/supervision",),
 }

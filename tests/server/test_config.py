@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from server.config import ConfigError, Settings, add_arguments, gather, settings_from
+from server.config import ConfigError, Settings, add_arguments, settings_from
+from server.config_sources import gather
 
 
 def read(argv, environ=None):
