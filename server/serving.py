@@ -35,7 +35,7 @@ from server.banner import banner
 from server.commandline import CommandLine, read_again
 from server.config import ConfigError, Settings
 from server.cross_origin import CrossOrigin, names_of
-from server.drain import Drain
+from server.drain import LAST_WORDS_S, Drain
 from server.gate import Gate
 from server.gateway import Controls, Gateway
 from server.generate import Path
@@ -47,7 +47,9 @@ from server.parsers import Parsers
 from server.progress import Progress
 from server.response import Timing
 from server.slicing import WORKLOADS
+from server.store import Limits
 from server.store.sql import Retention, SqlStore, StoreError, default_url, sqlite_directory
+from server.upkeep import keep_up
 from server.validate import Served
 
 if TYPE_CHECKING:
@@ -149,6 +151,7 @@ class Serving:
         drain = Drain(self._gateway, self._admission, self._settings.drain_s, self._engine.aclose)
         hooks = Hooks(drain, self._reload)
         watching = asyncio.create_task(self._gateway.memory.run())
+        upkeep = asyncio.create_task(keep_up(self._gateway))
         try:
             return await serve(
                 self._app,
@@ -160,6 +163,7 @@ class Serving:
             )
         finally:
             watching.cancel()
+            upkeep.cancel()
             await self._aclose()
 
     async def _supervise(self) -> None:
@@ -206,6 +210,7 @@ class Serving:
         await self._backend.aclose()
         await self._tracing.aclose()
         if self._gateway.store is not None:
+            await self._gateway.runs.finish(LAST_WORDS_S)
             await self._gateway.store.aclose()
         for child in multiprocessing.active_children():
             child.terminate()
@@ -297,14 +302,15 @@ def _store(settings: Settings, progress: Progress) -> ResponseStore | None:
     if settings.responses_store == "none":
         return None
     retention = Retention(settings.responses_retention_s, settings.responses_most)
+    limits = Limits(bytes=settings.max_body_bytes)
     try:
         named = settings.responses_store
-        return SqlStore(default_url() if named == "auto" else named, retention)
+        return SqlStore(default_url() if named == "auto" else named, retention, limits)
     except StoreError as error:
         if settings.responses_store != "auto":
             raise ConfigError(f"--responses-store: {error}") from error
         progress(f"note: responses are kept in memory only: {error}")
-        return SqlStore("sqlite://", retention)
+        return SqlStore("sqlite://", retention, limits)
 
 
 def _cipher(settings: Settings, progress: Progress) -> encryption.ReasoningCipher:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from server.store.base import ConversationStore, ResponseStore, Stored, StoredConversation
+from server.store.base import ConversationStore, Limits, ResponseStore, Stored, StoredConversation
 
-__all__ = ["ConversationStore", "ResponseStore", "Stored", "StoredConversation"]
+__all__ = ["ConversationStore", "Limits", "ResponseStore", "Stored", "StoredConversation"]

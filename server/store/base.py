@@ -19,6 +19,19 @@ class Stored:
     input: list[dict[str, Any]]
     """The items of its own request; those before it hang on ``previous``."""
     previous: str | None = None
+    held_until: float | None = None
+    """Unix time until which a gateway says that it is making the response; None when it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a conversation, and all conversations of one owner, may hold."""
+
+    items: int = 10_000
+    bytes: int = 8 << 20
+    """Of a conversation's items, as JSON."""
+    conversations: int = 10_000
+    owner_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,10 @@ class ConversationStore(Protocol):
     """Keeps conversations per owner, and their items in order. All raise StoreFailed."""
 
     async def put(self, conversation: StoredConversation) -> None:
-        """Add, or replace the metadata of the one with the same id."""
+        """Add, or replace the metadata of the one with the same id.
+
+        Raises InvalidRequest when the owner may have no more.
+        """
         ...
 
     async def get(self, id: str, owner: str) -> StoredConversation | None: ...
@@ -44,7 +60,17 @@ class ConversationStore(Protocol):
         """With its items. Whether there was one."""
         ...
 
-    async def append(self, id: str, items: list[dict[str, Any]]) -> None: ...
+    async def check(self, id: str, items: list[dict[str, Any]], param: str) -> None:
+        """Raises InvalidRequest, naming ``param``, when ``items`` are too much to be added."""
+        ...
+
+    async def append(self, id: str, items: list[dict[str, Any]], param: str = "items") -> None:
+        """The same, when they are; of a conversation that is gone nothing is kept."""
+        ...
+
+    async def append_answer(self, id: str, items: list[dict[str, Any]]) -> None:
+        """What was asked and answered, which may pass the limit once: up to twice of it."""
+        ...
 
     async def num_bytes(self, id: str) -> int:
         """How much all its items come to, as JSON, about."""
@@ -75,8 +101,28 @@ class ResponseStore(Protocol):
         """
         ...
 
+    async def history_bytes(self, id: str, owner: str) -> int | None:
+        """How much the response and those before it come to; None when one is missing."""
+        ...
+
+    async def history(self, id: str, owner: str) -> list[dict[str, Any]]:
+        """Their input and output, the oldest first."""
+        ...
+
+    async def settle(self, stored: Stored) -> bool:
+        """Replace one that is held, which ends that; False when it was settled or deleted."""
+        ...
+
+    async def hold(self, ids: list[str], until: float) -> set[str]:
+        """Hold responses longer; returns those that still are, neither settled nor deleted."""
+        ...
+
     async def delete(self, id: str, owner: str) -> bool:
         """Whether there was one."""
+        ...
+
+    async def sweep(self) -> None:
+        """Remove what is too old or too much, and give its room back. Never raises."""
         ...
 
     @property

@@ -23,7 +23,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Connection, Engine
 
-from server.store.base import StoredConversation
+from server.errors import InvalidRequest
+from server.store.base import Limits, StoredConversation
 
 Result = TypeVar("Result", covariant=True)
 
@@ -32,10 +33,12 @@ CONVERSATIONS = Table(
     "eaglegate_conversations",
     METADATA,
     Column("id", String(64), primary_key=True),
-    Column("owner", String(256), nullable=False),
+    Column("owner", String(256), nullable=False, index=True),
     Column("created", Float, nullable=False),
     Column("used", Float, nullable=False, index=True),
     Column("metadata", Text, nullable=False),
+    Column("num_items", Integer),
+    Column("num_bytes", Integer),
 )
 ITEMS = Table(
     "eaglegate_conversation_items",
@@ -74,12 +77,26 @@ def items_named(
     return found
 
 
+def count(connection: Connection) -> None:
+    """Conversations of earlier versions do not know how much they hold."""
+    of_it = ITEMS.c.conversation == CONVERSATIONS.c.id
+    items = select(func.count()).select_from(ITEMS).where(of_it).scalar_subquery()
+    size = select(func.coalesce(func.sum(func.length(ITEMS.c.item)), 0)).where(of_it)
+    connection.execute(
+        update(CONVERSATIONS)
+        .where(CONVERSATIONS.c.num_items.is_(None))
+        .values(num_items=items, num_bytes=size.scalar_subquery())
+    )
+
+
 class SqlConversations:
     """See ``server.store.base.ConversationStore``."""
 
-    def __init__(self, engine: Engine, run: Run) -> None:
+    def __init__(self, engine: Engine, run: Run, limits: Limits, retention_s: float) -> None:
         self._engine = engine
         self._run = run
+        self._limits = limits
+        self._retention_s = retention_s
 
     async def put(self, conversation: StoredConversation) -> None:
         await self._run("stored", self._put, conversation)
@@ -91,8 +108,14 @@ class SqlConversations:
     async def delete(self, id: str, owner: str) -> bool:
         return bool(await self._run("deleted", self._delete, id, owner))
 
-    async def append(self, id: str, items: list[dict[str, Any]]) -> None:
-        await self._run("stored", self._append, id, items)
+    async def check(self, id: str, items: list[dict[str, Any]], param: str) -> None:
+        await self._run("read", self._check, id, items, param)
+
+    async def append(self, id: str, items: list[dict[str, Any]], param: str = "items") -> None:
+        await self._run("stored", self._append, id, items, param, 1)
+
+    async def append_answer(self, id: str, items: list[dict[str, Any]]) -> None:
+        await self._run("stored", self._append, id, items, "conversation", 2)
 
     async def num_bytes(self, id: str) -> int:
         return int(await self._run("read", self._num_bytes, id))
@@ -114,13 +137,40 @@ class SqlConversations:
             "id": conversation.id,
             "owner": conversation.owner,
             "created": conversation.created,
+            "num_items": 0,
+            "num_bytes": 0,
         }
         with self._engine.begin() as connection:
             if not connection.execute(update(CONVERSATIONS).where(mine).values(told)).rowcount:
+                self._check_number(connection, conversation.owner)
                 connection.execute(insert(CONVERSATIONS).values(row))
+
+    def _check_owner(
+        self, connection: Connection, owner: str, more: int, counted: bool = False
+    ) -> None:
+        """Raises InvalidRequest; ``more`` bytes are to be added, or were counted already."""
+        total = func.coalesce(func.sum(CONVERSATIONS.c.num_bytes), 0)
+        wanted = select(total).where(CONVERSATIONS.c.owner == owner)
+        size = connection.execute(wanted).scalar_one()
+        if size + (0 if counted else more) > self._limits.owner_bytes:
+            raise InvalidRequest(
+                f"With these {more} bytes the conversations of this API key would hold more than "
+                f"{self._limits.owner_bytes}, the most they may hold; delete some.",
+                code="too_many_conversations",
+            )
+
+    def _check_number(self, connection: Connection, owner: str) -> None:
+        wanted = select(func.count()).where(CONVERSATIONS.c.owner == owner)
+        if (num := connection.execute(wanted).scalar_one()) >= self._limits.conversations:
+            raise InvalidRequest(
+                f"This API key has {num} conversations, the most it may have; delete "
+                "some that are not needed any more.",
+                code="too_many_conversations",
+            )
 
     def _get(self, id: str, owner: str) -> StoredConversation | None:
         mine = (CONVERSATIONS.c.id == id) & (CONVERSATIONS.c.owner == owner)
+        mine &= CONVERSATIONS.c.used >= time.time() - self._retention_s
         with self._engine.connect() as connection:
             row = connection.execute(select(CONVERSATIONS).where(mine)).mappings().first()
         if row is None:
@@ -135,21 +185,54 @@ class SqlConversations:
                 connection.execute(delete(ITEMS).where(ITEMS.c.conversation == id))
         return found
 
-    def _append(self, id: str, items: list[dict[str, Any]]) -> None:
+    def _check(self, id: str, items: list[dict[str, Any]], param: str) -> None:
+        size = sum(len(orjson.dumps(item)) for item in items)
+        with self._engine.connect() as connection:
+            row = _one(connection, id)
+            if row is not None:
+                self._check_room(row, len(items), size, param, 1)
+                self._check_owner(connection, row.owner, size)
+
+    def _append(self, id: str, items: list[dict[str, Any]], param: str, times: int) -> None:
+        texts = [orjson.dumps(item) for item in items]
+        size = sum(map(len, texts))
         rows = [
-            {"conversation": id, "id": item["id"], "item": orjson.dumps(item).decode()}
-            for item in items
+            {"conversation": id, "id": item["id"], "item": text.decode()}
+            for item, text in zip(items, texts, strict=True)
         ]
-        used = update(CONVERSATIONS).where(CONVERSATIONS.c.id == id).values(used=time.time())
+        table = CONVERSATIONS.c
+        more = {
+            "used": time.time(),
+            "num_items": table.num_items + len(rows),
+            "num_bytes": table.num_bytes + size,
+        }
         with self._engine.begin() as connection:
-            if connection.execute(used).rowcount and rows:
+            connection.execute(update(CONVERSATIONS).where(table.id == id).values(more))
+            row = _one(connection, id)
+            if row is None:
+                return
+            self._check_room(row, 0, 0, param, times)
+            if times == 1:
+                self._check_owner(connection, row.owner, size, counted=True)
+            if rows:
                 connection.execute(insert(ITEMS), rows)
 
     def _num_bytes(self, id: str) -> int:
-        """In characters of JSON, as databases count text."""
-        size = select(func.coalesce(func.sum(func.length(ITEMS.c.item)), 0))
         with self._engine.connect() as connection:
-            return int(connection.execute(size.where(ITEMS.c.conversation == id)).scalar_one())
+            row = _one(connection, id)
+        return 0 if row is None else int(row.num_bytes)
+
+    def _check_room(self, row: Any, items: int, size: int, param: str, times: int) -> None:
+        """Raises InvalidRequest, which undoes what was added."""
+        items, size = row.num_items + items, row.num_bytes + size
+        limits = self._limits
+        if items > times * limits.items or size > times * limits.bytes:
+            raise InvalidRequest(
+                f"With these items the conversation would have {items} in {size} bytes; it may "
+                f"have {limits.items} in {limits.bytes}. Delete items, or start another one.",
+                param=param,
+                code="conversation_too_large",
+            )
 
     def _items(self, id: str) -> list[dict[str, Any]]:
         wanted = select(ITEMS.c.item).where(ITEMS.c.conversation == id).order_by(ITEMS.c.position)
@@ -158,5 +241,15 @@ class SqlConversations:
 
     def _remove(self, id: str, item: str) -> bool:
         one = (ITEMS.c.conversation == id) & (ITEMS.c.id == item)
+        table = CONVERSATIONS.c
         with self._engine.begin() as connection:
-            return connection.execute(delete(ITEMS).where(one)).rowcount > 0
+            texts = connection.execute(select(ITEMS.c.item).where(one)).scalars().all()
+            connection.execute(delete(ITEMS).where(one))
+            size = sum(len(text.encode()) for text in texts)
+            less = {"num_items": table.num_items - len(texts), "num_bytes": table.num_bytes - size}
+            connection.execute(update(CONVERSATIONS).where(table.id == id).values(less))
+        return bool(texts)
+
+
+def _one(connection: Connection, id: str) -> Any:
+    return connection.execute(select(CONVERSATIONS).where(CONVERSATIONS.c.id == id)).first()

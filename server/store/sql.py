@@ -16,24 +16,30 @@ import orjson
 from sqlalchemy import (
     Column,
     Float,
+    Integer,
     MetaData,
+    Select,
     String,
     Table,
     Text,
+    case,
     create_engine,
     delete,
     func,
     insert,
+    literal,
     select,
+    update,
 )
-from sqlalchemy.engine import Engine, make_url
+from sqlalchemy.engine import Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from server.errors import StoreFailed
 from server.store import conversations, items
-from server.store.base import Stored
-from server.store.upgrade import name_owners
+from server.store.base import Limits, Stored
+from server.store.sqlite_file import convert, prepare, shrink
+from server.store.upgrade import add_columns, name_owners
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +47,8 @@ Result = TypeVar("Result")
 
 SWEEP_EVERY = 100
 """Puts between two sweeps of what is too old or too much."""
+LONGEST_HISTORY = 1000
+"""Responses that may hang on one another by previous_response_id."""
 CONNECTIONS = 8
 """At a time, to a database that is not a file."""
 
@@ -54,7 +62,12 @@ RESPONSES = Table(
     Column("previous", String(64)),
     Column("response", Text, nullable=False),
     Column("input", Text, nullable=False),
+    Column("held_until", Float),
+    Column("size", Integer),
+    Column("output", Text),
 )
+"""``output`` is kept apart from the response, whose tools nobody needs who reads a history;
+``size`` is that of input and output. Rows of earlier versions have neither."""
 
 
 class StoreError(ValueError):
@@ -72,26 +85,25 @@ class Retention:
 class SqlStore:
     """Calls run in threads of their own: one for SQLite, whose connection takes one at a time."""
 
-    def __init__(self, url: str, retention: Retention | None = None) -> None:
+    def __init__(
+        self, url: str, retention: Retention | None = None, limits: Limits | None = None
+    ) -> None:
         """Raises StoreError."""
         self._retention = retention or Retention()
+        self._limits = limits or Limits()
         self._puts = 0
         try:
             self._engine = _connect(url)
-            METADATA.create_all(self._engine)
-            conversations.METADATA.create_all(self._engine)
-            items.METADATA.create_all(self._engine)
-            for index in conversations.ITEMS.indexes:
-                index.create(self._engine, checkfirst=True)
-            with self._engine.begin() as connection:
-                name_owners(connection, RESPONSES)
-                name_owners(connection, conversations.CONVERSATIONS)
+            self._is_sqlite = self._engine.dialect.name == "sqlite"
+            _prepare(self._engine)
         except (SQLAlchemyError, ArgumentError, ImportError, OSError) as error:
             raise StoreError(f"responses cannot be stored at {_shown(url)}: {error}") from error
-        workers = 1 if self._engine.dialect.name == "sqlite" else CONNECTIONS
+        workers = 1 if self._is_sqlite else CONNECTIONS
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="responses")
         self._sweep()
-        self.conversations = conversations.SqlConversations(self._engine, self._run)
+        self.conversations = conversations.SqlConversations(
+            self._engine, self._run, self._limits, self._retention.seconds
+        )
 
     async def put(self, stored: Stored) -> None:
         await self._run("stored", self._put, stored)
@@ -102,8 +114,23 @@ class SqlStore:
     async def items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
         return await self._run("read", self._items, ids, owner, most)
 
+    async def history_bytes(self, id: str, owner: str) -> int | None:
+        return await self._run("read", self._history_bytes, id, owner)
+
+    async def history(self, id: str, owner: str) -> list[dict[str, Any]]:
+        return await self._run("read", self._history, id, owner)
+
+    async def settle(self, stored: Stored) -> bool:
+        return await self._run("stored", self._settle, stored)
+
+    async def hold(self, ids: list[str], until: float) -> set[str]:
+        return await self._run("stored", self._hold, ids, until)
+
     async def delete(self, id: str, owner: str) -> bool:
         return await self._run("deleted", self._delete, id, owner)
+
+    async def sweep(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._sweep)
 
     async def aclose(self) -> None:
         await self._run("left", self._engine.dispose)
@@ -115,27 +142,33 @@ class SqlStore:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
 
     def _put(self, stored: Stored) -> None:
-        row = {
-            "id": stored.id,
-            "owner": stored.owner,
-            "created": stored.created,
-            "previous": stored.previous,
-            "response": orjson.dumps(stored.response).decode(),
-            "input": orjson.dumps(stored.input).decode(),
-        }
         with self._engine.begin() as connection:
             connection.execute(delete(RESPONSES).where(RESPONSES.c.id == stored.id))
+            row = _row(stored)
             connection.execute(insert(RESPONSES).values(row))
             items.add(connection, row, _items_of(stored))
         self._puts += 1
         if self._puts % SWEEP_EVERY == 0:
             self._sweep()
 
+    def _settle(self, stored: Stored) -> bool:
+        held = (RESPONSES.c.id == stored.id) & (RESPONSES.c.owner == stored.owner)
+        held &= RESPONSES.c.held_until.is_not(None)
+        row = _row(stored) | {"held_until": None}
+        with self._engine.begin() as connection:
+            found = connection.execute(update(RESPONSES).where(held).values(row)).rowcount > 0
+            if found:
+                items.add(connection, row, _items_of(stored))
+        return found
+
+    def _hold(self, ids: list[str], until: float) -> set[str]:
+        held = RESPONSES.c.id.in_(ids) & RESPONSES.c.held_until.is_not(None)
+        with self._engine.begin() as connection:
+            connection.execute(update(RESPONSES).where(held).values(held_until=until))
+            return set(connection.execute(select(RESPONSES.c.id).where(held)).scalars())
+
     def _get(self, id: str, owner: str) -> Stored | None:
-        oldest = time.time() - self._retention.seconds
-        wanted = select(RESPONSES).where(
-            RESPONSES.c.id == id, RESPONSES.c.owner == owner, RESPONSES.c.created >= oldest
-        )
+        wanted = select(RESPONSES).where(RESPONSES.c.id == id, *self._readable(owner))
         with self._engine.connect() as connection:
             row = connection.execute(wanted).mappings().first()
         return None if row is None else _stored(row)
@@ -155,18 +188,56 @@ class SqlStore:
             found |= named
         return found
 
+    def _readable(self, owner: str) -> tuple[Any, Any]:
+        oldest = time.time() - self._retention.seconds
+        return RESPONSES.c.owner == owner, RESPONSES.c.created >= oldest
+
+    def _history_bytes(self, id: str, owner: str) -> int | None:
+        table = RESPONSES.c
+        size = func.coalesce(table.size, func.length(table.input) + func.length(table.response))
+        with self._engine.connect() as connection:
+            found = connection.execute(self._chain(id, owner, table.previous, size)).all()
+        if not found or found[0].previous is not None:
+            return None
+        return sum(size for _, size in found)
+
+    def _history(self, id: str, owner: str) -> list[dict[str, Any]]:
+        table = RESPONSES.c
+        old = case((table.output.is_(None), table.response)).label("response")
+        with self._engine.connect() as connection:
+            rows = connection.execute(self._chain(id, owner, table.input, table.output, old)).all()
+        return [item for row in rows for item in (*orjson.loads(row.input), *_output(row))]
+
+    def _chain(self, id: str, owner: str, *columns: Any) -> Select[Any]:
+        """Of the response and of those before it, the oldest first: one statement for all."""
+        table, readable = RESPONSES.c, self._readable(owner)
+        first = select(table.id, table.previous, literal(0).label("depth"))
+        chain = first.where(table.id == id, *readable).cte("chain", recursive=True)
+        more = select(table.id, table.previous, chain.c.depth + 1)
+        chain = chain.union_all(
+            more.join(chain, table.id == chain.c.previous).where(
+                chain.c.depth < LONGEST_HISTORY, *readable
+            )
+        )
+        joined = select(*columns).join(chain, chain.c.id == table.id)
+        return joined.order_by(chain.c.depth.desc())
+
     def _delete(self, id: str, owner: str) -> bool:
         gone = delete(RESPONSES).where(RESPONSES.c.id == id, RESPONSES.c.owner == owner)
         with self._engine.begin() as connection:
             found = connection.execute(gone).rowcount > 0
             if found:
                 items.remove(connection, [id])
+        if self._is_sqlite:
+            shrink(self._engine)
         return found
 
     def _sweep(self) -> None:
         """Not worth failing for: a full disk has no room for deleting either."""
         try:
             self._remove_surplus()
+            if self._is_sqlite:
+                shrink(self._engine)
         except SQLAlchemyError as error:
             log.error("old responses could not be removed: %s", _cause(error))
 
@@ -176,13 +247,49 @@ class SqlStore:
             conversations.remove_old(connection, oldest)
             items.remove_old(connection, oldest)
             connection.execute(delete(RESPONSES).where(RESPONSES.c.created < oldest))
-            count = connection.execute(select(func.count()).select_from(RESPONSES)).scalar() or 0
-            if count > self._retention.most:
-                first = select(RESPONSES.c.id).order_by(RESPONSES.c.created)
-                surplus = first.limit(count - self._retention.most)
-                ids = connection.execute(surplus).scalars().all()
-                connection.execute(delete(RESPONSES).where(RESPONSES.c.id.in_(ids)))
-                items.remove(connection, ids)
+            for owner, surplus in _surplus(connection, self._retention.most).items():
+                _remove_oldest(connection, owner, surplus)
+
+
+def _prepare(engine: Engine) -> None:
+    """Make the tables, or those of an earlier version what they are now."""
+    sqlite = engine.dialect.name == "sqlite"
+    if sqlite:
+        prepare(engine)
+    METADATA.create_all(engine)
+    conversations.METADATA.create_all(engine)
+    items.METADATA.create_all(engine)
+    for index in conversations.ITEMS.indexes:
+        index.create(engine, checkfirst=True)
+    for table in (RESPONSES, conversations.CONVERSATIONS):
+        add_columns(engine, table)
+        with engine.begin() as connection:
+            name_owners(connection, table)
+    with engine.begin() as connection:
+        conversations.count(connection)
+    if sqlite:
+        convert(engine)
+
+
+def _surplus(connection: Connection, most: int) -> dict[str, int]:
+    """How many of each owner's responses are too many: those with few keep what they have."""
+    counted = select(RESPONSES.c.owner, func.count()).group_by(RESPONSES.c.owner)
+    counts = sorted((int(count), owner) for owner, count in connection.execute(counted))
+    surplus, left = {}, most
+    for at, (count, owner) in enumerate(counts):
+        kept = min(count, left // (len(counts) - at))
+        left -= kept
+        if kept < count:
+            surplus[owner] = count - kept
+    return surplus
+
+
+def _remove_oldest(connection: Connection, owner: str, surplus: int) -> None:
+    first = select(RESPONSES.c.id).where(RESPONSES.c.owner == owner).order_by(RESPONSES.c.created)
+    ids = connection.execute(first.limit(surplus)).scalars().all()
+    items.remove(connection, ids)
+    for at in range(0, len(ids), 500):
+        connection.execute(delete(RESPONSES).where(RESPONSES.c.id.in_(ids[at : at + 500])))
 
 
 def default_url() -> str:
@@ -240,16 +347,45 @@ def _shown(url: str) -> str:
         return "the URL given"
 
 
+def _row(stored: Stored) -> dict[str, Any]:
+    response = stored.response
+    given = orjson.dumps(stored.input)
+    output = orjson.dumps(response["output"]) if "output" in response else None
+    if output is not None:
+        response = response | {"output": None}
+    return {
+        "id": stored.id,
+        "owner": stored.owner,
+        "created": stored.created,
+        "previous": stored.previous,
+        "response": orjson.dumps(response).decode(),
+        "input": given.decode(),
+        "output": None if output is None else output.decode(),
+        "size": len(given) + len(output or b""),
+        "held_until": stored.held_until,
+    }
+
+
 def _stored(row: Any) -> Stored:
+    response = orjson.loads(row["response"])
+    if row["output"] is not None:
+        response["output"] = orjson.loads(row["output"])
     return Stored(
         id=row["id"],
         owner=row["owner"],
         created=row["created"],
-        response=orjson.loads(row["response"]),
+        response=response,
         input=orjson.loads(row["input"]),
         previous=row["previous"],
+        held_until=row["held_until"],
     )
 
 
 def _items_of(stored: Stored) -> list[dict[str, Any]]:
-    return [*stored.input, *stored.response.get("output", ())]
+    return [*stored.input, *(stored.response.get("output") or ())]
+
+
+def _output(row: Any) -> list[dict[str, Any]]:
+    if row.output is not None:
+        return list(orjson.loads(row.output))
+    return list(orjson.loads(row.response)["output"])
