@@ -19,7 +19,8 @@ from server.response import Batches, as_gateway_error
 from server.store import ResponseStore
 from server.wire import sse
 from server.wire.rendering import Rendering
-from server.wire.responses import ResponseStream, Said
+from server.wire.response_items import Said, Thinking
+from server.wire.responses import ResponseStream
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ OPENING = frozenset(("response.created", "response.queued", "response.in_progres
 class LoggedStream(ResponseStream):
     """Its frames go to a log; those with the whole response are made when somebody reads them."""
 
-    def __init__(self, job: Job, rendering: Rendering) -> None:
-        super().__init__(job, rendering)
+    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
+        super().__init__(job, rendering, thinking)
         self.log = FrameLog()
 
     def _frame(self, said: Said) -> bytes:
@@ -96,9 +97,11 @@ class Run:
 
     async def cancel(self) -> None:
         """Stop it, unless it has ended; return when its end is stored."""
-        if self.task is None or self._work is None:
+        if self.task is None:
             return
-        if not self._is_cancelled:  # once: a second one would cut short what the first began
+        if (
+            self._work is not None and not self._is_cancelled
+        ):  # once: a second one would cut short what the first began
             self._is_cancelled = True
             self._work.cancel()
         await asyncio.wait({self.task})
@@ -165,7 +168,7 @@ class Run:
         if not stream.building.kept:
             self._unkept = orjson.dumps(stream.building.response())
         self.log.compress()
-        self._keep = None
+        self._keep = self._work = None
         await self._show()
         self._release()
 

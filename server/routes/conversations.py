@@ -52,7 +52,11 @@ class Conversations:
         made = StoredConversation(id, owner, int(time.time()), asked.metadata or {})
         items = await self._given(asked.items or ())
         await self.store.put(made)
-        await self.store.append(id, items)
+        try:
+            await self.store.append(id, items)
+        except InvalidRequest:
+            await self.store.delete(id, owner)
+            raise
         return _shown(made)
 
     async def _given(self, items: Sequence[InputItem]) -> Items:
@@ -82,11 +86,12 @@ class Conversations:
         await self.get(id)
         return await self.store.items(id)
 
-    async def history(self, id: str, more: int) -> Items:
-        """What a response reads first, ``more`` bytes to be added. Raises NotFound."""
+    async def history(self, id: str, more: int, given: Items) -> Items:
+        """What a response reads first, ``given`` in ``more`` bytes to be added. Raises NotFound."""
         await self.get(id)
         num_bytes = await self.store.num_bytes(id)
         check_history(num_bytes + more, self._gateway.max_body_bytes, "conversation")
+        await self.store.check(id, given, "conversation")
         charge.get().hold(num_bytes)
         return await self.store.items(id)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from server.background import Run
+from server.background import HOLD_S, LoggedStream, Run
 from server.body import read_body
 from server.budget import charge
 from server.caller import caller
@@ -43,9 +44,6 @@ from server.wire import sse
 from server.wire.response_items import Thinking
 from server.wire.responses import Building, ResponseFold, ResponseStream
 
-LONGEST_CHAIN = 1000
-"""Responses that may hang on one another by previous_response_id."""
-
 
 class Desk:
     """Makes responses and keeps those that are to be kept."""
@@ -65,9 +63,9 @@ class Desk:
         kept = self._is_kept(asked)
         talk = asked.conversation_id
         before = (
-            await self._before(asked.previous_response_id, owner)
+            await self._before(asked.previous_response_id, owner, len(body))
             if talk is None
-            else await self._conversations.history(talk, len(body))
+            else await self._conversations.history(talk, len(body), given)
         )
         given = await resolve(given, gateway, before)
         named = request.headers.get(WORKLOAD_HEADER)
@@ -96,51 +94,71 @@ class Desk:
 
     async def _in_background(self, making: _Making, path: Path, source: Batches) -> Response:
         job = making.job
-        stream = ResponseStream(job, rendering(path), making.thinking)
-
-        async def keep() -> None:
-            await making.keep_if_possible(stream.building)
-
-        await making.keep(stream.building)
-        run = Run(making.owner, stream, keep)
-        self._gateway.runs.add(job.id, run)
+        stream = LoggedStream(job, rendering(path), making.thinking)
+        await making.begin(stream.building)
+        run = Run(job.id, making.owner, stream, lambda: making.settle(stream.building))
+        self._gateway.runs.add(run)
         queued = stream.building.response()
         run.start(source)
-        return follow(run) if job.stream else Json(queued)
+        return self._follow(run) if job.stream else Json(queued)
 
     async def get(self, id: str) -> dict[str, Any]:
-        run = self._gateway.runs.get(id, self._gateway.owner())
-        if run is not None:
-            return run.stream.building.response()
-        return _as_it_is((await self._stored(id)).response)
+        run = self._run(id)
+        response = None if run is None else run.response
+        return response or _as_it_is(await self._stored(id))
 
     async def stream(self, id: str, after: int) -> Response:
-        run = self._gateway.runs.get(id, self._gateway.owner())
+        run = self._run(id)
         if run is None:
             await self._stored(id)
             raise InvalidRequest(
-                f"The events of '{id}' are not kept: only responses made with 'background' can be "
-                "streamed again, and only for a while.",
+                f"The events of '{id}' are not kept here: only responses made with 'background' "
+                "can be streamed again, for a while, by the gateway that made them.",
                 param="stream",
             )
-        return follow(run, after)
+        run.check(after)
+        return self._follow(run, after)
 
     async def cancel(self, id: str) -> dict[str, Any]:
-        run = self._gateway.runs.get(id, self._gateway.owner())
+        run = self._run(id)
         if run is not None:
             await run.cancel()
-            return run.stream.building.response()
-        response = _as_it_is((await self._stored(id)).response)
+            return await self.get(id)
+        stored = await self._stored(id)
+        response = _as_it_is(stored)
         if not response.get("background"):
             raise InvalidRequest(
                 f"'{id}' was not made with 'background', so it cannot be cancelled.",
                 param="response_id",
             )
-        return response
+        if response["status"] != "in_progress":
+            return response
+        return await self._cancel_elsewhere(stored)
+
+    async def _cancel_elsewhere(self, stored: Stored) -> dict[str, Any]:
+        """The gateway that runs it finds it settled, and ends it."""
+        assert self._gateway.store is not None
+        cancelled = stored.response | {"status": "cancelled"}
+        if await self._gateway.store.settle(replace(stored, response=cancelled)):
+            return cancelled
+        return _as_it_is(await self._stored(stored.id))
+
+    def _run(self, id: str) -> Run | None:
+        return self._gateway.runs.get(id, self._gateway.owner())
+
+    def _follow(self, run: Run, after: int = -1) -> Response:
+        owner, store = self._gateway.owner(), self._gateway.store
+
+        async def stored() -> dict[str, Any] | None:
+            found = None if store is None else await store.get(run.id, owner)
+            return None if found is None else found.response
+
+        headers = {k.decode(): v.decode() for k, v in sse.HEADERS}
+        return StreamingResponse(run.follow(after, stored), headers=headers)
 
     async def delete(self, id: str) -> dict[str, Any]:
         store, owner = self._gateway.store, self._gateway.owner()
-        run = self._gateway.runs.get(id, owner)
+        run = self._run(id)
         if run is not None:
             await run.cancel()
             self._gateway.runs.forget(id)
@@ -172,25 +190,21 @@ class Desk:
             )
         return False
 
-    async def _before(self, id: str | None, owner: str) -> list[Item]:
+    async def _before(self, id: str | None, owner: str, more: int) -> list[Item]:
         """What was said up to the response ``id``, oldest first."""
-        store: ResponseStore | None = self._gateway.store
-        turns: list[Items] = []
-        num_bytes = 0
-        while id is not None:
-            found = None if store is None else await store.get(id, owner)
-            if found is None or len(turns) > LONGEST_CHAIN:
-                raise NotFound(
-                    f"Previous response with id '{id[:80]}' not found.",
-                    param="previous_response_id",
-                    code="previous_response_not_found",
-                )
-            turns.append([*found.input, *found.response["output"]])
-            num_bytes += len(orjson.dumps(turns[-1]))
-            check_history(num_bytes, self._gateway.max_body_bytes, "previous_response_id")
-            id = found.previous
+        if id is None:
+            return []
+        store = self._gateway.store
+        num_bytes = None if store is None else await store.history_bytes(id, owner)
+        if store is None or num_bytes is None:
+            raise NotFound(
+                f"Previous response with id '{id[:80]}' not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        check_history(num_bytes + more, self._gateway.max_body_bytes, "previous_response_id")
         charge.get().hold(num_bytes)
-        return [item for turn in reversed(turns) for item in turn]
+        return [*await store.history(id, owner)]
 
 
 def _read(
@@ -235,28 +249,43 @@ class _Making:
     async def keep_if_possible(self, building: Building) -> None:
         """The answer is worth more than its copy: without one it is delivered and says so."""
         try:
-            await self.keep(building)
+            if self._store is not None:
+                await self._store.put(self._stored(building))
             await self._add(building)
-        except StoreFailed:
+        except (StoreFailed, InvalidRequest):
+            building.kept = False
+            self._observer.not_stored()
+
+    async def begin(self, building: Building) -> None:
+        """A background response is there from its beginning. Raises StoreFailed."""
+        assert self._store is not None
+        until = time.time() + HOLD_S
+        await self._store.put(replace(self._stored(building), held_until=until))
+
+    async def settle(self, building: Building) -> None:
+        """The end of a background response, unless another gateway cancelled or deleted it."""
+        assert self._store is not None
+        try:
+            if await self._store.settle(self._stored(building)):
+                await self._add(building)
+        except (StoreFailed, InvalidRequest):
             building.kept = False
             self._observer.not_stored()
 
     async def _add(self, building: Building) -> None:
-        """What was said becomes part of the conversation. Raises StoreFailed."""
+        """What was said becomes part of the conversation.
+
+        Raises StoreFailed, and InvalidRequest where others have filled it meanwhile.
+        """
         if self.conversations is None or building.status not in ("completed", "incomplete"):
             return
         id, store = self.conversations
-        await store.append(id, [*self._given, *building.response()["output"]])
+        await store.append_answer(id, [*self._given, *building.response()["output"]])
 
-    async def keep(self, building: Building) -> None:
-        """Raises StoreFailed."""
-        if self._store is None:
-            return
+    def _stored(self, building: Building) -> Stored:
         job = self.job
         previous = job.repeated["previous_response_id"]
-        response = building.response()
-        stored = Stored(job.id, self.owner, job.created, response, self._given, previous)
-        await self._store.put(stored)
+        return Stored(job.id, self.owner, job.created, building.response(), self._given, previous)
 
 
 class Json(Response):
@@ -270,19 +299,14 @@ class Json(Response):
         await send_json(send, 200, orjson.dumps(self._content))
 
 
-def follow(run: Run, after: int = -1) -> Response:
-    async def frames() -> AsyncGenerator[bytes, None]:
-        async for frame in run.follow(after):
-            yield frame
-
-    return StreamingResponse(frames(), headers={k.decode(): v.decode() for k, v in sse.HEADERS})
-
-
-def _as_it_is(response: dict[str, Any]) -> dict[str, Any]:
-    """One that was running when the gateway stopped will never end: it failed."""
+def _as_it_is(stored: Stored) -> dict[str, Any]:
+    """One that no gateway says it is making any more will never end: it failed."""
+    response = stored.response
     if response["status"] not in ("queued", "in_progress"):
         return response
-    error = {"code": "server_error", "message": "The gateway was restarted before it was done."}
+    if stored.held_until is not None and stored.held_until > time.time():
+        return response | {"status": "in_progress"}
+    error = {"code": "server_error", "message": "The gateway stopped before it was done."}
     return response | {"status": "failed", "error": error}
 
 
@@ -299,7 +323,11 @@ def router(gateway: Gateway) -> APIRouter:
         return await desk.create(request, time.perf_counter())
 
     @routes.get("/v1/responses/{response_id}", response_model=None)
-    async def get(response_id: str, stream: bool = False, starting_after: int = -1) -> Response:
+    async def get(
+        response_id: str,
+        stream: bool = False,
+        starting_after: Annotated[int, Query(ge=-1)] = -1,
+    ) -> Response:
         if stream:
             return await desk.stream(response_id, starting_after)
         return json_response(await desk.get(response_id))

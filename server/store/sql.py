@@ -199,7 +199,7 @@ class SqlStore:
             found = connection.execute(self._chain(id, owner, table.previous, size)).all()
         if not found or found[0].previous is not None:
             return None
-        return sum(size for _, size in found)
+        return sum(int(size) for _, size in found)
 
     def _history(self, id: str, owner: str) -> list[dict[str, Any]]:
         table = RESPONSES.c

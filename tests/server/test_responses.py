@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import orjson
 import pytest
@@ -270,7 +271,10 @@ async def test_one_that_was_running_when_the_gateway_stopped_has_failed(lab):
     await asyncio.sleep(0)
     run = lab.gateway.runs.get(made["id"], "")
     lab.gateway.runs.forget(made["id"])
-    assert (await lab.get(f"{URL}/{made['id']}")).json["status"] == "failed"
+    assert (await lab.get(f"{URL}/{made['id']}")).json["status"] == "in_progress"
+    await lab.gateway.store.hold([made["id"]], time.time() - 1)
+    response = (await lab.get(f"{URL}/{made['id']}")).json
+    assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
     await run.cancel()
 
 
@@ -287,7 +291,7 @@ def forgetful(lab):
         raise StoreFailed("Responses cannot be stored at the moment.", retry_after_s=5)
 
     lab.gateway.observer = Notes()
-    lab.gateway.store.put = put
+    lab.gateway.store.put = lab.gateway.store.settle = put
     return lab
 
 
@@ -309,9 +313,9 @@ async def test_a_background_response_needs_a_store_to_begin_but_not_to_end(lab, 
     assert (refused.status, refused.json["error"]["code"]) == (503, "store_failed")
     assert not lab.engine.requests
     failing = lab.gateway.store.put
-    del lab.gateway.store.put
+    del lab.gateway.store.put, lab.gateway.store.settle
     made = (await ask(lab, background=True)).json
-    lab.gateway.store.put = failing
+    lab.gateway.store.settle = failing
     await lab.gateway.runs.get(made["id"], "").task
     response = (await lab.get(f"{URL}/{made['id']}")).json
     assert (response["status"], response["store"]) == ("completed", False)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import stat
 import time
 
+import orjson
 import pytest
 from sqlalchemy import event
 
-from server.errors import StoreFailed
+from server.errors import InvalidRequest, StoreFailed
 from server.keys import load
-from server.store import Stored, StoredConversation
+from server.store import Limits, Stored, StoredConversation
 from server.store.sql import Retention, SqlStore, StoreError
 
 
@@ -136,3 +138,190 @@ async def test_rows_of_keys_known_by_their_position_belong_to_nobody(tmp_path):
                 assert await store.get(f"r-{name}", owner) is None
                 assert await store.conversations.get(f"c-{name}", owner) is None
         await store.aclose()
+
+
+# -- what is stored of an earlier version, and how much
+
+
+EARLIER = """
+CREATE TABLE eaglegate_responses (id VARCHAR(64) PRIMARY KEY, owner VARCHAR(256) NOT NULL,
+    created FLOAT NOT NULL, previous VARCHAR(64), response TEXT NOT NULL, input TEXT NOT NULL);
+CREATE TABLE eaglegate_conversations (id VARCHAR(64) PRIMARY KEY, owner VARCHAR(256) NOT NULL,
+    created FLOAT NOT NULL, used FLOAT NOT NULL, metadata TEXT NOT NULL);
+CREATE TABLE eaglegate_conversation_items (position INTEGER PRIMARY KEY AUTOINCREMENT,
+    conversation VARCHAR(64) NOT NULL, id VARCHAR(64) NOT NULL, item TEXT NOT NULL);
+INSERT INTO eaglegate_responses VALUES
+    ('r1', 'agents', {now}, NULL, '{{"output": [{{"said": 1}}]}}', '[{{"asked": 1}}]'),
+    ('r2', 'agents', {now}, 'r1', '{{"output": [{{"said": 2}}]}}', '[{{"asked": 2}}]');
+INSERT INTO eaglegate_conversations VALUES ('c1', 'agents', 1.0, {now}, '{{}}');
+INSERT INTO eaglegate_conversation_items VALUES (1, 'c1', 'i1', '{{"id": "i1"}}');
+"""
+
+
+async def test_a_database_of_an_earlier_version_is_read_and_shrinks(tmp_path):
+    path = tmp_path / "responses.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(EARLIER.format(now=time.time()))
+    for _ in range(2):
+        store = SqlStore(f"sqlite:///{path}")
+        history = await store.history("r2", "key:agents")
+        assert history == [{"asked": 1}, {"said": 1}, {"asked": 2}, {"said": 2}]
+        assert await store.history_bytes("r2", "key:agents") > 20
+        assert (await store.get("r1", "key:agents")).response == {"output": [{"said": 1}]}
+        assert await store.conversations.num_bytes("c1") == len('{"id": "i1"}')
+        await store.aclose()
+    assert pragma(path, "auto_vacuum") == 2
+
+
+def pragma(path, name):
+    with sqlite3.connect(path) as connection:
+        return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+async def test_the_file_shrinks_when_responses_go(tmp_path):
+    path = tmp_path / "responses.sqlite"
+    store = SqlStore(f"sqlite:///{path}", Retention(seconds=3600))
+    for at in range(20):
+        output = [{"text": "x" * 100_000}]
+        await store.put(Stored(f"r{at}", "", time.time() - 3000, {"output": output}, []))
+    full = path.stat().st_size
+    assert full > 2_000_000
+    for at in range(10):
+        assert await store.delete(f"r{at}", "")
+    assert path.stat().st_size < 0.7 * full
+    store._retention = Retention(seconds=60)
+    await store.sweep()
+    assert path.stat().st_size < 0.3 * full
+    with store._engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM eaglegate_responses").scalar() == 0
+        assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
+
+
+async def test_what_is_old_can_neither_be_read_nor_found_on_the_disk(tmp_path):
+    path = tmp_path / "responses.sqlite"
+    store = SqlStore(f"sqlite:///{path}", Retention(seconds=3600))
+    await store.put(Stored("r", "", time.time(), {"output": ["a secret"]}, []))
+    await store.conversations.put(StoredConversation("c", "", time.time(), {}))
+    await store.conversations.append("c", [{"id": "i", "text": "a secret"}])
+    store._retention = Retention(seconds=-1)
+    store.conversations._retention_s = -1
+    assert await store.get("r", "") is None
+    assert await store.history_bytes("r", "") is None
+    assert await store.conversations.get("c", "") is None
+    await store.sweep()
+    for table in ("responses", "conversations", "conversation_items"):
+        assert rows(store, table) == 0
+
+
+def rows(store, table):
+    with store._engine.connect() as connection:
+        return connection.exec_driver_sql(f"SELECT count(*) FROM eaglegate_{table}").scalar()
+
+
+async def test_a_deleted_conversation_leaves_no_items():
+    store = SqlStore("sqlite://")
+    for id in ("c1", "c2"):
+        await store.conversations.put(StoredConversation(id, "ann", time.time(), {}))
+        await store.conversations.append(id, [{"id": f"{id}-{at}"} for at in range(3)])
+    assert not await store.conversations.delete("c1", "bob")
+    assert rows(store, "conversation_items") == 6
+    assert await store.conversations.delete("c1", "ann")
+    assert rows(store, "conversation_items") == 3
+    await store.conversations.append("c1", [{"id": "late"}])
+    assert rows(store, "conversation_items") == 3, "nothing is kept for one that is gone"
+
+
+async def test_a_key_with_many_responses_pushes_out_its_own():
+    store = SqlStore("sqlite://", Retention(most=10))
+    for at in range(3):
+        await store.put(stored(f"few{at}", "few", age_s=1000 - at))
+    for at in range(60):
+        await store.put(stored(f"many{at}", "many", age_s=500 - at))
+        await store.put(stored(f"more{at}", "more", age_s=500 - at))
+    await store.sweep()
+    kept = {owner: [at for at in range(60) if await store.get(f"{owner}{at}", owner)]
+            for owner in ("few", "many", "more")}  # fmt: skip
+    assert kept["few"] == [0, 1, 2]
+    assert len(kept["many"]) + len(kept["more"]) == 7
+    assert {len(kept["many"]), len(kept["more"])} == {3, 4}
+    assert kept["many"][-1] == kept["more"][-1] == 59
+
+
+async def test_a_history_is_two_statements_however_long():
+    store = SqlStore("sqlite://")
+    for at in range(300):
+        output = {"output": [{"said": at}], "tools": ["x" * 1000]}
+        previous = f"r{at - 1}" if at else None
+        await store.put(Stored(f"r{at}", "ann", time.time(), output, [{"asked": at}], previous))
+    statements = []
+
+    def told(_connection, _cursor, statement, *_):
+        statements.append(statement)
+
+    event.listen(store._engine, "before_cursor_execute", told)
+    assert await store.history_bytes("r299", "ann") < 300 * 40
+    history = await store.history("r299", "ann")
+    assert history == [item for at in range(300) for item in ({"asked": at}, {"said": at})]
+    assert len(statements) == 2
+    assert await store.history_bytes("r299", "bob") is None
+    assert await store.history("r299", "bob") == []
+    assert await store.delete("r100", "ann")
+    assert await store.history_bytes("r299", "ann") is None, "one in the middle is missing"
+    await store.put(Stored("r100", "bob", time.time(), {"output": []}, [], "r99"))
+    assert await store.history_bytes("r299", "ann") is None, "and must not be another key's"
+
+
+async def test_a_history_is_at_most_so_long(monkeypatch):
+    monkeypatch.setattr("server.store.sql.LONGEST_HISTORY", 5)
+    store = SqlStore("sqlite://")
+    for at in range(8):
+        previous = f"r{at - 1}" if at else None
+        await store.put(Stored(f"r{at}", "", time.time(), {"output": []}, [], previous))
+    assert await store.history_bytes("r5", "") is not None
+    assert await store.history_bytes("r6", "") is None
+
+
+SMALL = Limits(items=5, bytes=1000, conversations=3, owner_bytes=1500)
+
+
+async def test_a_conversation_has_so_many_items_and_bytes():
+    talks = SqlStore("sqlite://", limits=SMALL).conversations
+    await talks.put(StoredConversation("c", "ann", time.time(), {}))
+    await talks.append("c", [{"id": str(at)} for at in range(4)])
+    two = [{"id": "5"}, {"id": "6"}]
+    for refused in (talks.append("c", two), talks.check("c", two, "items")):
+        with pytest.raises(InvalidRequest, match=r"6 in .* it may have 5 in 1000"):
+            await refused
+    assert len(await talks.items("c")) == 4, "nothing of what was refused is kept"
+    assert await talks.remove("c", "0")
+    with pytest.raises(InvalidRequest, match="bytes"):
+        await talks.append("c", [{"id": "x" * 1000}], "input")
+    await talks.append("c", two)
+    await talks.append_answer("c", [{"id": "answer"}])
+    assert len(await talks.items("c")) == 6, "an answer that was begun is still added"
+    with pytest.raises(InvalidRequest):
+        await talks.append("c", [{"id": "7"}])
+    with pytest.raises(InvalidRequest):
+        await talks.append_answer("c", [{"id": f"a{at}"} for at in range(5)])
+    sizes = sum(len(orjson.dumps(item)) for item in await talks.items("c"))
+    assert await talks.num_bytes("c") == sizes
+
+
+async def test_a_key_has_so_many_conversations_and_bytes_whatever_others_have():
+    talks = SqlStore("sqlite://", limits=SMALL).conversations
+    for owner in ("ann", "bob"):
+        for at in range(3):
+            await talks.put(StoredConversation(f"{owner}{at}", owner, time.time(), {}))
+        with pytest.raises(InvalidRequest, match="3 conversations") as refused:
+            await talks.put(StoredConversation(f"{owner}3", owner, time.time(), {}))
+        assert refused.value.code == "too_many_conversations"
+        await talks.put(StoredConversation(f"{owner}0", owner, time.time(), {"a": "b"}))
+    big = [{"id": "x" * 800}]
+    await talks.append("ann0", big)
+    with pytest.raises(InvalidRequest, match="more than 1500"):
+        await talks.append("ann1", big)
+    with pytest.raises(InvalidRequest, match="more than 1500"):
+        await talks.check("ann1", big, "conversation")
+    await talks.append("bob0", big)
+    assert await talks.delete("ann0", "ann")
+    await talks.append("ann1", big)

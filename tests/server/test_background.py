@@ -1,0 +1,285 @@
+"""Background responses: their end, their memory, their owners, and other gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import tracemalloc
+
+import orjson
+import pytest
+
+from engine.scripted import Pause
+from engine.types import FinishReason, Step
+from server.background import HOLD_S
+from server.errors import StoreFailed
+from server.frame_log import FrameLog, Whole
+from server.keys import Key, KeyRing, digest_of
+from tests.server.conftest import Lab, call
+from tests.server.test_responses import URL, said
+
+ANN, BOB = "ann-key-0123456789", "bob-key-0123456789"
+
+
+async def begin(lab, **fields):
+    body = {"model": "demo", "input": "hi", "background": True}
+    return (await lab.post(URL, body | fields)).json
+
+
+def endless(lab):
+    """The engine says one word and then nothing for a minute."""
+    word = Step(tuple(lab.renderer.encode("one", False)))
+    lab.engine.script = [word, Pause(60)]
+
+
+async def stored_status(lab, id, owner=""):
+    return (await lab.gateway.store.get(id, owner)).response["status"]
+
+
+@pytest.mark.parametrize("wait", [0, 1, 2, 5, 20, 200])
+async def test_two_cancels_at_once_end_it_for_followers_and_store(lab, wait):
+    """From before its task has begun to long after its first token."""
+    endless(lab)
+    made = await begin(lab)
+    at = f"{URL}/{made['id']}"
+    follower = asyncio.ensure_future(lab.get(f"{at}?stream=true"))
+    for _ in range(wait):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        answers = await asyncio.gather(*(lab.post(f"{at}/cancel", {}) for _ in range(3)))
+        events = said(await follower)
+    assert {answer.json["status"] for answer in answers} == {"cancelled"}
+    assert events[-1]["type"] == "response.cancelled"
+    assert await stored_status(lab, made["id"]) == "cancelled"
+    assert not lab.engine.running
+    admission = lab.gateway.path.admission
+    assert (admission.running, admission.queued, admission.num_inside) == (0, 0, 0)
+    assert said(await lab.get(f"{at}?stream=true")) == events
+
+
+async def test_a_client_that_leaves_while_it_cancels_leaves_no_half_cancelled_run(lab):
+    endless(lab)
+    made = await begin(lab)
+    at = f"{URL}/{made['id']}"
+    cancelling = asyncio.ensure_future(lab.post(f"{at}/cancel", {}))
+    await asyncio.sleep(0)
+    cancelling.cancel()
+    async with asyncio.timeout(10):
+        events = said(await lab.get(f"{at}?stream=true"))
+        if events[-1]["type"] != "response.cancelled":
+            raise AssertionError(events[-1]["type"])
+    assert await stored_status(lab, made["id"]) == "cancelled"
+
+
+async def test_the_end_is_told_even_when_it_cannot_be_stored(lab):
+    endless(lab)
+    made = await begin(lab)
+
+    async def settle(_stored):
+        raise RuntimeError("not even a StoreFailed")
+
+    lab.gateway.store.settle = settle
+    at = f"{URL}/{made['id']}"
+    async with asyncio.timeout(10):
+        assert (await lab.post(f"{at}/cancel", {})).json["status"] == "cancelled"
+        events = said(await lab.get(f"{at}?stream=true"))
+    assert events[-1]["response"]["store"] is False
+    assert (await lab.get(at)).json == events[-1]["response"]
+
+
+@pytest.mark.parametrize("after", [-50, -2])
+async def test_no_number_before_the_first_can_be_started_after(lab, after):
+    lab.says("one two")
+    made = await begin(lab)
+    answer = await lab.get(f"{URL}/{made['id']}?stream=true&starting_after={after}")
+    assert (answer.status, answer.json["error"]["param"]) == (400, "starting_after")
+
+
+async def test_every_number_can_be_started_after(lab):
+    lab.says("one two three", [1])
+    made = await begin(lab, stream=False)
+    at = f"{URL}/{made['id']}?stream=true"
+    events = said(await lab.get(at))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    for after in range(-1, len(events) + 2):
+        body = (await lab.get(f"{at}&starting_after={after}")).body
+        assert [orjson.loads(f.split(b"data: ")[1]) for f in body.split(b"\n\n") if f] == (
+            events[after + 1 :]
+        )
+
+
+async def test_frames_read_later_are_those_that_were_streamed(lab):
+    """With the tools and the state that each had then."""
+    lab.says("one two three", [1])
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+    body = {"model": "demo", "input": "hi", "background": True, "stream": True, "tools": [tool]}
+    live = await lab.post(URL, body)
+    events = said(live)
+    assert [e["response"]["status"] for e in events[:3]] == ["queued", "queued", "in_progress"]
+    assert all(e["response"]["output"] == [] for e in events[:3])
+    id = events[0]["response"]["id"]
+    assert lab.gateway.runs.get(id, "").response is None, "only the store has it now"
+    assert (await lab.get(f"{URL}/{id}?stream=true")).body == live.body
+    assert (await lab.get(f"{URL}/{id}")).json == events[-1]["response"]
+
+
+async def test_large_tools_are_not_kept_once_a_response_has_ended(tmp_path):
+    """30 responses with 7 MB of tools took 1 GB; here 8 with 1 MB, and none of it stays."""
+    lab = Lab()
+    lab.says("yes")
+    big = {"type": "function", "name": "f", "description": "x" * (1 << 20)}
+    await begin(lab)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(8):
+            made = await begin(lab, tools=[big], tool_choice="none")
+            await lab.gateway.runs.get(made["id"], "").task
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < 2 << 20
+        assert len(said(await lab.get(f"{URL}/{made['id']}?stream=true"))) > 4
+    finally:
+        tracemalloc.stop()
+
+
+async def test_one_key_reaches_nothing_of_another_s_run(lab):
+    endless(lab)
+    lab.gateway.keys = KeyRing((Key("ann", digest_of(ANN)), Key("bob", digest_of(BOB))))
+    body = {"model": "demo", "input": "hi", "background": True}
+    made = (await lab.post(URL, body, headers={"x-api-key": ANN})).json
+    at = f"{URL}/{made['id']}"
+    requests = (
+        ("GET", at), ("GET", f"{at}?stream=true"), ("GET", f"{at}/input_items"),
+        ("POST", f"{at}/cancel"), ("DELETE", at),
+    )  # fmt: skip
+    for method, path in requests:
+        answer = await call(lab.app, method, path, b"{}", headers={"x-api-key": BOB})
+        assert answer.status == 404, (method, path)
+        assert b"hi" not in answer.body
+    mine = await lab.get(at, headers={"x-api-key": ANN})
+    assert mine.json["status"] == "in_progress"
+    await lab.post(f"{at}/cancel", {}, headers={"x-api-key": ANN})
+
+
+# -- two gateways, one store
+
+
+@pytest.fixture
+def twin(lab):
+    """Another gateway on the same store."""
+    other = Lab()
+    other.gateway.store = lab.gateway.store
+    return other
+
+
+async def test_another_gateway_sees_that_it_runs_and_fails_it_when_nobody_says_so(lab, twin):
+    endless(lab)
+    made = await begin(lab)
+    at = f"{URL}/{made['id']}"
+    assert (await twin.get(at)).json["status"] == "in_progress"
+    await lab.gateway.store.hold([made["id"]], time.time() - 1)
+    assert (await twin.get(at)).json["status"] == "failed"
+    await lab.gateway.runs.hold(lab.gateway.store)
+    assert (await twin.get(at)).json["status"] == "in_progress"
+    held = (await lab.gateway.store.get(made["id"], "")).held_until
+    assert held == pytest.approx(time.time() + HOLD_S, abs=5)
+    await lab.post(f"{at}/cancel", {})
+    assert (await twin.get(at)).json == (await lab.get(at)).json
+
+
+async def test_another_gateway_can_cancel_and_delete_it(lab, twin):
+    for method, path, status in (("POST", "/cancel", 200), ("DELETE", "", 404)):
+        endless(lab)
+        made = await begin(lab)
+        run = lab.gateway.runs.get(made["id"], "")
+        at = f"{URL}/{made['id']}"
+        assert (await call(twin.app, method, at + path, b"{}")).status == 200
+        await lab.gateway.runs.hold(lab.gateway.store)
+        assert run.ended
+        assert not lab.engine.running
+        for gateway in (lab, twin):
+            answer = await gateway.get(at)
+            assert answer.status == status
+            assert status == 404 or answer.json["status"] == "cancelled"
+
+
+async def test_one_that_ends_after_another_gateway_cancelled_it_stays_cancelled(lab, twin):
+    go = asyncio.Event()
+    word = tuple(lab.renderer.encode("late", False))
+
+    def script(_request):
+        yield Step(word)
+        yield Pause(0.2)
+        yield Step(word, finish=FinishReason.STOP)
+
+    lab.engine.script = script
+    made = await begin(lab)
+    run = lab.gateway.runs.get(made["id"], "")
+    assert (await twin.post(f"{URL}/{made['id']}/cancel", {})).json["status"] == "cancelled"
+    await run.task
+    go.set()
+    assert (await twin.get(f"{URL}/{made['id']}")).json["status"] == "cancelled"
+    assert (await lab.get(f"{URL}/{made['id']}")).json["status"] == "cancelled"
+
+
+async def test_a_store_that_is_away_for_a_moment_ends_nothing(lab):
+    endless(lab)
+    made = await begin(lab)
+    hold = lab.gateway.store.hold
+
+    async def failing(*_):
+        raise StoreFailed("away")
+
+    lab.gateway.store.hold = failing
+    await lab.gateway.runs.hold(lab.gateway.store)
+    lab.gateway.store.hold = hold
+    assert not lab.gateway.runs.get(made["id"], "").ended
+    await lab.post(f"{URL}/{made['id']}/cancel", {})
+
+
+# -- the log
+
+
+def test_a_log_gives_back_what_it_was_given_and_stays_small(monkeypatch):
+    monkeypatch.setattr("server.frame_log.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("server.frame_log.MOST_BYTES", 3000)
+    log, frames = FrameLog(), []
+    for at in range(600):
+        frames.append(Whole(at, "x") if at % 100 == 0 else b"event %d: " % at + b"y" * (at % 70))
+        log.append(frames[-1])
+        assert log.num_bytes <= 3000 + 2100
+    assert log.end == 600
+    assert 0 < log.begin < 600, "the oldest are gone"
+    assert [log.read(at) for at in range(log.begin, 600)] == frames[log.begin :]
+    for gone in (-1, log.begin - 1, 600):
+        with pytest.raises(IndexError):
+            log.read(gone)
+
+
+async def test_a_start_before_what_is_kept_is_refused(lab, monkeypatch):
+    monkeypatch.setattr("server.frame_log.BLOCK_BYTES", 100)
+    monkeypatch.setattr("server.frame_log.MOST_BYTES", 500)
+    lab.says("word " * 40, [1])
+    made = await begin(lab)
+    run = lab.gateway.runs.get(made["id"], "")
+    await run.task
+    answer = await lab.get(f"{URL}/{made['id']}?stream=true&starting_after=0")
+    assert answer.status == 400
+    assert str(run.log.begin) in answer.json["error"]["message"]
+    rest = await lab.get(f"{URL}/{made['id']}?stream=true&starting_after={run.log.begin - 1}")
+    assert said(rest)[0]["sequence_number"] == run.log.begin
+
+
+async def test_finished_runs_are_bounded_in_bytes(lab, monkeypatch):
+    monkeypatch.setattr("server.background.KEPT_BYTES", 1000)
+    lab.says("some words that are said", [1])
+    ids = []
+    for _ in range(12):
+        ids.append((await begin(lab))["id"])
+        await lab.gateway.runs.get(ids[-1], "").task
+    left = [id for id in ids if lab.gateway.runs.get(id, "") is not None]
+    assert 0 < len(left) < 12
+    assert left == ids[-len(left) :]
+    assert (await lab.get(f"{URL}/{ids[0]}")).json["status"] == "completed"
