@@ -47,7 +47,7 @@ from server.parsers import Parsers
 from server.progress import Progress
 from server.response import Timing
 from server.slicing import WORKLOADS
-from server.store import Limits
+from server.store import StoreLimits
 from server.store.sql import Retention, SqlStore, StoreError, default_url, sqlite_directory
 from server.upkeep import keep_up
 from server.validate import Served
@@ -302,7 +302,7 @@ def _store(settings: Settings, progress: Progress) -> ResponseStore | None:
     if settings.responses_store == "none":
         return None
     retention = Retention(settings.responses_retention_s, settings.responses_most)
-    limits = Limits(bytes=settings.max_body_bytes)
+    limits = StoreLimits(bytes=settings.max_body_bytes)
     try:
         named = settings.responses_store
         return SqlStore(default_url() if named == "auto" else named, retention, limits)

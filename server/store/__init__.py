@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from server.store.base import ConversationStore, Limits, ResponseStore, Stored, StoredConversation
+from server.store.base import (
+    ConversationStore,
+    ResponseStore,
+    Stored,
+    StoredConversation,
+    StoreLimits,
+)
 
-__all__ = ["ConversationStore", "Limits", "ResponseStore", "Stored", "StoredConversation"]
+__all__ = ["ConversationStore", "ResponseStore", "StoreLimits", "Stored", "StoredConversation"]

@@ -24,7 +24,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StoreLimits:
     """How much a conversation, and all conversations of one owner, may hold."""
 
     items: int = 10_000

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Connection, Engine
 
 from server.errors import InvalidRequest
-from server.store.base import Limits, StoredConversation
+from server.store.base import StoredConversation, StoreLimits
 
 Result = TypeVar("Result", covariant=True)
 
@@ -92,7 +92,7 @@ def count(connection: Connection) -> None:
 class SqlConversations:
     """See ``server.store.base.ConversationStore``."""
 
-    def __init__(self, engine: Engine, run: Run, limits: Limits, retention_s: float) -> None:
+    def __init__(self, engine: Engine, run: Run, limits: StoreLimits, retention_s: float) -> None:
         self._engine = engine
         self._run = run
         self._limits = limits

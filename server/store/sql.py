@@ -37,7 +37,7 @@ from sqlalchemy.pool import StaticPool
 
 from server.errors import StoreFailed
 from server.store import conversations, items
-from server.store.base import Limits, Stored
+from server.store.base import Stored, StoreLimits
 from server.store.sqlite_file import convert, prepare, shrink
 from server.store.upgrade import add_columns, name_owners
 
@@ -86,11 +86,11 @@ class SqlStore:
     """Calls run in threads of their own: one for SQLite, whose connection takes one at a time."""
 
     def __init__(
-        self, url: str, retention: Retention | None = None, limits: Limits | None = None
+        self, url: str, retention: Retention | None = None, limits: StoreLimits | None = None
     ) -> None:
         """Raises StoreError."""
         self._retention = retention or Retention()
-        self._limits = limits or Limits()
+        self._limits = limits or StoreLimits()
         self._puts = 0
         try:
             self._engine = _connect(url)

@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from server.errors import InvalidRequest, StoreFailed
 from server.keys import load
-from server.store import Limits, Stored, StoredConversation
+from server.store import Stored, StoredConversation, StoreLimits
 from server.store.sql import Retention, SqlStore, StoreError
 
 
@@ -281,7 +281,7 @@ async def test_a_history_is_at_most_so_long(monkeypatch):
     assert await store.history_bytes("r6", "") is None
 
 
-SMALL = Limits(items=5, bytes=1000, conversations=3, owner_bytes=1500)
+SMALL = StoreLimits(items=5, bytes=1000, conversations=3, owner_bytes=1500)
 
 
 async def test_a_conversation_has_so_many_items_and_bytes():
