@@ -200,7 +200,7 @@ async def test_the_file_shrinks_when_responses_go(tmp_path):
 async def test_what_is_old_can_neither_be_read_nor_found_on_the_disk(tmp_path):
     path = tmp_path / "responses.sqlite"
     store = SqlStore(f"sqlite:///{path}", Retention(seconds=3600))
-    await store.put(Stored("r", "", time.time(), {"output": ["a secret"]}, []))
+    await store.put(Stored("r", "", time.time(), {"output": [{"text": "a secret"}]}, []))
     await store.conversations.put(StoredConversation("c", "", time.time(), {}))
     await store.conversations.append("c", [{"id": "i", "text": "a secret"}])
     store._retention = Retention(seconds=-1)
