@@ -189,9 +189,10 @@ class SupervisedEngine:
         Each draft that is verified takes numbers from the seed's generator: at another depth the
         same seed gives another text, and a replay would not repeat what was delivered.
         """
-        if self._info is None or not seeded(request):
+        most = 0 if self._info is None else self._info.speculation.depth
+        if not most or not seeded(request):
             return request
-        depths = (request.depth, self._depth, self._info.speculation.depth)
+        depths = (request.depth, self._depth, most)
         depth = min(depth for depth in depths if depth is not None)
         return replace(request, depth=depth, keeps_depth=True)
 

@@ -174,6 +174,21 @@ def test_the_bound_of_the_depth_holds_now_and_in_the_next_engine(gateway):
     assert drafted_per_step() > 2
 
 
+def test_a_bound_is_taken_while_the_engine_is_away(gateway):
+    def put(depth):
+        given = {"bound": depth}
+        return httpx.put(f"{gateway.operator}/admin/speculation", json=given, timeout=30).json()
+
+    before = len(losses(gateway))
+    assert engine_process.kill(gateway.process.pid)
+    while len(losses(gateway)) == before:
+        time.sleep(0.05)
+    assert (put(1)["bound"], put(1)["bound_pending"]) == (1, True)
+    (heard,) = asyncio.run(streams.hear_all(gateway.url, [streams.request("chat", 7, 100)]))
+    assert heard.whole
+    assert put(3)["bound_pending"] is False
+
+
 def test_limits_are_read_again_under_a_running_stream(gateway, config):
     def reload():
         return httpx.post(f"{gateway.operator}/admin/reload", timeout=60)

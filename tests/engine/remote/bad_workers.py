@@ -90,6 +90,18 @@ async def no_http(worker: BadWorker, writer: asyncio.StreamWriter, *_: Any) -> N
     await worker.write(writer, b"220 mail.example.org ESMTP\r\n" * 99)
 
 
+def raw(first: bytes, piece: bytes) -> Talk:
+    """No head of our making: the same piece for ever."""
+
+    async def talk(worker: BadWorker, writer: asyncio.StreamWriter, *_: Any) -> None:
+        await worker.write(writer, first)
+        while True:
+            await worker.write(writer, piece)
+            await asyncio.sleep(0)
+
+    return talk
+
+
 async def half_closed(worker: BadWorker, writer: asyncio.StreamWriter, *_: Any) -> None:
     """Takes the request, says nothing, and is still there."""
     writer.write_eof()
@@ -117,6 +129,16 @@ ANSWERS: dict[str, Talk] = {
     "html as json": says(HTML, content_type="application/json"),
     "nothing": says(b"", content_type="text/event-stream"),
     "no http": no_http,
+    "headers without an end": raw(b"HTTP/1.1 200 OK\r\n", b"x-more: " + b"y" * 1000 + b"\r\n"),
+    "a header without an end": raw(b"HTTP/1.1 200 OK\r\nx: ", b"y" * 65536),
+    "continue for ever": raw(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 9),
+    "a chunk without an end": raw(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+        b"transfer-encoding: chunked\r\n\r\nfffffffffffffff\r\n",
+        b"x" * 65536,
+    ),
+    "a length below zero": says(b"", content_length="-7"),
+    "less than it promised": says(b"data: 1", content_length="9000"),
     "redirect": says(b"", 302, location="http://127.0.0.1:1/elsewhere"),
     "redirect for ever": says(b"", 307, location="/inference/v1/generate"),
     "created": says(b"{}", 201),
