@@ -93,3 +93,9 @@ def test_every_argument_of_the_tokenizer_is_reserved():
     transformers = pytest.importorskip("transformers")
     known = inspect.signature(transformers.PreTrainedTokenizerBase.apply_chat_template).parameters
     assert known.keys() - {"self", "documents", "kwargs"} <= RESERVED
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+async def test_a_message_without_content_is_empty(templated, role):
+    answer = await templated.chat(messages=[{"role": role, "content": None}, *SAY])
+    assert answer.status == 200, answer.body

@@ -32,6 +32,17 @@ TAGGED = json.dumps(
 WIDE = json.dumps({"type": "object", "properties": {f"p{at}": {} for at in range(8_000)}})
 
 
+BOMB = "(.?){600}"
+HIDDEN = [
+    ("grammar", f'start: "1" rep\nrep: /{BOMB}/'),
+    ("grammar", 'root ::= "1" rep\nrep ::= (any?){600}\nany ::= [^\\n]'),
+    ("regex", "x" * 3000 + BOMB),
+    ("regex", "[ab]{1500}" + BOMB),
+    ("grammar", f"start: /[ab]{{1500}}/ rep\nrep: /{BOMB}/"),
+    ("json_schema", json.dumps({"type": "string", "pattern": f"^[ab]{{1500}}{BOMB}$"})),
+]
+
+
 async def test_good_ones_pass_and_bad_ones_do_not():
     probe = GrammarProbe(str(DEMO / "target"))
     try:
@@ -39,10 +50,16 @@ async def test_good_ones_pass_and_bad_ones_do_not():
         await probe.check(Constraint("regex", r"\d{4}-\d{2}-\d{2}"))
         await probe.check(Constraint("json_object"))
         await probe.check(Constraint("structural_tag", TAGGED))
-        await probe.check(Constraint("regex", "(((unbalanced"))
+        await probe.check(Constraint("grammar", 'start: "yes" | "no"'))
+        await probe.check(Constraint("grammar", 'root ::= "yes" | "no"'))
+        await probe.check(Constraint("regex", r"([0-9]{1,3}\\.){3}[0-9]{1,3}"))
+        for kind in ("regex", "grammar", "json_schema", "structural_tag"):
+            with pytest.raises(RequestRejected, match="cannot be compiled"):
+                await probe.check(Constraint(kind, "(((unbalanced"))
         for constraint in (
             Constraint("regex", "(.?){600}"),
             Constraint("json_schema", ENUM if len(ENUM) < MAX_BYTES else WIDE),
+            *(Constraint(kind, hidden) for kind, hidden in HIDDEN),
         ):
             with pytest.raises(RequestRejected, match="too complex"):
                 await probe.check(constraint)
@@ -132,7 +149,8 @@ async def test_size_is_bounded_without_a_trial():
         await probe.check(Constraint("regex", "a" * (MAX_BYTES + 1)))
 
 
-async def test_without_a_vocabulary_nothing_is_tried():
+async def test_without_a_vocabulary_nothing_passes():
     probe = GrammarProbe("/there/is/no/such/folder")
-    await probe.check(Constraint("regex", "(.?){600}"))
+    with pytest.raises(RequestRejected, match="cannot be tried out"):
+        await probe.check(Constraint("regex", "a"))
     await probe.aclose()

@@ -1,0 +1,329 @@
+"""The program that tries constraints out: compiles them as vLLM would, and walks along them.
+
+JSON lines in, JSON lines out: ``engine.vllm_backend.grammar_probe`` runs it and kills it when a
+trial passes its limits. A constraint is compiled by xgrammar in its own syntax or, where xgrammar
+refuses it or vLLM would not ask it, by llguidance; what neither compiles is refused.
+
+A walk goes as far as an answer could, in CPU time that is bounded. What is literal is passed in one
+step, so that nothing hides behind it; and every group that is repeated a counted number of times is
+walked by itself as well, wherever it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+TOKENS_PER_S = 10_000
+"""So many tokens of a vocabulary add a second: a bounded string takes 3 with 151,000."""
+MEMORY_BYTES = 6 << 30
+"""Address space of the child; imports alone reserve about half of it."""
+STEPS = 2000
+WALK_S = 0.4
+"""CPU seconds of one walk; choosing tokens may take half as much again."""
+STEP_S = 0.02
+"""Mean CPU seconds of a step; usual schemas take less than 0.001 with any vocabulary."""
+STALL_S = 0.25
+"""CPU seconds of the slowest step; usual schemas take up to 0.03 with 151,000 tokens."""
+WINDOW = 50
+"""Steps whose mean counts: slow ones behind many quick ones are slow all the same."""
+COUNTED = re.compile(r"\)(?:\{(\d{1,9})?(?:,(\d{0,9}))?\}|~(\d{1,9}))")
+MANY = 16
+"""Repetitions of a group from which on it is walked by itself."""
+MAX_PIECES = 32
+PIECE_CHARS = 2000
+PREFERRED = ("multipleOf", "uniqueItems", "ontains", "patternProperties", "propertyNames", "format")
+"""A JSON schema with one of these may go to llguidance."""
+OK = "ok"
+NO_GRAMMAR = "it cannot be compiled"
+PLACE = re.compile(r"^\[[\d:]+\] \S+: ")
+"""Where in its own source a compiler found an error."""
+REFUSALS = (RuntimeError, ValueError, TypeError, KeyError)
+"""What compilers raise for what they do not take."""
+
+
+def main(tokenizer: str, trust_remote_code: bool, limit_s: float) -> None:
+    """Says how long a trial may take, then answers one line for each line.
+
+    A trial that takes longer is ended by the kernel: compilers look at no clock.
+    """
+    from transformers import AutoTokenizer
+
+    trial = Trial(AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    limit_s += trial.vocab_size / TOKENS_PER_S
+    print(json.dumps(limit_s), flush=True)
+    for line in sys.stdin:
+        number, _, asked = line.partition(" ")
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+        verdict = trial.verdict(*json.loads(asked))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps([int(number), verdict]), flush=True)
+
+
+class Walk(Protocol):
+    """A matcher that stands somewhere in a constraint."""
+
+    def jump(self) -> None:
+        """Pass what is literal, if that can be done at once."""
+        ...
+
+    def allowed(self) -> Any:
+        """The tokens that may come next, as a mask of bits."""
+        ...
+
+    def accept(self, token: int) -> bool: ...
+
+
+class Compiler(Protocol):
+    """Raises one of ``REFUSALS`` for what it does not take."""
+
+    def walk(self, kind: str, value: str) -> Walk: ...
+
+
+class Trial:
+    """Compiles and walks for the vocabulary of ``tokenizer``, as transformers loads it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        import numpy as np
+
+        self._xgrammar = Xgrammar(tokenizer)
+        self.vocab_size = self._xgrammar.info.vocab_size
+        self._compilers: list[Compiler] = [self._xgrammar, Guidance(tokenizer, self.vocab_size)]
+        self._cost = np.array([_cost(token) for token in self._xgrammar.info.decoded_vocab])
+
+    def verdict(self, kind: str, value: str) -> str:
+        try:
+            whole = self._judge(kind, value)
+            if whole != OK:
+                return whole
+            for piece in pieces(kind, value):
+                found = self._judge("regex", piece)
+                if found != OK and not found.startswith(NO_GRAMMAR):
+                    return found
+        except MemoryError:
+            return "it needed too much memory"
+        except TooManyPieces:
+            return f"it repeats more than {MAX_PIECES} groups a counted number of times"
+        return OK
+
+    def _judge(self, kind: str, value: str) -> str:
+        """The first compiler's that takes it; of all, where vLLM may prefer another one."""
+        refusal, taken = "", False
+        for compiler in self._compilers:
+            try:
+                for short in (False, True):
+                    if why := self._too_slow(compiler.walk(kind, value), short):
+                        return why
+            except REFUSALS as error:
+                refusal = refusal or PLACE.sub("", " ".join(str(error).split()))[:300]
+                continue
+            taken = True
+            if kind != "json_schema" or not any(word in value for word in PREFERRED):
+                break
+        return OK if taken else f"{NO_GRAMMAR}: {refusal}"
+
+    def _too_slow(self, walk: Walk, short: bool) -> str:
+        """Along the constraint as an engine would go; by the CPU seconds of each step."""
+        steps: list[float] = []
+        spent, until = 0.0, time.process_time() + 1.5 * WALK_S
+        while len(steps) < STEPS and spent < WALK_S and time.process_time() < until:
+            before = time.process_time()
+            walk.jump()
+            mask = walk.allowed()
+            filled = time.process_time()
+            chosen = self._choice(mask, len(steps) + 1, short)
+            between = time.process_time()
+            if chosen is None or not walk.accept(chosen):
+                break
+            steps.append(filled - before + time.process_time() - between)
+            spent += steps[-1]
+        mean = _slowest_mean(steps)
+        if mean >= STEP_S or max(steps, default=0.0) >= STALL_S:
+            return f"its tokens took {mean:.2g} s each, one {max(steps):.2g} s"
+        return ""
+
+    def _choice(self, mask: Any, number: int, short: bool) -> int | None:
+        """Some allowed token, or the shortest that goes on.
+
+        That is neither white space, which JSON allows without end, nor what closes something if
+        there is anything else.
+        """
+        import numpy as np
+
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.vocab_size]
+        bits[self._xgrammar.info.stop_token_ids] = 0
+        allowed = np.flatnonzero(bits)
+        if not len(allowed):
+            return None
+        at = self._cost[allowed].argmin() if short else number * 7919 % len(allowed)
+        return int(allowed[at])
+
+
+def _slowest_mean(steps: Sequence[float]) -> float:
+    """Of any ``WINDOW`` steps in a row, or of all when there are fewer."""
+    if not steps:
+        return 0.0
+    starts = range(0, max(1, len(steps) - WINDOW + 1), WINDOW // 2)
+    return max(sum(part) / len(part) for at in starts if (part := steps[at : at + WINDOW]))
+
+
+def _cost(token: bytes) -> float:
+    if not token.strip():
+        return 1000.0
+    return len(token) + 0.5 * (token[:1] in (b"}", b"]", b'"'))
+
+
+class Xgrammar:
+    def __init__(self, tokenizer: Any) -> None:
+        import xgrammar
+
+        self._library = xgrammar
+        self.info = xgrammar.TokenizerInfo.from_huggingface(tokenizer)
+        self._compiler = xgrammar.GrammarCompiler(self.info, max_threads=1, cache_enabled=False)
+
+    def walk(self, kind: str, value: str) -> Walk:
+        return _XgrammarWalk(self._library, self._compile(kind, value), self.info.vocab_size)
+
+    def _compile(self, kind: str, value: str) -> Any:
+        match kind:
+            case "regex":
+                return self._compiler.compile_regex(value)
+            case "grammar" if is_lark(value):
+                return self._compiler.compile_lark(value)
+            case "grammar":
+                return self._compiler.compile_grammar(value)
+            case "structural_tag":
+                return self._compile_tag(value)
+        return self._compiler.compile_json_schema(value)
+
+    def _compile_tag(self, value: str) -> Any:
+        told = json.loads(value)
+        if "structures" not in told:
+            return self._compiler.compile_structural_tag(value)
+        tags = [
+            self._library.StructuralTagItem(
+                begin=item["begin"], schema=json.dumps(item["schema"]), end=item["end"]
+            )
+            for item in told["structures"]
+        ]
+        return self._compiler.compile_structural_tag(tags, told["triggers"])
+
+
+class _XgrammarWalk:
+    def __init__(self, library: Any, compiled: Any, vocab_size: int) -> None:
+        self._matcher = library.GrammarMatcher(compiled)
+        self._mask = library.allocate_token_bitmask(1, vocab_size)
+        self.accept = self._matcher.accept_token
+
+    def jump(self) -> None:
+        literal = self._matcher.find_jump_forward_string()
+        if literal:
+            self._matcher.accept_string(literal)
+
+    def allowed(self) -> Any:
+        self._matcher.fill_next_token_bitmask(self._mask)
+        return self._mask[0].numpy()
+
+
+class Guidance:
+    """llguidance, where vLLM goes with what xgrammar refuses."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._known: Any = None
+
+    def walk(self, kind: Any, value: str) -> Walk:
+        import llguidance
+        import llguidance.hf
+
+        if self._known is None:
+            self._known = llguidance.hf.from_tokenizer(
+                self._tokenizer, max(self._vocab_size, len(self._tokenizer))
+            )
+        if kind == "structural_tag":
+            raise ValueError("the structural tag is not known")
+        if kind == "json_schema":
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(value)
+        else:
+            grammar = llguidance.grammar_from(kind, value)
+        matcher = llguidance.LLMatcher(self._known, grammar, log_level=0)
+        if error := matcher.get_error():
+            raise ValueError(error)
+        return _GuidanceWalk(matcher, self._known.vocab_size)
+
+
+class _GuidanceWalk:
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        import llguidance.torch
+
+        self._library = llguidance.torch
+        self._matcher = matcher
+        self._mask = llguidance.torch.allocate_token_bitmask(1, vocab_size)
+        self.accept = matcher.consume_token
+
+    def jump(self) -> None:
+        tokens = self._matcher.compute_ff_tokens()
+        if tokens:
+            self._matcher.consume_tokens(tokens)
+
+    def allowed(self) -> Any:
+        self._library.fill_next_token_bitmask(self._matcher, self._mask, 0)
+        return self._mask[0].numpy()
+
+
+def is_lark(grammar: str) -> bool:
+    """As vLLM tells the two apart: no line defines a rule the EBNF way."""
+    lines = (re.sub(r"(#|//).*$", "", line) for line in grammar.split("\n"))
+    return not any("::=" in line for line in lines)
+
+
+class TooManyPieces(Exception):
+    """A constraint that is to be taken apart into too many parts."""
+
+
+def pieces(kind: str, value: str) -> Iterator[str]:
+    """Groups that are repeated a counted number of times, each as a pattern of its own."""
+    texts = _strings(json.loads(value)) if kind in ("json_schema", "structural_tag") else [value]
+    found = 0
+    for text in texts:
+        for match in COUNTED.finditer(text):
+            counts = [int(count) for count in match.groups() if count]
+            begin = _opening(text, match.start())
+            if begin is None or max(counts, default=MANY) < MANY:
+                continue
+            found += 1
+            if found > MAX_PIECES:
+                raise TooManyPieces
+            if match.end() - begin <= PIECE_CHARS:
+                yield re.sub(r"~(\d+)$", r"{\1}", text[begin : match.end()])
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)
+
+
+def _opening(text: str, closing: int) -> int | None:
+    """Where the group begins that ends at ``closing``."""
+    depth = 0
+    for at in range(closing, max(-1, closing - PIECE_CHARS), -1):
+        if text[at] in "()" and text[at - 1 : at] != "\\":
+            depth += 1 if text[at] == ")" else -1
+            if not depth:
+                return at
+    return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2] == "True", float(sys.argv[3]))
