@@ -34,7 +34,7 @@ def _message(message: Message, at: int, media: Unreadable) -> dict[str, Any]:
             for i, part in enumerate(message.content)
         )
         out["content"] = join(list(texts))
-    elif message.content is None and message.role == "assistant":
+    elif message.content is None:
         out["content"] = ""
     if "tool_calls" in out:
         out["tool_calls"] = [_called(call) for call in out["tool_calls"]]
