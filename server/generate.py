@@ -40,6 +40,7 @@ from server.observer import Ending, Observation, Observer, RequestFacts
 from server.parsers import Parser, Parsers
 from server.prompt import Conversation, Prompt, Renderer, encode, render
 from server.structure.answer import constraint
+from server.trials import Trials
 from server.truncation import fitted
 from server.validate import Served
 
@@ -67,6 +68,8 @@ class Path:
     served: Served
     policy: Policy
     admission: Admission = field(default_factory=Admission)
+    trials: Trials | None = None
+    """Where constraints are tried out first, if anywhere."""
 
 
 async def events(
@@ -79,11 +82,15 @@ async def events(
     deadline = Deadline(job.caller.timeout_s, arrived)
     with ExitStack() as inside:
         try:
-            place = inside.enter_context(path.admission.enter(job.caller.visitor(deadline.at)))
+            visitor = job.caller.visitor(deadline.at)
+            place = inside.enter_context(path.admission.enter(visitor))
             async with deadline.limit():
                 job = _decided(job, path.policy)
                 prompts = await make_prompts(job, path)
                 requests = _requests(job, path, prompts)
+                if path.trials is not None:
+                    wanted = [request.constraint for request in requests]
+                    await path.trials.check(wanted, visitor, job.grammar_param)
                 await place.admit(len(requests), sum(len(prompt.token_ids) for prompt in prompts))
                 charge.get().settle()
         except GatewayError as error:

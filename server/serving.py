@@ -49,6 +49,7 @@ from server.response import Timing
 from server.slicing import WORKLOADS
 from server.store import StoreLimits
 from server.store.sql import Retention, SqlStore, StoreError, default_url, sqlite_directory
+from server.trials import Trials
 from server.upkeep import keep_up
 from server.validate import Served
 
@@ -173,6 +174,7 @@ class Serving:
     async def _start(self) -> None:
         info = self._backend.described(await self._engine.start())
         served = _served(self._gateway, info, self._parsers, self._settings, self._backend)
+        probe = self._backend.probe
         path = Path(
             self._engine,
             info,
@@ -181,6 +183,7 @@ class Serving:
             served,
             self._policy,
             self._admission,
+            None if probe is None else Trials(probe),
         )
         self._gateway.open(path)
         self._gateway.memory.settle()

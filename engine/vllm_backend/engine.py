@@ -37,7 +37,6 @@ from engine.vllm_backend import translate
 from engine.vllm_backend.accounts import reader
 from engine.vllm_backend.child_log import ChildLog, fit_to_show
 from engine.vllm_backend.describe import describe
-from engine.vllm_backend.grammar_probe import GrammarProbe
 from engine.vllm_backend.names import WORKER
 from engine.vllm_backend.outputs import Inbox, StepOutputs, take_over
 from engine.vllm_backend.statistics import GatheredStatistics
@@ -73,10 +72,8 @@ class VllmEngine:
         arguments: AsyncEngineArgs,
         progress: Callable[[str], None] = quiet,
         echo: bool = True,
-        probe: GrammarProbe | None = None,
     ) -> None:
         self._arguments = arguments
-        self._probe = probe
         self._progress = progress
         self._log = ChildLog(echo=echo)
         self._llm: AsyncLLM | None = None
@@ -108,8 +105,6 @@ class VllmEngine:
         return info
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        if self._probe is not None and request.constraint is not None:
-            await self._probe.check(request.constraint)
         llm, outputs = self._running()
         inbox = await _add(llm, request)
         try:

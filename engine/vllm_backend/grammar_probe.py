@@ -58,9 +58,14 @@ class GrammarProbe:
         self._child: asyncio.subprocess.Process | None = None
         self._useless = False
 
+    def known(self, constraint: Constraint) -> bool:
+        """Whether ``check`` answers at once."""
+        at_once = constraint.kind in ("json_object", "choice") or _size(constraint) > MAX_BYTES
+        return at_once or _digest(_question(constraint)) in self._verdicts
+
     async def check(self, constraint: Constraint) -> None:
         """Raises RequestRejected."""
-        size = len(constraint.value) + sum(map(len, constraint.choices))
+        size = _size(constraint)
         if size > MAX_BYTES:
             raise RequestRejected(
                 f"The schema, pattern or grammar of an answer may have at most {MAX_BYTES} "
@@ -76,8 +81,8 @@ class GrammarProbe:
         await self._kill()
 
     async def _verdict(self, constraint: Constraint) -> str:
-        asked = json.dumps([constraint.kind, constraint.value]).encode()
-        digest = hashlib.sha256(asked).digest()
+        asked = _question(constraint)
+        digest = _digest(asked)
         if digest not in self._verdicts:
             async with self._turn:
                 if digest not in self._verdicts:
@@ -159,6 +164,18 @@ class GrammarProbe:
         with suppress(ProcessLookupError):
             child.kill()
         await child.wait()
+
+
+def _size(constraint: Constraint) -> int:
+    return len(constraint.value) + sum(map(len, constraint.choices))
+
+
+def _question(constraint: Constraint) -> bytes:
+    return json.dumps([constraint.kind, constraint.value]).encode()
+
+
+def _digest(asked: bytes) -> bytes:
+    return hashlib.sha256(asked).digest()
 
 
 def _why_broken(status: int | None, limit_s: float) -> str:

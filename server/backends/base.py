@@ -12,6 +12,7 @@ from engine.types import EngineInfo
 from server.commandline import CommandLine
 from server.parsers import Vocabulary
 from server.prompt import Renderer
+from server.trials import ConstraintProbe
 
 
 class Backend(Protocol):
@@ -34,6 +35,11 @@ class Backend(Protocol):
     @property
     def spec_metrics(self) -> str:
         """How much of its speculation every answer carries: none, summary or detailed."""
+        ...
+
+    @property
+    def probe(self) -> ConstraintProbe | None:
+        """What tries constraints out; None where the engine does that itself."""
         ...
 
     def lasting(self, patience: Patience, watcher: Watcher) -> Lasting:

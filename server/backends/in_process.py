@@ -46,7 +46,7 @@ class InProcess:
         self.vocabulary = Vocabulary.from_transformers(self.renderer.tokenizer)
         self.reasoning_parser = arguments.reasoning_parser or settings.reasoning_parser
         self.spec_metrics: str = arguments.per_request_spec_decode_metrics
-        self._probe = GrammarProbe(
+        self.probe = GrammarProbe(
             arguments.tokenizer or arguments.model, arguments.trust_remote_code
         )
 
@@ -64,7 +64,7 @@ class InProcess:
         return ()
 
     def _new_engine(self) -> VllmEngine:
-        return VllmEngine(self._arguments, self._progress, self._echo, self._probe)
+        return VllmEngine(self._arguments, self._progress, self._echo)
 
     def described(self, info: EngineInfo) -> EngineInfo:
         """With what the inspection found the draft to be."""
@@ -74,7 +74,7 @@ class InProcess:
         return replace(info, speculation=named)
 
     async def aclose(self) -> None:
-        await self._probe.aclose()
+        await self.probe.aclose()
 
 
 def _preflight(

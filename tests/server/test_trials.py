@@ -1,0 +1,181 @@
+"""Constraints are tried out in a queue of their own, shared fairly."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from engine.errors import EngineFailed, RequestRejected
+from engine.types import Constraint
+from server.admission import Bounds
+from server.errors import InvalidRequest, TooManyRequests
+from server.keys import Key, KeyRing, digest_of
+from server.trials import Trials
+from server.visitor import Visitor
+from tests.server.conftest import DEMO
+
+FLOOD, VICTIM = "flood-key-0123456789", "victim-key-0123456789"
+ANN, BOB = Visitor("ann"), Visitor("bob")
+
+
+class Probe:
+    """Tries one after the other, when a test says so."""
+
+    def __init__(self) -> None:
+        self.tried: list[str] = []
+        self.verdicts: set[str] = set()
+        self.go = asyncio.Semaphore(0)
+
+    def known(self, constraint: Constraint) -> bool:
+        return constraint.value in self.verdicts
+
+    async def check(self, constraint: Constraint) -> None:
+        if not self.known(constraint):
+            await self.go.acquire()
+            self.tried.append(constraint.value)
+            if "odd" in constraint.value:
+                raise EngineFailed("There was no time.")
+        if "bad" in constraint.value:
+            raise RequestRejected("it is too complex")
+        self.verdicts.add(constraint.value)
+
+    def finish(self, trials: int) -> None:
+        for _ in range(trials):
+            self.go.release()
+
+
+def regex(value: str) -> list[Constraint | None]:
+    return [Constraint("regex", value), None, Constraint("regex", value)]
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_keys_take_turns():
+    probe = Probe()
+    trials = Trials(probe)
+    tasks = [asyncio.ensure_future(trials.check(regex(f"a{at}"), ANN, "f")) for at in range(20)]
+    await settle()
+    tasks.append(asyncio.ensure_future(trials.check(regex("b"), BOB, "f")))
+    await settle()
+    probe.finish(30)
+    await asyncio.gather(*tasks)
+    assert probe.tried.index("b") <= 1
+    assert sorted(probe.tried) == sorted([*(f"a{at}" for at in range(20)), "b"])
+    await trials.check(regex("b"), BOB, "f")
+    assert probe.tried.count("b") == 1, "known ones need no turn"
+
+
+async def test_the_queue_is_bounded_and_the_flood_is_what_is_refused():
+    probe = Probe()
+    trials = Trials(probe, Bounds(running=1, queued=4))
+    tasks = [asyncio.ensure_future(trials.check(regex(f"a{at}"), ANN, "f")) for at in range(1)]
+    await settle()
+    tasks += [asyncio.ensure_future(trials.check(regex(f"a{at}"), ANN, "f")) for at in range(1, 9)]
+    await settle()
+    refused = [task.exception() for task in tasks if task.done()]
+    assert len(refused) == 4
+    assert all(isinstance(error, TooManyRequests) for error in refused)
+    assert {error.code for error in refused} == {"constraint_queue_full"}
+    assert all(error.retry_after_s for error in refused)
+    mine = asyncio.ensure_future(trials.check(regex("b"), BOB, "f"))
+    await settle()
+    assert not mine.done(), "it displaced one of the flood"
+    probe.finish(20)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await mine
+    queue = trials.queue
+    assert (queue.running, queue.queued, queue.queued_tokens, queue.num_inside) == (0, 0, 0, 0)
+
+
+async def test_a_verdict_names_the_field():
+    probe = Probe()
+    probe.finish(10)
+    trials = Trials(probe)
+    with pytest.raises(InvalidRequest, match="too complex") as refused:
+        await trials.check(regex("bad"), ANN, "response_format")
+    assert refused.value.param == "response_format"
+    assert trials.queue.running == 0
+    with pytest.raises(Exception, match="no time"):
+        await trials.check(regex("odd"), ANN, "response_format")
+    await trials.check([None], ANN, "response_format")
+
+
+async def test_one_whose_client_leaves_ends_before_the_next_begins():
+    probe = Probe()
+    trials = Trials(probe)
+    left = asyncio.ensure_future(trials.check(regex("a bad one"), ANN, "f"))
+    await settle()
+    waiting = asyncio.ensure_future(trials.check(regex("c"), ANN, "f"))
+    await settle()
+    left.cancel()
+    waiting.cancel()
+    mine = asyncio.ensure_future(trials.check(regex("b"), BOB, "f"))
+    await settle()
+    assert (trials.queue.running, trials.queue.queued) == (1, 1)
+    probe.finish(2)
+    await mine
+    assert probe.tried == ["a bad one", "b"]
+    await settle()
+    assert trials.queue.num_inside == 0
+
+
+@pytest.fixture
+def probed(lab):
+    lab.says("x")
+    lab.gateway.keys = KeyRing((Key("flood", digest_of(FLOOD)), Key("victim", digest_of(VICTIM))))
+    return lab
+
+
+def ask(lab, key, **fields):
+    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]} | fields
+    return lab.post("/v1/chat/completions", body, headers={"x-api-key": key})
+
+
+def schema(at: int, body: str = "[a-z]{0,3}") -> dict[str, object]:
+    shape = {"type": "object", "properties": {f"p{at}": {"type": "string", "pattern": body}}}
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": shape}}
+
+
+async def test_trials_hold_no_place_in_the_engine(probed):
+    probe = Probe()
+    probed.gateway.open(replace(probed.gateway.path, trials=Trials(probe)))
+    admission = probed.gateway.path.admission
+    admission.bounds = Bounds(running=1, queued=1024)
+    flood = [
+        asyncio.ensure_future(ask(probed, FLOOD, response_format=schema(at))) for at in range(280)
+    ]
+    while admission.queued < 60:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert admission.running == 0
+    async with asyncio.timeout(30):
+        assert (await ask(probed, VICTIM)).status == 200
+    probe.finish(1000)
+    statuses = [(await task).status for task in flood]
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 64
+    assert (admission.running, admission.queued, admission.num_inside) == (0, 0, 0)
+
+
+@pytest.mark.slow
+async def test_a_pattern_whose_client_left_is_not_the_next_one_s_fault(probed):
+    """With the real probe: what kills its child is answered for by nobody else."""
+    from engine.vllm_backend.grammar_probe import GrammarProbe
+
+    probe = GrammarProbe(str(DEMO), limit_s=1.0)
+    probed.gateway.open(replace(probed.gateway.path, trials=Trials(probe)))
+    try:
+        assert (await ask(probed, VICTIM, response_format=schema(0))).status == 200
+        evil = asyncio.ensure_future(
+            ask(probed, FLOOD, response_format=schema(1, "(.?){400}(.?){400}x"))
+        )
+        await asyncio.sleep(0.3)
+        evil.cancel()
+        innocent = await ask(probed, VICTIM, response_format=schema(2))
+        assert innocent.status == 200, innocent.body
+    finally:
+        await probe.aclose()
