@@ -139,7 +139,7 @@ class Browser:
 
 
 @asynccontextmanager
-async def browser(folder: Path) -> AsyncIterator[Browser]:
+async def browser(folder: Path, *flags: str) -> AsyncIterator[Browser]:
     process = await asyncio.create_subprocess_exec(
         CHROMIUM,
         "--headless=new",
@@ -148,6 +148,7 @@ async def browser(folder: Path) -> AsyncIterator[Browser]:
         "--disable-dev-shm-usage",
         "--remote-debugging-port=0",
         f"--user-data-dir={folder}",
+        *flags,
         "about:blank",
         stderr=asyncio.subprocess.PIPE,
     )
