@@ -66,7 +66,7 @@ def _offered(given: Sequence[Tool], param: str) -> Iterator[Offered]:
         elif tool.type in CLIENT_TOOLS:
             yield _one(tool, path)
         else:
-            ignore(f"tools[{tool.type}]", "There are no hosted tools here")
+            tools.ignore_hosted(tool.type)
 
 
 def _in_namespace(tool: Tool, path: str) -> Iterator[Offered]:

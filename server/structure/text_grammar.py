@@ -1,0 +1,236 @@
+"""What the text of a custom tool must match, and how a grammar for the engine says so.
+
+A small tree of character sets, made from a regular expression or a Lark grammar. It is written as
+xgrammar's EBNF, either for the text as it is or for the text inside a JSON string: most models
+write a call's arguments as JSON, and there a quote is two characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+Range = tuple[int, int]
+LAST = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)
+MAX_DEPTH = 100
+TOO_DEEP = f"it is nested too deeply, more than {MAX_DEPTH} levels"
+NAMED = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+"""What JSON writes with a backslash and one character."""
+SPECIAL: tuple[Range, ...] = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
+"""What JSON does not write as it is."""
+
+
+class BadGrammar(ValueError):
+    """The message says what is wrong, or what is not supported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character out of these; sorted, apart from each other, without surrogates."""
+
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    items: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    item: Node
+    least: int
+    most: int | None = None
+    """None for any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A reference to a rule by its name."""
+
+    name: str
+
+
+Node = Chars | Sequence | Choice | Repeat | Rule
+
+
+@dataclass(frozen=True, slots=True)
+class TextGrammar:
+    """Rules by name; the text matches ``start``."""
+
+    start: Node
+    rules: Mapping[str, Node]
+
+    def __post_init__(self) -> None:
+        """Raises BadGrammar for what is too deep, and where no text matches at all."""
+        if max(map(_depth, (self.start, *self.rules.values()))) > MAX_DEPTH:
+            raise BadGrammar(TOO_DEEP)
+        if not self._matches_something():
+            raise BadGrammar("no text matches it")
+
+    def ebnf(self, in_json: bool) -> str:
+        """For the text itself, or for what a JSON string writes in its place."""
+        write = _Writer(_in_json if in_json else _plain)
+        bodies = {"root": self.start, **{_name(name): body for name, body in self.rules.items()}}
+        return "\n".join(f"{name} ::= {write.node(body)}" for name, body in bodies.items())
+
+    def _matches_something(self) -> bool:
+        productive: set[str] = set()
+        while True:
+            more = {name for name, body in self.rules.items() if _produces(body, productive)}
+            if more == productive:
+                return _produces(self.start, productive)
+            productive = more
+
+
+def chars(ranges: Iterable[Range]) -> Chars:
+    merged: list[Range] = []
+    for low, high in sorted(_without(SURROGATES, ranges)):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return Chars(tuple(merged))
+
+
+def other_than(found: Chars) -> Chars:
+    left: list[Range] = [(0, LAST)]
+    for taken in found.ranges:
+        left = list(_without(taken, left))
+    return chars(left)
+
+
+def text(written: str, ignore_case: bool = False) -> Node:
+    return Sequence(tuple(char(ord(one), ignore_case) for one in written))
+
+
+def char(code: int, ignore_case: bool = False) -> Chars:
+    found = chars([(code, code)])
+    return in_both_cases(found) if ignore_case else found
+
+
+def in_both_cases(found: Chars) -> Chars:
+    """Of single characters any, of ranges those of ASCII."""
+    more = list(found.ranges)
+    for low, high in found.ranges:
+        if low == high:
+            both = (chr(low).lower(), chr(low).upper())
+            more += [(ord(one), ord(one)) for one in both if len(one) == 1]
+        for first, last, shift in ((0x41, 0x5A, 32), (0x61, 0x7A, -32)):
+            if (start := max(low, first)) <= (end := min(high, last)):
+                more.append((start + shift, end + shift))
+    return chars(more)
+
+
+def _without(taken: Range, ranges: Iterable[Range]) -> Iterable[Range]:
+    for low, high in ranges:
+        if high < taken[0] or low > taken[1]:
+            yield low, high
+            continue
+        if low < taken[0]:
+            yield low, taken[0] - 1
+        if high > taken[1]:
+            yield taken[1] + 1, high
+
+
+def _depth(node: Node) -> int:
+    match node:
+        case Sequence(items) | Choice(items):
+            return 1 + max(map(_depth, items), default=0)
+        case Repeat(item):
+            return 1 + _depth(item)
+        case _:
+            return 1
+
+
+def _produces(node: Node, productive: set[str]) -> bool:
+    match node:
+        case Chars(ranges):
+            return bool(ranges)
+        case Sequence(items):
+            return all(_produces(item, productive) for item in items)
+        case Choice(items):
+            return any(_produces(item, productive) for item in items)
+        case Repeat(item, least):
+            return least == 0 or _produces(item, productive)
+        case Rule(name):
+            return name in productive
+
+
+def _name(rule: str) -> str:
+    return f"rule_{rule}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Nodes as EBNF; ``chars`` writes a set of characters."""
+
+    chars: Callable[[Chars], list[str]]
+
+    def node(self, node: Node) -> str:
+        """As it stands on the right of a rule."""
+        options = node.items if isinstance(node, Choice) else (node,)
+        return " | ".join(self._sequence(option) for option in options)
+
+    def _sequence(self, node: Node) -> str:
+        items = node.items if isinstance(node, Sequence) else (node,)
+        return " ".join(self._atom(item) for item in items) or '""'
+
+    def _atom(self, node: Node) -> str:
+        match node:
+            case Chars():
+                found = self.chars(node)
+                return found[0] if len(found) == 1 else f"({' | '.join(found)})"
+            case Rule(name):
+                return _name(name)
+            case Repeat(item, least, most):
+                return f"({self.node(item)}){_times(least, most)}"
+            case _:
+                return f"({self.node(node)})"
+
+
+def _times(least: int, most: int | None) -> str:
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
+    return short or f"{{{least},{'' if most is None else most}}}"
+
+
+def _plain(found: Chars) -> list[str]:
+    """A class of characters."""
+    if not found.ranges:
+        return []
+    inside = "".join(
+        _code(low) if low == high else f"{_code(low)}-{_code(high)}" for low, high in found.ranges
+    )
+    return [f"[{inside}]"]
+
+
+def _in_json(found: Chars) -> list[str]:
+    """The same where some are written as escapes."""
+    bare: Iterable[Range] = found.ranges
+    for taken in SPECIAL:
+        bare = list(_without(taken, bare))
+    escaped = [
+        code
+        for first, last in SPECIAL
+        for low, high in found.ranges
+        for code in range(max(low, first), min(high, last) + 1)
+    ]
+    named = "".join(NAMED[chr(code)] for code in escaped if chr(code) in NAMED)
+    coded = [code for code in escaped if chr(code) not in NAMED]
+    out = _plain(chars(bare))
+    if named:
+        out.append(f'"\\\\" {_plain(chars((ord(one), ord(one)) for one in named))[0]}')
+    for high in sorted({code >> 4 for code in coded}):
+        digits = "".join(f"{code & 15:x}" for code in coded if code >> 4 == high)
+        out.append(f'"\\\\u00{high}" [{digits}]')
+    return out
+
+
+def _code(code: int) -> str:
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
