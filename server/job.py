@@ -10,6 +10,7 @@ from engine.types import Constraint, EngineRequest, Sampling
 from server.caller import Caller
 from server.context import Side, fit
 from server.prompt import Conversation, Prompt
+from server.structure.text_grammar import TextGrammar
 
 PromptSource = Conversation | str | tuple[int, ...]
 """What a prompt is made of: a chat template's input, text, or the token ids themselves."""
@@ -33,8 +34,8 @@ class ToolPolicy:
     only: frozenset[str] = frozenset()
     """The functions that may be called; empty means all of them."""
     parallel: bool = True
-    custom: frozenset[str] = frozenset()
-    """Which of the tools the client gave as custom ones."""
+    custom: Mapping[str, TextGrammar | None] = field(default_factory=dict)
+    """Tools that the client gave as custom ones, each with what its text must match."""
     namespaces: Mapping[str, Namespaced] = field(default_factory=dict)
     """Where those tools belong whose name here is a flat one."""
 

@@ -63,7 +63,7 @@ class Parsers:
             include_stop=job.include_stop,
             parallel=policy.parallel,
             skip_special_tokens=job.skip_special_tokens,
-            custom=policy.custom,
+            custom=frozenset(policy.custom),
             sound=holds_calls(job),
             spelled=spells_calls(job),
         )

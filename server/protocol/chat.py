@@ -101,10 +101,16 @@ class FunctionTool(RequestModel):
     function: Function
 
 
-class CustomFormat(OpenModel):
-    """What the text of a custom tool must look like."""
+class TextGrammar(OpenModel):
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomFormat(TextGrammar):
+    """What the text of a custom tool must look like; Responses have no ``grammar`` in between."""
 
     type: Literal["text", "grammar"]
+    grammar: TextGrammar | None = None
 
 
 class Custom(RequestModel):

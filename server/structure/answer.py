@@ -21,7 +21,7 @@ from server.structure.tools import (
     Format,
     Frame,
     calls,
-    is_strict,
+    is_held,
     matching,
     text_with_calls,
 )
@@ -69,9 +69,9 @@ def _on_channels(job: Job) -> Constraint:
 
 
 def needs_grammar(policy: ToolPolicy) -> bool:
-    """Whether calls are forced, limited to some tools, or must match a strict schema."""
+    """Whether calls are forced, limited to some tools, or must match a schema or a grammar."""
     if policy.choice == "auto":
-        return bool(policy.only) or any(is_strict(tool) for tool in policy.callable)
+        return bool(policy.only) or any(is_held(tool, policy) for tool in policy.callable)
     return policy.choice == "required"
 
 
@@ -95,13 +95,13 @@ def spells_calls(job: Job) -> bool:
 def _answer(job: Job, tool_parser: str | None) -> Format:
     policy = job.tool_policy
     if policy.choice == "required":
-        return calls(_frame(tool_parser), policy.callable, policy.parallel)
+        return calls(_frame(tool_parser), policy)
     if job.constraint is None:
-        return text_with_calls(_frame(tool_parser), policy.callable, policy.parallel)
+        return text_with_calls(_frame(tool_parser), policy)
     content = content_format(job.constraint)
     if policy.choice == "none" or tool_parser not in FRAMES:
         return content
-    called = calls(_frame(tool_parser), policy.callable, policy.parallel)
+    called = calls(_frame(tool_parser), policy)
     return {"type": "or", "elements": [content, called]}
 
 
@@ -159,7 +159,7 @@ def _frame(tool_parser: str | None) -> Frame:
         known = ", ".join(sorted(FRAMES))
         raise InvalidRequest(
             f"Calls cannot be forced or made strict with the tool-call parser '{tool_parser}', "
-            f"only with: {known}. Use tool_choice 'auto' and tools without 'strict'.",
+            f"only with: {known}. Use tool_choice 'auto', and tools without 'strict' or a grammar.",
             param="tool_choice",
         )
     return frame

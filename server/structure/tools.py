@@ -6,9 +6,12 @@ row can offer tools, but cannot force a call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from server.job import ToolPolicy
+from server.structure.text_grammar import TextGrammar
 
 Format = dict[str, Any]
 """A node of a structural tag."""
@@ -38,10 +41,22 @@ class Frame:
     before_arguments: tuple[Format, ...] = ()
     """What stands between ``begin`` and the arguments, where that is no fixed text."""
 
+    text: tuple[str, str] = ('{"input": "', '"}')
+    """What stands around the text of a custom tool."""
+
     def call(self, name: str, schema: Any) -> Format:
         arguments = matching(schema)
         if self.style != "json":
             arguments = {"type": "json_schema", "json_schema": schema, "style": self.style}
+        return self._call(name, arguments)
+
+    def text_call(self, name: str, grammar: TextGrammar) -> Format:
+        """A call of a custom tool, whose one argument is a text."""
+        begin, end = ({"type": "const_string", "value": part} for part in self.text)
+        text = {"type": "grammar", "grammar": grammar.ebnf(in_json=self.style == "json")}
+        return self._call(name, {"type": "sequence", "elements": [begin, text, end]})
+
+    def _call(self, name: str, arguments: Format) -> Format:
         content = arguments
         if self.before_arguments:
             content = {"type": "sequence", "elements": [*self.before_arguments, arguments]}
@@ -60,6 +75,7 @@ _QWEN_XML = Frame(
     "<tool_call>\n<function=NAME>\n",
     "\n</function>\n</tool_call>",
     style="qwen_xml",
+    text=("<parameter=input>\n", "\n</parameter>"),
     separator="\n",
 )
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -80,10 +96,25 @@ FRAMES: Mapping[str, Frame] = {
         '<｜DSML｜invoke name="NAME">\n',
         "</｜DSML｜invoke>\n",
         style="deepseek_xml",
+        text=(
+            '<｜DSML｜parameter name="input" string="true">',
+            "</｜DSML｜parameter>\n",
+        ),
         section=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
     ),
-    "glm45": Frame("<tool_call>NAME\n", "\n</tool_call>", style="glm_xml", separator="\n"),
-    "glm47": Frame("<tool_call>NAME", "</tool_call>", style="glm_xml"),
+    "glm45": Frame(
+        "<tool_call>NAME\n",
+        "\n</tool_call>",
+        style="glm_xml",
+        separator="\n",
+        text=("<arg_key>input</arg_key>\n<arg_value>", "</arg_value>"),
+    ),
+    "glm47": Frame(
+        "<tool_call>NAME",
+        "</tool_call>",
+        style="glm_xml",
+        text=("<arg_key>input</arg_key><arg_value>", "</arg_value>"),
+    ),
     "granite": Frame(
         '{"name": "NAME", "arguments": ', "}", section=("<|tool_call|>[", "]"), separator=", "
     ),
@@ -104,6 +135,7 @@ FRAMES: Mapping[str, Frame] = {
         '<invoke name="NAME">\n',
         "</invoke>\n",
         style="minimax_xml",
+        text=('<parameter name="input">', "</parameter>\n"),
         section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
     ),
     "mistral": Frame("[TOOL_CALLS]NAME[ARGS]", ""),
@@ -113,28 +145,28 @@ FRAMES: Mapping[str, Frame] = {
 }
 
 
-def calls(frame: Frame, tools: Sequence[Mapping[str, Any]], parallel: bool) -> Format:
-    """One call, or several, to any of ``tools``; arguments match their schemas."""
+def calls(frame: Frame, policy: ToolPolicy) -> Format:
+    """One call, or several, to any tool; arguments match their schemas and grammars."""
     listed: Format = {
         "type": "tags_with_separator",
-        "tags": [_tag(frame, tool, constrained=True) for tool in tools],
+        "tags": [_tag(frame, tool, policy, constrained=True) for tool in policy.callable],
         "separator": frame.separator,
         "at_least_one": True,
-        "stop_after_first": not parallel,
+        "stop_after_first": not policy.parallel,
     }
     return _in_section(frame, listed)
 
 
-def text_with_calls(frame: Frame, tools: Sequence[Mapping[str, Any]], parallel: bool) -> Format:
-    """Free text in which any call is one of ``tools``; strict tools get matching arguments."""
-    tags = [_tag(frame, tool, constrained=is_strict(tool)) for tool in tools]
+def text_with_calls(frame: Frame, policy: ToolPolicy) -> Format:
+    """Free text in which any call is one of a tool; strict tools get matching arguments."""
+    tags = [_tag(frame, tool, policy, constrained=is_strict(tool)) for tool in policy.callable]
     if frame.section[0]:
         inner: Format = {
             "type": "tags_with_separator",
             "tags": tags,
             "separator": frame.separator,
             "at_least_one": True,
-            "stop_after_first": not parallel,
+            "stop_after_first": not policy.parallel,
         }
         begin, end = frame.section
         tags = [{"type": "tag", "begin": begin, "content": inner, "end": end}]
@@ -142,7 +174,7 @@ def text_with_calls(frame: Frame, tools: Sequence[Mapping[str, Any]], parallel: 
         "type": "triggered_tags",
         "triggers": [frame.trigger],
         "tags": tags,
-        "stop_after_first": not parallel,
+        "stop_after_first": not policy.parallel,
     }
 
 
@@ -150,8 +182,16 @@ def is_strict(tool: Mapping[str, Any]) -> bool:
     return tool["function"].get("strict") is True
 
 
-def _tag(frame: Frame, tool: Mapping[str, Any], constrained: bool) -> Format:
+def is_held(tool: Mapping[str, Any], policy: ToolPolicy) -> bool:
+    """Whether its arguments must match something, even where no call is forced."""
+    return is_strict(tool) or policy.custom.get(tool["function"]["name"]) is not None
+
+
+def _tag(frame: Frame, tool: Mapping[str, Any], policy: ToolPolicy, *, constrained: bool) -> Format:
     function = tool["function"]
+    grammar = policy.custom.get(function["name"])
+    if grammar is not None:
+        return frame.text_call(function["name"], grammar)
     schema = function.get("parameters") if constrained else None
     return frame.call(function["name"], {"type": "object"} if schema is None else schema)
 

@@ -14,17 +14,18 @@ from server.prompt import Conversation
 from server.protocol.chat import (
     AllowedToolsChoice,
     ChatRequest,
-    CustomTool,
     FunctionTool,
     HostedTool,
     NamedCustomChoice,
     NamedFunctionChoice,
     Tool,
 )
+from server.structure.text_grammar import TextGrammar
 from server.validate import sampling as fields
 from server.validate import tools
 from server.validate.constraints import constraint
 from server.validate.conversation import template_messages
+from server.validate.custom_tools import text_grammar
 from server.validate.reasoning import chat_effort, chat_kwargs, includes_reasoning
 from server.validate.served import Served, depth, model_of
 from server.validate.template import own_template, template_kwargs
@@ -103,24 +104,23 @@ def _policy(request: ChatRequest, served: Served) -> ToolPolicy:
     return tools.policy(offered, _choice(request), parallel, served, custom=custom)
 
 
-def offered_tools(given: Iterable[Tool]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The tools a client runs itself, as functions, and the names of custom ones among them."""
-    offered, custom = [], []
+def offered_tools(
+    given: Iterable[Tool],
+) -> tuple[list[dict[str, Any]], dict[str, TextGrammar | None]]:
+    """The tools a client runs itself, as functions, and the grammars of custom ones by name."""
+    offered: list[dict[str, Any]] = []
+    custom: dict[str, TextGrammar | None] = {}
     for at, tool in enumerate(given):
         if isinstance(tool, HostedTool):
             tools.ignore_hosted(tool.type)
             continue
-        offered.append(_offered(tool, f"tools[{at}]"))
-        if isinstance(tool, CustomTool):
-            custom.append(tool.custom.name)
+        if isinstance(tool, FunctionTool):
+            offered.append(tool.model_dump(exclude_none=True))
+            continue
+        made = tool.custom
+        offered.append(tools.custom_tool(made.name, made.description))
+        custom[made.name] = text_grammar(made.format, f"tools[{at}].custom")
     return offered, custom
-
-
-def _offered(tool: FunctionTool | CustomTool, path: str) -> dict[str, Any]:
-    if isinstance(tool, FunctionTool):
-        return tool.model_dump(exclude_none=True)
-    made = tool.custom
-    return tools.custom_tool(made.name, made.description, made.format, f"{path}.custom")
 
 
 def _choice(request: ChatRequest) -> tools.Choice | None:

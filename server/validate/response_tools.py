@@ -17,7 +17,9 @@ from server.protocol.responses import (
     ResponsesRequest,
     Tool,
 )
+from server.structure.text_grammar import TextGrammar
 from server.validate import tools
+from server.validate.custom_tools import text_grammar
 from server.validate.served import Served
 
 CLIENT_TOOLS = ("function", "custom", "namespace")
@@ -32,6 +34,7 @@ class Offered:
     """As chat completions write it, its name flat."""
     custom: bool
     namespaced: Namespaced | None = None
+    grammar: TextGrammar | None = None
 
     @property
     def name(self) -> str:
@@ -53,7 +56,7 @@ def response_policy(request: ResponsesRequest, served: Served) -> ToolPolicy:
         _choice(request, offered, named),
         request.parallel_tool_calls,
         served,
-        custom=[tool.name for tool in offered if tool.custom],
+        custom={tool.name: tool.grammar for tool in offered if tool.custom},
         namespaces=named,
     )
 
@@ -90,8 +93,8 @@ def _one(tool: Tool, path: str, namespaced: Namespaced | None = None) -> Offered
             param=path,
         )
     if tool.type == "custom":
-        function = tools.custom_tool(tool.name, tool.description, tool.format, path)
-        return Offered(function, True, namespaced)
+        function = tools.custom_tool(tool.name, tool.description)
+        return Offered(function, True, namespaced, text_grammar(tool.format, path))
     described = {
         "name": tool.name,
         "description": tool.description,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from server.errors import InvalidRequest
 from server.job import Namespaced, ToolPolicy
 from server.notices import ignore
 from server.parsing.free_text import PARAMETERS
-from server.protocol.chat import CustomFormat
+from server.structure.text_grammar import TextGrammar
 from server.validate.constraints import check_schema
 from server.validate.schema_bounds import check_bounds
 from server.validate.served import Served
@@ -32,17 +32,8 @@ class Choice:
     """One call and no more, whatever parallel_tool_calls says."""
 
 
-def custom_tool(
-    name: str, description: str | None, form: CustomFormat | None, path: str
-) -> dict[str, Any]:
-    """A custom tool as the function it is offered as. Raises InvalidRequest for a grammar."""
-    if form is not None and form.type == "grammar":
-        raise InvalidRequest(
-            f"'{path}.format' is a grammar, which no model here can be held to inside a call; "
-            "leave it out, or offer a function whose 'parameters' have a 'pattern' and 'strict'.",
-            param=f"{path}.format",
-            code="unsupported_parameter",
-        )
+def custom_tool(name: str, description: str | None) -> dict[str, Any]:
+    """A custom tool as the function it is offered as."""
     told = {} if description is None else {"description": description}
     return {"type": "function", "function": {"name": name, **told, "parameters": PARAMETERS}}
 
@@ -63,10 +54,10 @@ def policy(
     parallel: bool | None,
     served: Served,
     *,
-    custom: Iterable[str] = (),
+    custom: Mapping[str, TextGrammar | None] | None = None,
     namespaces: Mapping[str, Namespaced] | None = None,
 ) -> ToolPolicy:
-    """``custom`` names the tools that came as custom ones."""
+    """``custom`` are the names of tools that came as custom ones, each with its grammar."""
     if choice is None or (choice.mode == "auto" and not choice.names):
         choice = Choice("auto" if tools else "none")
     offered = tuple(tools)
@@ -78,7 +69,7 @@ def policy(
         choice.mode,
         frozenset(choice.names),
         several,
-        frozenset(custom),
+        custom or {},
         namespaces or {},
     )
 

@@ -153,16 +153,6 @@ async def test_a_stored_response_goes_on(lab):
     assert told["content"] == "done"
 
 
-@pytest.mark.parametrize("form", [{"type": "grammar", "syntax": "lark", "definition": "start: X"}])
-async def test_a_grammar_is_refused_by_name(lab, form):
-    custom = {"type": "custom", "custom": {"name": "run", "format": form}}
-    answer = await lab.chat(tools=[CUSTOM, custom])
-    assert (answer.status, answer.json["error"]["param"]) == (400, "tools[1].custom.format")
-    answer = await respond(lab, tools=[RUN_ITEM | {"format": form}])
-    assert (answer.status, answer.json["error"]["param"]) == (400, "tools[0].format")
-    assert await lab.chat(tools=[CUSTOM | {"custom": {"name": "a", "format": {"type": "text"}}}])
-
-
 @pytest.mark.parametrize(
     ("tool", "param"),
     [
