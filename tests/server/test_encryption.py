@@ -103,7 +103,11 @@ def test_a_directory_that_takes_no_file_is_no_obstacle(tmp_path):
     assert "no key can be kept" in cipher_of(settings)[1][0]
 
 
-@pytest.mark.parametrize("content", ["", "# nothing\n", "short\n", f"{ONE}\nshort\n", "\xff"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "# nothing\n", "short\n", f"{ONE}\nshort\n", "\xff"],
+    ids=["empty", "comment", "short", "second line short", "not text"],
+)
 def test_a_bad_file_is_named_and_its_keys_are_not_shown(tmp_path, content):
     file = tmp_path / "keys"
     file.write_bytes(content.encode("latin-1"))
