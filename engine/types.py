@@ -26,6 +26,15 @@ class Undrafted(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Repetition:
+    """``min_count`` times the same ``min_pattern_size`` to ``max_pattern_size`` tokens."""
+
+    max_pattern_size: int
+    min_pattern_size: int
+    min_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose the next token; every field has a neutral value that switches it off."""
 
@@ -46,6 +55,8 @@ class Sampling:
     """Texts whose token sequences must not be generated."""
     thinking_token_budget: int | None = None
     """Reasoning tokens after which the reasoning is ended; None sets no bound."""
+    repetition: Repetition | None = None
+    """When to stop because the output repeats itself; None never stops for that."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None

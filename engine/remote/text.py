@@ -85,7 +85,7 @@ class TextEngine(Driver):
                 "only. Ask without 'logprobs'.",
                 param="logprobs",
             )
-        for name in ("allowed_token_ids", "bad_words", "thinking_token_budget"):
+        for name in ("allowed_token_ids", "bad_words", "thinking_token_budget", "repetition"):
             if getattr(sampling, name) not in ((), None):
                 raise RequestRejected(
                     f"'{name}' is not available: the worker behind this gateway speaks text only. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from engine.remote.reading import WorkerFault, finite, integer, list_of, object_of
@@ -68,6 +69,7 @@ def sampling_params(request: EngineRequest, *, depth: bool) -> dict[str, Any]:
         "allowed_token_ids": s.allowed_token_ids or None,
         "bad_words": s.bad_words or None,
         "thinking_token_budget": s.thinking_token_budget,
+        "repetition_detection": None if s.repetition is None else asdict(s.repetition),
         "stop_token_ids": s.stop_token_ids or None,
         "logprobs": _logprobs(s),
         "prompt_logprobs": s.prompt_logprobs,

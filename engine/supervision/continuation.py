@@ -192,7 +192,7 @@ def _penalised(sampling: Sampling) -> bool:
     """vLLM counts these over the output alone, so delivered tokens must not become prompt."""
     budget = sampling.thinking_token_budget is not None
     penalised = sampling.presence_penalty or sampling.frequency_penalty
-    return bool(penalised or sampling.bad_words or budget)
+    return bool(penalised or sampling.bad_words or budget or sampling.repetition)
 
 
 def _repeatable(request: EngineRequest) -> EngineRequest:

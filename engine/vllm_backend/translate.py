@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from engine.errors import (
@@ -16,7 +22,14 @@ from engine.errors import (
     EngineOverloaded,
     RequestRejected,
 )
-from engine.types import Constraint, EngineRequest, FinishReason, PositionLogprobs, TokenLogprob
+from engine.types import (
+    Constraint,
+    EngineRequest,
+    FinishReason,
+    PositionLogprobs,
+    Repetition,
+    TokenLogprob,
+)
 from engine.vllm_backend.names import DEPTH, KEEP
 
 FINISH = {
@@ -45,6 +58,7 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
         allowed_token_ids=list(s.allowed_token_ids) or None,
         bad_words=list(s.bad_words) or None,
         thinking_token_budget=s.thinking_token_budget,
+        repetition_detection=repetition_detection(s.repetition),
         stop_token_ids=list(s.stop_token_ids) or None,
         ignore_eos=s.ignore_eos,
         logprobs=s.logprobs,
@@ -54,6 +68,10 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
         structured_outputs=structured_outputs(request.constraint),
         extra_args=_depth(request),
     )
+
+
+def repetition_detection(wanted: Repetition | None) -> RepetitionDetectionParams | None:
+    return None if wanted is None else RepetitionDetectionParams(**asdict(wanted))
 
 
 def _depth(request: EngineRequest) -> dict[str, int] | None:

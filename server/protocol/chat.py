@@ -54,7 +54,7 @@ class FunctionCall(OpenModel):
 
 
 class FunctionToolCall(OpenModel):
-    id: str
+    id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -262,10 +262,12 @@ class ChatRequest(SamplingFields, CacheHints):
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
     enable_thinking: bool | None = None
     thinking: ThinkingOptions | bool | None = None
+    thinking_budget: Annotated[int, Field(ge=0)] | None = None
     reasoning: ReasoningOptions | None = None
     documents: list[dict[str, Any]] | None = None
     return_prompt_text: bool | None = None
@@ -273,7 +275,6 @@ class ChatRequest(SamplingFields, CacheHints):
     refused: ClassVar[Mapping[str, str]] = UNSUPPORTED_VLLM | {
         "add_special_tokens": "the chat template writes them",
         "audio": "this is a text engine",
-        "chat_template": "templates are the operator's: --chat-template",
         "echo": "use 'continue_final_message'",
         "function_call": "it is deprecated; use 'tool_choice'",
         "functions": "it is deprecated; use 'tools'",

@@ -9,6 +9,7 @@ from pydantic import Field
 from server.protocol.base import RequestModel
 
 MAX_CHOICES = 128
+MAX_PATTERN = 256
 MAX_BAD_WORDS = 128
 """vLLM's bound; it counts a word twice that has other tokens behind a space."""
 INT64 = 1 << 63
@@ -38,6 +39,14 @@ class StructuredOutputs(RequestModel):
     structural_tag: str | None = None
 
 
+class RepetitionDetection(RequestModel):
+    """As vLLM writes it: ends an answer that repeats a pattern of tokens."""
+
+    max_pattern_size: Annotated[int, Field(ge=1, le=MAX_PATTERN)]
+    min_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN)] = 0
+    min_count: Annotated[int, Field(ge=2)]
+
+
 class EngineFields(RequestModel):
     """What every OpenAI endpoint passes to the engine: OpenAI's names, then vLLM's."""
 
@@ -57,6 +66,7 @@ class EngineFields(RequestModel):
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
+    repetition_detection: RepetitionDetection | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -94,7 +104,6 @@ class SamplingFields(EngineFields):
 UNSUPPORTED_VLLM = {
     "logits_processors": "requests cannot bring code",
     "logprob_token_ids": "use 'top_logprobs' or 'logprobs'",
-    "repetition_detection": "this gateway has no such switch",
     "use_beam_search": "there is no beam search",
     "watermarking": "this engine writes no watermark",
 }

@@ -82,6 +82,11 @@ async def _tokens(asked: TokenizeRequest, path: Path, limits: Limits) -> list[in
     if asked.prompt is not None:
         special = asked.add_special_tokens is not False
         return await encode(asked.prompt, path.renderer, special, limits)
+    if asked.add_special_tokens:
+        raise InvalidRequest(
+            "'add_special_tokens' goes with 'prompt': the chat template writes them itself.",
+            param="add_special_tokens",
+        )
     return await render(_conversation(asked, path), path.renderer, limits)
 
 
@@ -94,5 +99,5 @@ def _conversation(asked: TokenizeRequest, path: Path) -> Conversation:
         add_generation_prompt=not continued if prompt is None else prompt,
         continue_final_message=continued,
         template_kwargs=template_kwargs(path.served, asked.chat_template_kwargs),
-        template=own_template(path.served, asked.chat_template_kwargs),
+        template=own_template(path.served, asked.chat_template_kwargs, asked.chat_template),
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+from engine.types import Sampling
 from server import slicing
 from server.errors import InvalidRequest
 from server.job import Job, ToolPolicy
@@ -26,7 +28,7 @@ from server.validate import tools
 from server.validate.constraints import constraint
 from server.validate.conversation import template_messages
 from server.validate.custom_tools import text_grammar
-from server.validate.reasoning import chat_effort, chat_kwargs, includes_reasoning
+from server.validate.reasoning import chat_budget, chat_effort, chat_kwargs, includes_reasoning
 from server.validate.served import Served, depth, model_of
 from server.validate.template import own_template, template_kwargs
 
@@ -47,13 +49,7 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
         api="chat",
         model=model,
         created=int(time.time()),
-        sampling=fields.sampling(
-            request,
-            served,
-            max_tokens=request.max_completion_tokens or request.max_tokens,
-            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-            prompt_logprobs=fields.prompt_logprobs(request),
-        ),
+        sampling=_sampling(request, served),
         n=request.n or 1,
         stop=fields.stops(request.stop),
         include_stop=bool(request.include_stop_str_in_output),
@@ -88,6 +84,18 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
         ),
         template=template_of(conversation),
     )
+
+
+def _sampling(request: ChatRequest, served: Served) -> Sampling:
+    sampling = fields.sampling(
+        request,
+        served,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        prompt_logprobs=fields.prompt_logprobs(request),
+    )
+    budget = chat_budget(request, served)
+    return sampling if budget is None else replace(sampling, thinking_token_budget=budget)
 
 
 def template_of(conversation: Conversation) -> str:
@@ -153,5 +161,5 @@ def _conversation(request: ChatRequest, policy: ToolPolicy, served: Served) -> C
         add_generation_prompt=not continued if generation_prompt is None else generation_prompt,
         continue_final_message=continued,
         template_kwargs=template_kwargs(served, asked, **reasoning, **verbosity, **documents),
-        template=own_template(served, asked),
+        template=own_template(served, asked, request.chat_template),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.protocol.chat import ChatRequest, ThinkingOptions
+from server.validate.served import Served
 
 
 def effort_kwargs(effort: str | None) -> dict[str, Any]:
@@ -37,6 +38,19 @@ def chat_kwargs(request: ChatRequest) -> dict[str, Any]:
     for switch in switches:
         kwargs |= thinking_kwargs(switch)
     return kwargs
+
+
+def chat_budget(request: ChatRequest, served: Served) -> int | None:
+    """The bound of the reasoning in other words than vLLM's.
+
+    As on messages, it has no effect where the engine does not know how reasoning ends.
+    """
+    if served.thinking_budget is not True or request.thinking_token_budget is not None:
+        return None
+    thinking, asked = request.thinking, request.reasoning
+    if isinstance(thinking, ThinkingOptions) and thinking.type != "disabled":
+        return thinking.budget_tokens
+    return request.thinking_budget or (asked.max_tokens if asked else None)
 
 
 def includes_reasoning(request: ChatRequest) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.types import Sampling
+from engine.types import Repetition, Sampling
 from server.errors import InvalidRequest
-from server.protocol.sampling import EngineFields, SamplingFields
+from server.protocol.sampling import EngineFields, RepetitionDetection, SamplingFields
 from server.validate.served import Served
 
 MAX_STOP_CHARS = 1024
@@ -44,11 +44,24 @@ def sampling(
         allowed_token_ids=_allowed(request.allowed_token_ids or (), served.vocab_size),
         bad_words=_bad_words(request.bad_words or ()),
         thinking_token_budget=thinking_budget(request.thinking_token_budget, served),
+        repetition=repetition(request.repetition_detection),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def repetition(asked: RepetitionDetection | None) -> Repetition | None:
+    if asked is None:
+        return None
+    if asked.min_pattern_size > asked.max_pattern_size:
+        raise InvalidRequest(
+            "'repetition_detection.min_pattern_size' must not be above 'max_pattern_size'; given "
+            f"{asked.min_pattern_size} and {asked.max_pattern_size}.",
+            param="repetition_detection",
+        )
+    return Repetition(asked.max_pattern_size, max(1, asked.min_pattern_size), asked.min_count)
 
 
 def thinking_budget(asked: int | None, served: Served) -> int | None:

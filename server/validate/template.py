@@ -31,10 +31,15 @@ def template_kwargs(
     return {**served.template_kwargs, **meant, **given}
 
 
-def own_template(served: Served, asked: Mapping[str, Any] | None) -> str | None:
-    """The request's own template, where the operator trusts those. Raises InvalidRequest."""
-    param = f"{PARAM}.chat_template"
-    given = (asked or {}).get("chat_template")
+def own_template(
+    served: Served, asked: Mapping[str, Any] | None, named: str | None = None
+) -> str | None:
+    """The request's own template, where the operator trusts those. Raises InvalidRequest.
+
+    ``named`` is that of a field of its own, which comes first.
+    """
+    param = f"{PARAM}.chat_template" if named is None else "chat_template"
+    given = (asked or {}).get("chat_template") if named is None else named
     if given is None:
         return None
     if not served.trusts_templates:

@@ -6,7 +6,8 @@ from vllm.logprobs import Logprob
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from engine.errors import EngineDead, EngineFailed, EngineOverloaded, RequestRejected
-from engine.types import Constraint, EngineRequest, Sampling
+from engine.remote import wire
+from engine.types import Constraint, EngineRequest, Repetition, Sampling
 from engine.vllm_backend import translate
 
 REQUEST = EngineRequest("r", (1, 2), Sampling(max_tokens=5, temperature=0.0))
@@ -21,6 +22,18 @@ def test_sampling_asks_for_tokens_and_not_for_text() -> None:
 def test_depth_travels_in_extra_args_zero_included() -> None:
     params = translate.sampling_params(replace(REQUEST, depth=0))
     assert params.extra_args == {"num_speculative_tokens": 0}
+
+
+def test_repetition_is_told_as_vllm_and_as_its_server_take_it() -> None:
+    sampling = replace(REQUEST.sampling, repetition=Repetition(3, 1, 4))
+    params = translate.sampling_params(replace(REQUEST, sampling=sampling))
+    assert params.repetition_detection.min_count == 4
+    told = wire.sampling_params(replace(REQUEST, sampling=sampling), depth=False)
+    assert told["repetition_detection"] == {
+        "max_pattern_size": 3,
+        "min_pattern_size": 1,
+        "min_count": 4,
+    }
 
 
 @pytest.mark.parametrize(
