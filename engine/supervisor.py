@@ -265,8 +265,7 @@ class SupervisedEngine:
             return None
         try:
             info = await self._started(engine)
-            if self._depth is not None and isinstance(engine, DepthBound):
-                await engine.set_depth(self._depth)
+            await self._bind(engine)
         except Exception as error:
             await self._start_failed(engine, error)
             return None
@@ -295,6 +294,16 @@ class SupervisedEngine:
                 f"The engine was not ready after {self.patience.start_s:g} s, the longest a start "
                 "may take (--engine-start-s)."
             ) from None
+
+    async def _bind(self, engine: Engine) -> None:
+        """Give a new engine the bound in force, also one that comes meanwhile."""
+        if not isinstance(engine, DepthBound):
+            return
+        given = None
+        async with asyncio.timeout(self.patience.hang_s):
+            while (wanted := self._depth) is not None and wanted != given:
+                await engine.set_depth(wanted)
+                given = wanted
 
     def _begin(self, engine: Engine) -> None:
         self._life = life = Life(engine, began=now())

@@ -439,6 +439,32 @@ async def test_what_follows_from_a_seed_keeps_its_depth_in_every_engine(fields, 
     await engine.aclose()
 
 
+async def test_a_bound_that_comes_while_a_new_engine_takes_another_counts():
+    cradle = Cradle(depth=3)
+    engine, notes = supervised(cradle)
+    await engine.start()
+    await engine.set_depth(2)
+    real = cradle.make
+
+    def make():
+        life = real()
+        take = life.set_depth
+
+        async def taking(depth):
+            if not life.bounds:
+                await engine.set_depth(1)
+            return await take(depth)
+
+        life.set_depth = taking
+        return life
+
+    engine.make = make
+    cradle.lives[0].kill()
+    await until(lambda: notes.back)
+    assert cradle.lives[1].bounds == [2, 1]
+    await engine.aclose()
+
+
 async def test_a_bound_does_not_wait_for_an_engine_that_hangs(monkeypatch):
     monkeypatch.setattr("engine.supervisor.BOUND_S", 0.01)
     cradle = Cradle(depth=3)
