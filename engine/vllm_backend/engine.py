@@ -153,7 +153,8 @@ class VllmEngine:
     async def post_mortem(self) -> PostMortem:
         """See ``engine.base.Explaining``."""
         await asyncio.to_thread(self._log.join, LAST_WORDS_S)
-        codes = (*self._exits, *(process.exitcode for process in self._processes))
+        late = (process.exitcode or 0 for process in self._processes)
+        codes = (*self._exits, *(code for code in late if code > 0))  # later signals are our own
         ended_by = next((_exit_name(code) for code in codes if code), "")
         memory = " (the kernel was out of memory)" if oom_kills() != self._oom_kills else ""
         error = fit_to_show(self._log.cause())
@@ -163,7 +164,10 @@ class VllmEngine:
         llm, self._llm, self._closed = self._llm, None, True
         if llm is None:
             return
-        self._exits = tuple(process.exitcode for process in self._processes)
+        self._exits = tuple(
+            -signal.SIGSTOP if is_stopped(process.pid) else process.exitcode
+            for process in self._processes
+        )
         if llm.output_handler is not None:
             llm.output_handler.cancel()
         llm.output_processor.propagate_error(EngineDeadError())

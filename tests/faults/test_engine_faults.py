@@ -137,7 +137,8 @@ def test_engines_stopped_again_and_again_condemn_no_stream(gateway):
     bodies = [streams.request("structured", at, 400) for at in range(2)]
     disturbed_as_undisturbed(gateway, bodies, stop)
     assert outcome(gateway, "quarantined") == 0
-    assert [loss["cause"] for loss in losses(gateway)[-4:]] == ["hung"] * 4
+    last = [(loss["cause"], loss["ended_by"]) for loss in losses(gateway)[-4:]]
+    assert last == [("hung", "SIGSTOP")] * 4
 
 
 def test_an_engine_killed_while_it_starts_again_is_started_once_more(gateway):

@@ -22,7 +22,9 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_AOT_COMPILE", "1")
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "1024")
     environment.prepare_cpu(tensor_parallel=1, threads=1)
     assert os.environ["VLLM_USE_AOT_COMPILE"] == "1"
     assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "1024"
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
