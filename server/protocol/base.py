@@ -10,12 +10,16 @@ content) are open instead: what we do not know of them goes to the template.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from server.errors import InvalidRequest
 from server.protocol import lenient
+
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Field(fail_fast=True)]
+"""A list whose first wrong item is the error: naming them all would take seconds."""
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from server.protocol.base import MAX_MESSAGES, MAX_TOOLS, OpenModel, RequestModel
+from server.protocol.base import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
 from server.protocol.sampling import UNSUPPORTED_VLLM, SamplingFields, TokenCount
 
 
@@ -45,7 +45,22 @@ class OtherPart(OpenModel):
     type: str
 
 
-Content = str | list[str | TextPart | RefusalPart | OtherPart] | None
+def _kind_of_part(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if isinstance(value, str):
+        return "Plain"
+    return _PARTS.get(kind, "Other") if isinstance(kind, str) else "Other"
+
+
+_PARTS = {"text": "Text", "refusal": "Refusal"}
+Part = Annotated[
+    Annotated[str, Tag("Plain")]
+    | Annotated[TextPart, Tag("Text")]
+    | Annotated[RefusalPart, Tag("Refusal")]
+    | Annotated[OtherPart, Tag("Other")],
+    Discriminator(_kind_of_part),
+]
+Content = str | Many[Part] | None
 
 
 class FunctionCall(OpenModel):
@@ -80,7 +95,7 @@ class Message(OpenModel):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: Content = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -162,7 +177,7 @@ class NamedCustomChoice(RequestModel):
 
 class AllowedTools(RequestModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunctionChoice | NamedCustomChoice], Field(min_length=1)]
+    tools: Annotated[Many[NamedFunctionChoice | NamedCustomChoice], Field(min_length=1)]
 
 
 class AllowedToolsChoice(RequestModel):
@@ -244,14 +259,14 @@ class ChatRequest(SamplingFields, CacheHints):
     """OpenAI's fields for a text model, and the extensions known from ``vllm serve``."""
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[Many[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[Many[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: ReasoningEffort | None = None
     verbosity: Verbosity | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Many[Literal["text"]] | None = None
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -269,7 +284,7 @@ class ChatRequest(SamplingFields, CacheHints):
     thinking: ThinkingOptions | bool | None = None
     thinking_budget: Annotated[int, Field(ge=0)] | None = None
     reasoning: ReasoningOptions | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Many[dict[str, Any]] | None = None
     return_prompt_text: bool | None = None
 
     refused: ClassVar[Mapping[str, str]] = UNSUPPORTED_VLLM | {

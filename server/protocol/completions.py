@@ -7,13 +7,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from server.protocol.base import Many
 from server.protocol.chat import ResponseFormat
 from server.protocol.sampling import UNSUPPORTED_VLLM, SamplingFields, TokenId
 
 MAX_PROMPTS = 1024
 
 Text = Annotated[str, Field(min_length=1)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 Prompts = Field(min_length=1, max_length=MAX_PROMPTS)
 
 
@@ -21,7 +22,7 @@ class CompletionRequest(SamplingFields):
     """OpenAI's fields, and the extensions known from ``vllm serve``."""
 
     model: str | None = None
-    prompt: Text | TokenIds | Annotated[list[Text], Prompts] | Annotated[list[TokenIds], Prompts]
+    prompt: Text | TokenIds | Annotated[Many[Text], Prompts] | Annotated[Many[TokenIds], Prompts]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """0 goes with ``echo``: the prompt alone, for its log probabilities."""
     echo: bool | None = None

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from server.protocol.base import RequestModel
+from server.protocol.base import Many, RequestModel
 from server.protocol.chat import Metadata
 from server.protocol.responses import InputItem
 
 MAX_ITEMS = 20
 """At a time, as OpenAI has it."""
 
-Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]
+Items = Annotated[Many[InputItem], Field(max_length=MAX_ITEMS)]
 
 
 class ConversationRequest(RequestModel):

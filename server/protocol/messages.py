@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from server.protocol.base import MAX_MESSAGES, MAX_TOOLS, OpenModel, RequestModel
+from server.protocol.base import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
 from server.protocol.sampling import SpeculationMetrics
 
 
@@ -43,18 +43,36 @@ class OtherBlock(OpenModel):
 class ToolResultBlock(OpenModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock | OtherBlock] | None = None
+    content: str | Many[TextBlock | OtherBlock] | None = None
     is_error: bool | None = None
 
 
-Block = (
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | OtherBlock
-)
+def _kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return _KINDS.get(kind, "Other") if isinstance(kind, str) else "Other"
+
+
+_KINDS = {
+    "text": "Text",
+    "thinking": "Thinking",
+    "redacted_thinking": "Redacted",
+    "tool_use": "Use",
+    "tool_result": "Result",
+}
+Block = Annotated[
+    Annotated[TextBlock, Tag("Text")]
+    | Annotated[ThinkingBlock, Tag("Thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("Redacted")]
+    | Annotated[ToolUseBlock, Tag("Use")]
+    | Annotated[ToolResultBlock, Tag("Result")]
+    | Annotated[OtherBlock, Tag("Other")],
+    Discriminator(_kind),
+]
 
 
 class InputMessage(OpenModel):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Many[Block]
 
 
 class MessageTool(OpenModel):
@@ -94,9 +112,9 @@ class CountTokensRequest(RequestModel):
     """What decides the prompt."""
 
     model: str | None = None
-    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: str | list[TextBlock] | None = None
-    tools: Annotated[list[MessageTool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[Many[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | Many[TextBlock] | None = None
+    tools: Annotated[Many[MessageTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -115,7 +133,7 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
-    stop_sequences: Annotated[list[str], Field(max_length=16)] | None = None
+    stop_sequences: Annotated[Many[str], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None

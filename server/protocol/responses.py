@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from server.protocol.base import MAX_MESSAGES, MAX_TOOLS, OpenModel, RequestModel
+from server.protocol.base import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
 from server.protocol.chat import (
     CacheHints,
     CustomFormat,
@@ -56,7 +56,20 @@ class OtherPart(OpenModel):
     type: str
 
 
-Part = TextPart | RefusalPart | OtherPart
+def _kind_of_part(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return _PARTS.get(kind, "Other") if isinstance(kind, str) else "Other"
+
+
+_PARTS = dict.fromkeys(get_args(TextPart.model_fields["type"].annotation), "Text") | {
+    "refusal": "Refusal"
+}
+Part = Annotated[
+    Annotated[TextPart, Tag("Text")]
+    | Annotated[RefusalPart, Tag("Refusal")]
+    | Annotated[OtherPart, Tag("Other")],
+    Discriminator(_kind_of_part),
+]
 
 
 class Identified(OpenModel):
@@ -66,7 +79,7 @@ class Identified(OpenModel):
 class MessageItem(Identified):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: str | Many[Part]
 
 
 class FunctionCallItem(Identified):
@@ -90,13 +103,13 @@ class OutputItem(Identified):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: str | list[Part]
+    output: str | Many[Part]
 
 
 class ReasoningItem(Identified):
     type: Literal["reasoning"]
-    content: list[TextPart] | None = None
-    summary: list[TextPart] | None = None
+    content: Many[TextPart] | None = None
+    summary: Many[TextPart] | None = None
     encrypted_content: str | None = None
 
 
@@ -156,7 +169,7 @@ class Tool(OpenModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: CustomFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[Many[Tool], Field(max_length=MAX_TOOLS)] | None = None
     """Those of a namespace."""
 
 
@@ -175,7 +188,7 @@ class HostedChoice(OpenModel):
 class AllowedChoice(RequestModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice | HostedChoice], Field(min_length=1)]
+    tools: Annotated[Many[NamedChoice | HostedChoice], Field(min_length=1)]
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | HostedChoice
@@ -219,7 +232,7 @@ class ResponsesRequest(EngineFields, CacheHints):
     """OpenAI's fields for a text model, then the extensions of ``vllm serve``."""
 
     model: str | None = None
-    input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""
+    input: str | Annotated[Many[InputItem], Field(max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationName | None = None
@@ -227,13 +240,13 @@ class ResponsesRequest(EngineFields, CacheHints):
     background: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[Many[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: list[str] | None = None
+    include: Many[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None

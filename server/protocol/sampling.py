@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.protocol.base import RequestModel
+from server.protocol.base import Many, RequestModel
 
 MAX_CHOICES = 128
 MAX_PATTERN = 256
@@ -33,7 +33,7 @@ class StructuredOutputs(RequestModel):
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[Many[str], Field(min_length=1)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
@@ -50,7 +50,7 @@ class RepetitionDetection(RequestModel):
 class EngineFields(RequestModel):
     """What every OpenAI endpoint passes to the engine: OpenAI's names, then vLLM's."""
 
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: str | Annotated[Many[str], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
@@ -63,18 +63,18 @@ class EngineFields(RequestModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
-    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[Many[TokenId], Field(min_length=1)] | None = None
+    bad_words: Annotated[Many[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
     repetition_detection: RepetitionDetection | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Many[TokenId] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
     per_request_spec_decode_metrics: SpeculationMetrics | None = None
-    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+    vllm_xargs: dict[str, str | int | float | Many[str | int | float]] | None = None
     priority: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: str | None = None
@@ -93,7 +93,7 @@ class SamplingFields(EngineFields):
     truncation_side: Literal["left", "right"] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_choice: Annotated[Many[str], Field(min_length=1)] | None = None
     guided_grammar: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

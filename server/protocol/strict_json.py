@@ -1,13 +1,15 @@
 """JSON as its standard has it, and no more of it than anybody needs.
 
-Two readings: orjson's, which is fast and refuses NaN, bad UTF-8 and lone surrogates; and one with
-the standard library's scanner, whose hooks see what orjson passes over in silence: a key given
-twice (which of the two did a proxy check?) and numbers no double can hold.
+Two readings: orjson's, which is fast and refuses NaN, bad UTF-8 and lone surrogates; and, where
+colons outnumber keys or a number is unusual, one with the standard library's scanner, whose hooks
+see what orjson passes over in silence: a key given twice (which of the two did a proxy check?) and
+numbers no double can hold.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import orjson
@@ -16,6 +18,13 @@ MAX_DEPTH = 64
 MAX_DIGITS = 40
 MAX_ITEMS = 200_000
 """Values in one body, all levels together."""
+MAX_CONTAINERS = 50_000
+"""Objects and arrays among them; each is looked at one by one."""
+_CONTAINERS = (dict, list)
+_STRING = re.compile(rb'"[^"]*"')
+"""Where no quote is escaped."""
+_UNUSUAL = re.compile(rb"[0-9][eE]|[0-9.]{%d}" % (MAX_DIGITS + 1))
+"""A number with an exponent, or a long one."""
 
 
 class BadJSON(ValueError):
@@ -24,17 +33,33 @@ class BadJSON(ValueError):
 
 def loads(body: bytes) -> Any:
     """Raises BadJSON."""
+    skeleton = _skeleton(body)
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise BadJSON(f"The body is not valid JSON: {error.msg} ({where}).") from None
-    _check_numbers_and_keys(body)
-    _check_size(data)
+    keys = _check_size(data)
+    if skeleton.count(b":") != keys or _UNUSUAL.search(skeleton):
+        _check_numbers_and_keys(body)
     return data
 
 
+def _skeleton(body: bytes) -> bytes:
+    """The body without its strings. Raises BadJSON for too many values before any is made."""
+    plain = body
+    if b"\\" in body:
+        plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 4 * MAX_ITEMS:
+        raise _too_many()
+    skeleton = _STRING.sub(b"", plain)
+    if skeleton.count(b",") + skeleton.count(b"[") + skeleton.count(b"{") > 2 * MAX_ITEMS:
+        raise _too_many()
+    return skeleton
+
+
 def _check_numbers_and_keys(body: bytes) -> None:
+    """The second reading, where a key may be given twice or a number is no usual one."""
     try:
         _SECOND.decode(body.decode())
     except RecursionError:
@@ -65,23 +90,31 @@ def _decimal(text: str) -> None:
 _SECOND = json.JSONDecoder(object_pairs_hook=_once, parse_int=_integer, parse_float=_decimal)
 
 
-def _check_size(data: Any) -> None:
-    """Level by level, so that depth costs no stack."""
-    level, depth, items = [data], 0, 0
+def _check_size(data: Any) -> int:
+    """How many keys there are. Level by level, so that depth costs no stack."""
+    level, depth, items, containers, keys = [data], 0, 0, 0, 0
     while level:
         items += len(level)
         if items > MAX_ITEMS:
-            raise BadJSON(f"The body may hold at most {MAX_ITEMS} values.")
-        level = [child for value in level for child in _children(value)]
+            raise _too_many()
+        inner = [value for value in level if isinstance(value, _CONTAINERS)]
+        containers += len(inner)
+        if containers > MAX_CONTAINERS:
+            raise BadJSON(f"The body may hold at most {MAX_CONTAINERS} objects and arrays.")
+        keys += sum(len(value) for value in inner if isinstance(value, dict))
+        level = [child for value in inner for child in _children(value)]
         depth += bool(level)
         if depth > MAX_DEPTH:
             raise _too_deep()
+    return keys
+
+
+def _too_many() -> BadJSON:
+    return BadJSON(f"The body may hold at most {MAX_ITEMS} values.")
 
 
 def _children(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+    return value.values() if isinstance(value, dict) else value
 
 
 def _too_deep() -> BadJSON:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from server.protocol.base import RequestModel
+from server.protocol.base import Many, RequestModel
 from server.protocol.chat import Message, Tool
 from server.protocol.sampling import TokenId
 
@@ -16,8 +16,8 @@ class TokenizeRequest(RequestModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[Many[Message], Field(min_length=1)] | None = None
+    tools: Many[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -28,4 +28,4 @@ class TokenizeRequest(RequestModel):
 
 class DetokenizeRequest(RequestModel):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Many[TokenId]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import orjson
 import pytest
 from hypothesis import given
@@ -39,7 +42,7 @@ VALUES = st.recursive(
         (b"{} {}", "not valid JSON"),
         (b"[" * 100 + b"]" * 100, "levels deep"),
         (b'{"a":' * 500 + b"1" + b"}" * 500, "levels deep"),
-        (b"[" * 1_000_000, "not valid JSON"),
+        (b"[" * 1_000_000, f"at most {MAX_ITEMS} values"),
         (b"[" + b"1," * 300_000 + b"1]", f"at most {MAX_ITEMS} values"),
     ],
 )
@@ -65,3 +68,38 @@ def test_nothing_else_comes_out_of_bytes(body):
         loads(body)
     except BadJSON as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"a": "x\"}", "a": 1}',
+        rb'{"a": "x\\", "a": "\\"}',
+        rb'{"a\"b": 1, "a\"b": 2}',
+        b'{"a": {"b": 1, "b": 2}}',
+        b'{"a": 1e999}',
+        b'{"a": %s}' % (b"1" * 60),
+    ],
+)
+def test_the_second_reading_is_never_left_out_where_it_matters(body):
+    with pytest.raises(BadJSON):
+        loads(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"a": "b\": \"c", "d\\": ["\\\"", ":"]}',
+        b'{"a": 1.5, "b": "1e999 ::::", "c": {"a": [{}, [], ""]}}',
+    ],
+)
+def test_what_only_looks_unusual_passes(body):
+    assert loads(body) == json.loads(body)
+
+
+def test_too_many_values_are_refused_before_any_is_made():
+    for body in (b"[" + b"[]," * 2_600_000 + b"1]", b"{" + b'"a":1,' * 1_100_000 + b'"b":1}'):
+        began = time.process_time()
+        with pytest.raises(BadJSON, match="at most 200000 values"):
+            loads(body)
+        assert time.process_time() - began < 0.5
