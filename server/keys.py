@@ -35,6 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.admission import Priority
 from server.config import ConfigError, Settings
+from server.cross_origin import names_of
 from server.errors import Unauthenticated
 from server.quota import Quota
 
@@ -192,7 +193,14 @@ def load(path: str | None, plain: Iterable[str] = (), admin: str | None = None) 
 
 def exposure(settings: Settings, keys: KeyRing) -> str:
     """A loud word about what strangers could reach; empty when there is nothing to say."""
-    if keys or settings.host in ("127.0.0.1", "::1", "localhost"):
+    if keys:
+        return ""
+    if "*" in names_of(settings.allowed_origins):
+        return (
+            "WARNING: --allowed-origins * without API keys: every web page that somebody opens "
+            "where this address can be reached may use the model. Name origins, or configure keys."
+        )
+    if settings.host in ("127.0.0.1", "::1", "localhost"):
         return ""
     return (
         f"WARNING: --host {settings.host} without API keys: whoever reaches this address may use "

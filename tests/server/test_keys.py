@@ -100,6 +100,8 @@ def test_an_open_address_without_keys_is_said_aloud():
     assert exposure(Settings(), KeyRing()) == ""
     assert "WARNING" in exposure(Settings(host="0.0.0.0"), KeyRing())
     assert exposure(Settings(host="0.0.0.0"), load(None, ["x" * 20])) == ""
+    assert "--allowed-origins" in exposure(Settings(allowed_origins=('["*"]',)), KeyRing())
+    assert exposure(Settings(allowed_origins=("https://a.example",)), KeyRing()) == ""
 
 
 def test_a_key_in_plain_text_is_the_same_wherever_it_stands():
