@@ -91,8 +91,12 @@ ToolCall = Annotated[
 ]
 
 
+Role = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
+"""OpenAI's, or one that the model's template has besides: observation, ipython, ..."""
+
+
 class Message(OpenModel):
-    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    role: Role
     content: Content = None
     name: str | None = None
     tool_calls: Many[ToolCall] | None = None
@@ -226,7 +230,8 @@ ResponseFormat = Annotated[
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+ServiceTier = Annotated[str, Field(max_length=64)]
+"""Any: there is one tier here, and the answer names it."""
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 
 

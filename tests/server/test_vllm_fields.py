@@ -216,6 +216,22 @@ async def test_what_is_ignored_is_listed(lab, api):
         assert name in set(re.findall(r"[a-z_]+", DOCS))
 
 
+async def test_roles_that_templates_have_besides(lab):
+    """As vLLM takes them; what a role means is the template's to say."""
+    lab.says("x")
+    said = [*USER, {"role": "assistant", "content": "a"}, {"role": "observation", "content": "b"}]
+    assert (await lab.chat(messages=said)).status == 200
+    assert lab.renderer.seen[-1]["messages"][-1]["role"] == "observation"
+    for role in ("", "User", "a b", "<|im_end|>", "r" * 33, 5, None):
+        answer = await lab.chat(messages=[{"role": role, "content": "a"}])
+        assert (answer.status, answer.json["error"]["param"]) == (400, "messages[0].role")
+
+
+async def test_there_is_one_tier_whatever_is_asked_for(lab):
+    lab.says("x")
+    assert (await lab.chat(service_tier="standard_only")).json["service_tier"] == "default"
+
+
 async def test_repetition_is_the_engine_s_to_find(lab):
     lab.says("x")
     asked = {"max_pattern_size": 3, "min_count": 4}

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.drive import Outcome, at, greedy, run, run_all
-from engine.types import Constraint, EngineRequest, Sampling
+from engine.types import Constraint, EngineRequest, Repetition, Sampling
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 from tests.engine.vllm_backend.conftest import MOST
@@ -162,3 +162,14 @@ async def test_a_budget_of_reasoning_tokens(
             assert outcome.totals.imbalance == 0
             accepted += outcome.totals.accepted
     assert accepted > 0
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+async def test_a_repetition_ends_the_answer(
+    engine: VllmEngine, prompts: Prompts, depth: int
+) -> None:
+    """One token alone is allowed: its fourth in a row is the last."""
+    fields: dict[str, Any] = {"allowed_token_ids": (300,), "repetition": Repetition(3, 1, 4)}
+    request = greedy(f"repeated-{depth}", prompts[0], 60, **fields)
+    outcome = await run(engine, at(depth, request))
+    assert tuple(outcome.token_ids) == (300,) * 4
