@@ -92,6 +92,8 @@ class EngineRequest:
     lane: str = "default"
     workload: str = "chat"
     cache_salt: str | None = None
+    adapter: str | None = None
+    """The LoRA adapter to generate with, by its name; None for the model itself."""
     affinity: str | None = None
     """Requests with the same value profit from the same cache: a session, a conversation."""
     trace_headers: Mapping[str, str] = field(default_factory=dict)

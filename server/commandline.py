@@ -113,6 +113,8 @@ def _read_remote(command: str, argv: list[str], progress: Callable[[str], None])
         )
     for notice in examine(namespace):
         progress(f"note: {notice}")
+    if getattr(namespace, "lora_modules", None):
+        raise ConfigError("--lora-modules: with workers, adapters are theirs to serve")
     arguments = read_into(ModelArguments, namespace)
     named = namespace.model_tag or arguments.model
     if not named:

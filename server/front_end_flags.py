@@ -28,11 +28,22 @@ class FrontEndFlag:
     why: str
     takes: str = ONE
     refused: bool = False
+    honoured: bool = False
+    """It has an effect, though no setting of that name."""
     harmless: Collection[Any] = ()
     short: tuple[str, ...] = ()
 
+    @property
+    def kind(self) -> str:
+        return "honoured" if self.honoured else "refused" if self.refused else "no effect"
+
     def matters(self, value: Any) -> bool:
-        return value is not None and value is not False and value not in self.harmless
+        return (
+            not self.honoured
+            and value is not None
+            and value is not False
+            and value not in self.harmless
+        )
 
 
 def ignored(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
@@ -52,17 +63,14 @@ NO_COHERE = "there are no Cohere endpoints here"
 TOKENS = "vLLM's token endpoints are not served here; run `vllm serve` for workers"
 STAMP = "answers carry no system_fingerprint"
 LIMITS = "requests are bounded by --max-body-bytes and the server's own limits on headers"
-LORA = (
-    "LoRA adapters are not served; merge the adapter into the model "
-    "(`peft`: merge_and_unload) and serve that"
-)
+LORA = "adapters are models of their own names (in process; with --upstream they are the workers')"
 
 FLAGS = (
     refused("headless", "run `vllm serve --headless` on the other hosts", SWITCH),
     ignored("api_server_count", ONE_PROCESS, harmless=("1",), short=("-asc",)),
     refused("grpc", "there is no gRPC server here", SWITCH),
     ignored("grpc_port", "there is no gRPC server here"),
-    refused("lora_modules", LORA, MANY),
+    FrontEndFlag("lora_modules", LORA, MANY, honoured=True),
     ignored("trust_request_mm_kwargs", "this is a text engine", SWITCH),
     refused("response_role", "answers have the role assistant", harmless=("assistant",)),
     refused("return_tokens_as_token_ids", "clients ask with the field of that name", SWITCH),
@@ -87,14 +95,13 @@ FLAGS = (
     ignored("enable_log_deltas", NO_PROMPTS, SWITCH),
     ignored("enable_prompt_tokens_details", "usage always has prompt_tokens_details", SWITCH),
     ignored("enable_per_request_metrics", "timings are in /metrics, not in answers", SWITCH),
-    ignored("enable_server_load_tracking", "/metrics tells the load", SWITCH),
+    ignored("enable_server_load_tracking", "/load and /metrics always tell it", SWITCH),
     refused(
         "enable_force_include_usage",
         "a stream has usage where the client asks with stream_options.include_usage",
         SWITCH,
     ),
     ignored("sse_keep_alive_interval", "--keep-alive-s sets it, 15 s by default", harmless=("0",)),
-    ignored("enable_tokenizer_info_endpoint", "docs/api.md lists the paths served", SWITCH),
     ignored("cohere_is_reasoning_model", NO_COHERE, SWITCH),
     ignored("cohere_format", NO_COHERE),
     ignored(
@@ -139,7 +146,7 @@ def add_front_end_flags(parser: argparse.ArgumentParser) -> None:
         if flag(item.name) in taken:
             continue
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
-        options["help"] = f"{'refused' if item.refused else 'no effect'}: {item.why}"
+        options["help"] = f"{item.kind}: {item.why}"
         if item.takes == SWITCH:
             options["action"] = argparse.BooleanOptionalAction
         elif item.takes == MANY:

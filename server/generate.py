@@ -85,7 +85,7 @@ async def events(
             visitor = job.caller.visitor(deadline.at)
             place = inside.enter_context(path.admission.enter(visitor))
             async with deadline.limit():
-                job = _decided(job, path.policy)
+                job = _decided(job, path)
                 prompts = await make_prompts(job, path)
                 requests = _requests(job, path, prompts)
                 if path.trials is not None:
@@ -128,10 +128,11 @@ def _told(observation: Observation) -> Iterator[None]:
         observation.end(ending)
 
 
-def _decided(job: Job, policy: Policy) -> Job:
-    """The job with the depth and the lane that the policy in force gives it."""
-    decision = policy.decide(job.id, job.workload, job.key, job.depth)
-    return replace(job, depth=decision.depth, lane=decision.lane)
+def _decided(job: Job, path: Path) -> Job:
+    """The job with its adapter, and the depth and the lane that the policy in force gives it."""
+    decision = path.policy.decide(job.id, job.workload, job.key, job.depth)
+    adapter = job.model if job.model in path.served.adapters else None
+    return replace(job, depth=decision.depth, lane=decision.lane, adapter=adapter)
 
 
 def _facts(

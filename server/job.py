@@ -102,6 +102,8 @@ class Job:
     """What the content must match, apart from reasoning and tool calls."""
     repeated: Mapping[str, Any] = field(default_factory=dict)
     """Members of the answer that the request decides, such as its service tier."""
+    adapter: str | None = None
+    """The LoRA adapter that ``model`` names."""
     depth: int | None = None
     priority: int = 0
     cache_salt: str | None = None
@@ -142,6 +144,7 @@ class Job:
                 seed=None if sampling.seed is None else sampling.seed + choice % self.n,
             ),
             constraint=constraint,
+            adapter=self.adapter,
             depth=self.depth,
             priority=self.priority,
             lane=self.lane,

@@ -110,7 +110,7 @@ class Serving:
     def _new_gateway(self, keys: KeyRing) -> Gateway:
         settings = self._settings
         gateway = Gateway(
-            models=self._backend.names,
+            models=(*self._backend.names, *self._backend.adapters),
             created=int(time.time()),
             max_body_bytes=settings.max_body_bytes,
             timing=Timing(
@@ -334,7 +334,7 @@ def _cipher(settings: Settings, progress: Progress) -> encryption.ReasoningCiphe
 
 def _telemetry(backend: Backend, settings: Settings) -> TelemetrySettings:
     return TelemetrySettings(
-        models=backend.names,
+        models=(*backend.names, *backend.adapters),
         lanes=(SPECULATIVE, PLAIN),
         workloads=(*WORKLOADS, *settings.workloads),
     )
@@ -346,6 +346,7 @@ def _served(
     named = settings.reasoning_field
     return Served(
         models=gateway.models,
+        adapters=frozenset(backend.adapters),
         depth=info.speculation.depth,
         depth_per_request=info.speculation.per_request,
         tools=parsers.tool_parser is not None,

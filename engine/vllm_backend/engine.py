@@ -10,13 +10,14 @@ import logging
 import multiprocessing
 import re
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from multiprocessing.process import BaseProcess
 
 from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMError
 from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -57,6 +58,9 @@ ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
 WARM_UP_PROMPT = (1, 2, 3, 4)
 
 
+NO_ADAPTERS: Mapping[str, str] = {}
+
+
 def quiet(_: str) -> None:
     """Progress nobody asked for."""
 
@@ -72,8 +76,13 @@ class VllmEngine:
         arguments: AsyncEngineArgs,
         progress: Callable[[str], None] = quiet,
         echo: bool = True,
+        adapters: Mapping[str, str] = NO_ADAPTERS,
     ) -> None:
         self._arguments = arguments
+        self._adapters = {
+            name: LoRARequest(name, number, path)
+            for number, (name, path) in enumerate(adapters.items(), start=1)
+        }
         self._progress = progress
         self._log = ChildLog(echo=echo)
         self._llm: AsyncLLM | None = None
@@ -93,6 +102,7 @@ class VllmEngine:
             allow_steering(llm)
             info = describe(llm.vllm_config)
             self._outputs = take_over(llm, reader(info))
+            await self._load_adapters(llm)
             await self._warm_up(info)
         except Exception as error:
             await self.aclose()
@@ -106,7 +116,8 @@ class VllmEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         llm, outputs = self._running()
-        inbox = await _add(llm, request)
+        adapter = self._adapters[request.adapter] if request.adapter else None
+        inbox = await _add(llm, request, adapter)
         try:
             while True:
                 step = await inbox.get()
@@ -204,6 +215,12 @@ class VllmEngine:
     def _stat_loggers(self) -> list[StatLoggerFactory] | None:
         return None if self._arguments.disable_log_stats else [GatheredStatistics]
 
+    async def _load_adapters(self, llm: AsyncLLM) -> None:
+        """One that does not fit the model fails the start."""
+        for name, adapter in self._adapters.items():
+            self._progress(f"loading adapter {name}")
+            await llm.add_lora(adapter)
+
     async def _warm_up(self, info: EngineInfo) -> None:
         """Generate past the first drafts at every depth: one that kills the engine does so now."""
         for depth in range(info.speculation.depth, -1, -1):
@@ -274,12 +291,13 @@ async def _answers(llm: AsyncLLM) -> bool:
         answer.cancel()
 
 
-async def _add(llm: AsyncLLM, request: EngineRequest) -> Inbox:
+async def _add(llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None) -> Inbox:
     try:
         queue = await llm.add_request(
             request.id,
             tokens_input(list(request.prompt), cache_salt=request.cache_salt),
             translate.sampling_params(request),
+            lora_request=adapter,
             trace_headers=request.trace_headers or None,
             priority=request.priority,
             reasoning_ended=translate.reasoning_ended(request.constraint),

@@ -9,6 +9,9 @@
   request with top-k no longer kills the engine in a step without drafts, as its prefill is.
 * On a CPU, a request with a seed survives a prefill in chunks. vLLM takes back what the discarded
   rows drew with ``Generator.set_offset``, which only CUDA has: the engine died.
+* With LoRA adapters a draft that shares the target's embedding shares it without them. vLLM shares
+  the adapters' wrapper, which counts the target's tokens: on a CPU the engine died.
+* On a CPU, adapters leave requests without one alone (``lora_cpu.py``).
 * ``min_p`` and ``logit_bias`` act on draft tokens, too (``steering.py``).
 """
 
@@ -19,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.sample import rejection_sampler
@@ -26,7 +30,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine.vllm_backend import steering
+from engine.vllm_backend import lora_cpu, steering
 from engine.vllm_backend.child_process import end_well
 from engine.vllm_backend.names import SKIP
 
@@ -53,6 +57,17 @@ def propose(
         return original(drafter, *args, **kwargs)
     requests = kwargs["common_attn_metadata"].batch_size()
     return torch.empty(requests, 0, device=drafter.device, dtype=torch.int64)
+
+
+def load_model(
+    original: Callable[..., Any], drafter: SpecDecodeBaseProposer, *args: Any, **kwargs: Any
+) -> Any:
+    loaded = original(drafter, *args, **kwargs)
+    inner: Any = getattr(drafter.model, "model", None)
+    embedding = getattr(inner, "embed_tokens", None)
+    if isinstance(embedding, BaseLayerWithLoRA):
+        inner.embed_tokens = embedding.base_layer
+    return loaded
 
 
 def sample(original: Callable[..., Any], runner: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
@@ -118,10 +133,12 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 end_well()
 _wrap(GPUModelRunner, "propose_draft_token_ids", propose_draft_token_ids)
 _wrap(SpecDecodeBaseProposer, "propose", propose)
+_wrap(SpecDecodeBaseProposer, "load_model", load_model)
 _wrap(GPUModelRunner, "_sample", sample)
 _wrap(GPUModelRunner, "_bookkeeping_sync", bookkeeping_sync)
 _wrap(gpu_model_runner, "build_logitsprocs", steering.build_logitsprocs)
 _wrap(rejection_sampler.RejectionSampler, "apply_logits_processors", steering.apply_to_drafts)
 if current_platform.is_cpu():
+    lora_cpu.mend()
     _wrap(rejection_sampler, "apply_sampling_constraints", apply_sampling_constraints)
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens

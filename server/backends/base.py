@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from engine.base import Lasting
@@ -21,6 +21,11 @@ class Backend(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """What clients may call the model; the first name is the one shown."""
+        ...
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """LoRA adapters clients may name as ``model``, and their folders."""
         ...
 
     @property

@@ -16,6 +16,7 @@ from engine.types import EngineInfo
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.grammar_probe import GrammarProbe
 from engine.vllm_backend.renderer import VllmRenderer
+from server.adapters import read_adapters
 from server.commandline import (
     Arguments,
     CommandLine,
@@ -38,6 +39,8 @@ class InProcess:
         self._echo = settings.log_level == "debug"
         self._arguments = arguments = engine_arguments_of(line.namespace)
         refuse_unknown_parsers(settings, arguments)
+        modules = getattr(line.namespace, "lora_modules", ())
+        self.adapters = read_adapters(modules, bool(arguments.enable_lora), self.names)
         self._draft = _preflight(arguments, settings, progress)
         progress("reading the tokenizer and the chat template")
         self.renderer = VllmRenderer(
@@ -64,7 +67,7 @@ class InProcess:
         return ()
 
     def _new_engine(self) -> VllmEngine:
-        return VllmEngine(self._arguments, self._progress, self._echo)
+        return VllmEngine(self._arguments, self._progress, self._echo, self.adapters)
 
     def described(self, info: EngineInfo) -> EngineInfo:
         """With what the inspection found the draft to be."""

@@ -52,6 +52,7 @@ class RemoteBackend:
             "context": f"{arguments.max_model_len or files.max_model_len or 'unknown'} tokens",
         }
         self.names = settings.served_model_name or (files.name,)
+        self.adapters: dict[str, str] = {}
         self._model = LocalModel(
             name=self.names[0],
             codec=self.renderer,

@@ -14,6 +14,12 @@ MAX_BAD_WORDS = 128
 """vLLM's bound; it counts a word twice that has other tokens behind a space."""
 INT64 = 1 << 63
 
+MAX_STEERED = 1024
+MAX_STOP_TOKENS = 100
+"""vLLM's second model runner has room for 1024 and 128, the model's own stop tokens among them; a
+request with more would end the engine on a GPU."""
+
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenCount = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=-INT64, lt=INT64)]
@@ -55,7 +61,7 @@ class EngineFields(RequestModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_STEERED)] | None = None
     seed: Seed | None = None
     user: str | None = None
 
@@ -63,11 +69,13 @@ class EngineFields(RequestModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    allowed_token_ids: Annotated[Many[TokenId], Field(min_length=1)] | None = None
+    allowed_token_ids: (
+        Annotated[Many[TokenId], Field(min_length=1, max_length=MAX_STEERED)] | None
+    ) = None
     bad_words: Annotated[Many[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
     repetition_detection: RepetitionDetection | None = None
-    stop_token_ids: Many[TokenId] | None = None
+    stop_token_ids: Annotated[Many[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

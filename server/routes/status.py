@@ -18,7 +18,11 @@ def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
     def card(name: str) -> dict[str, Any]:
-        known = {} if gateway.path is None else {"max_model_len": gateway.path.info.max_model_len}
+        known: dict[str, Any] = (
+            {} if gateway.path is None else {"max_model_len": gateway.path.info.max_model_len}
+        )
+        if gateway.path is not None and name in gateway.path.served.adapters:
+            known["parent"] = gateway.models[0]
         return {
             "id": name,
             "object": "model",

@@ -10,6 +10,8 @@ from server.errors import InvalidRequest
 from server.protocol.sampling import EngineFields, RepetitionDetection, SamplingFields
 from server.validate.served import Served
 
+MAX_BAD_WORDS_BYTES = 512
+"""vLLM has room for 1024 tokens; a word may take one a byte, with and without a space before."""
 MAX_STOP_CHARS = 1024
 """In one stop sequence: what may begin one is held back from the client."""
 
@@ -95,6 +97,13 @@ def _bad_words(words: Sequence[str]) -> tuple[str, ...]:
         raise InvalidRequest(
             "An entry of 'bad_words' must hold more than blanks: blanks at its beginning are left "
             "out. To ban a token of blanks, give its id in 'logit_bias'.",
+            param="bad_words",
+        )
+    size = sum(len(word.encode()) + 1 for word in words)
+    if size > MAX_BAD_WORDS_BYTES:
+        raise InvalidRequest(
+            f"The entries of 'bad_words' may take {MAX_BAD_WORDS_BYTES} bytes together, one more "
+            f"for each entry; given {size}. Leave some out.",
             param="bad_words",
         )
     return tuple(words)

@@ -34,6 +34,8 @@ class Served:
     """Speculation in every response: none, summary or detailed; a request may ask otherwise."""
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
     """Names under which chat completions deliver reasoning."""
+    adapters: frozenset[str] = frozenset()
+    """Which of ``models`` are LoRA adapters."""
     vocab_size: int | None = None
     thinking_budget: bool | None = None
     """The engine can end a reasoning after so many tokens; None where that is unknown."""

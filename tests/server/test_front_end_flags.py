@@ -45,7 +45,7 @@ def test_every_listed_flag_parses_and_tells_or_stops(theirs: list[argparse.Actio
     items = {item.name: item for item in FLAGS}
     for action in theirs:
         item = items.get(action.dest)
-        if item is None:
+        if item is None or item.honoured:
             continue
         notices: list[str] = []
         if item.refused:

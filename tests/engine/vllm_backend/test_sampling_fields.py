@@ -146,7 +146,7 @@ async def test_a_budget_of_reasoning_tokens(
     (end,) = renderer.encode("</think>", False)
     requests = [
         greedy(f"budget-{budget}-{number}", prompt, 70, thinking_token_budget=budget)
-        for budget in (*range(12), 14, 18, 25, 40)
+        for budget in (0, 1, 2, 3, 5, 8, 9, 10, 14, 30)
         for number, prompt in enumerate(prompts)
     ]
     want = await run_all(plain_engine, requests)

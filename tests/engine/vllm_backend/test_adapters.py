@@ -1,0 +1,74 @@
+"""LoRA adapters on an engine with a draft: each its own text, whatever the batch and the depth."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from benchmarks.drive import at, greedy, run, run_all, speculation
+from engine.types import EngineRequest
+from engine.vllm_backend.arguments import demo_arguments
+from engine.vllm_backend.engine import VllmEngine
+from tests.engine.vllm_backend.conftest import SMALL
+from tests.engine.vllm_backend.lora import make_adapter
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
+
+DEPTH = 3
+Prompts = list[tuple[int, ...]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[VllmEngine, None]:
+    folder = tmp_path_factory.mktemp("lora")
+    adapters = {name: str(make_adapter(folder / name, len(name))) for name in ("one", "three")}
+    arguments = demo_arguments(
+        **SMALL,
+        enable_lora=True,
+        max_loras=2,
+        max_lora_rank=8,
+        speculative_config=speculation(DEPTH),
+    )
+    engine = VllmEngine(arguments, adapters=adapters)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+def requests(prompts: Prompts) -> list[EngineRequest]:
+    return [
+        replace(greedy(f"{name}-{number}", prompt, 40), adapter=name)
+        for name in (None, "one", "three")
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+async def test_each_adapter_has_its_text_at_every_depth_and_in_every_batch(
+    adapted: VllmEngine, plain_engine: VllmEngine, prompts: Prompts
+) -> None:
+    asked = requests(prompts)
+    alone = [await run(adapted, at(0, request)) for request in asked]
+    base = [await run(plain_engine, request) for request in asked[: len(prompts)]]
+    assert [one.token_ids for one in alone[: len(prompts)]] == [one.token_ids for one in base]
+    texts = [one.token_ids for one in alone]
+    by_adapter = [tuple(texts[begin : begin + len(prompts)]) for begin in (0, 6, 12)]
+    assert len(set(by_adapter)) == 3, "adapters change what is said"
+    for depth in (0, 1, DEPTH):
+        together = await run_all(adapted, [at(depth, request) for request in asked])
+        assert [one.token_ids for one in together] == texts, depth
+        assert all(one.totals.imbalance == 0 for one in together)
+        drafted = [one.totals.accepted for one in together[: len(prompts)]]
+        assert all(drafted) == bool(depth)
+
+
+async def test_no_adapter_reads_anothers_prefix(adapted: VllmEngine, prompts: Prompts) -> None:
+    prompt = (prompts[1] * 40)[:400]
+    for name in (None, "one", "three"):
+        request = replace(greedy("p", prompt, 2), adapter=name)
+        first, again = await run(adapted, request), await run(adapted, request)
+        assert (first.cached_tokens, again.cached_tokens >= 256) == (0, True), name
