@@ -1,0 +1,152 @@
+"""What one key's flood does to another key's latency, over HTTP.
+
+    python -m benchmarks.fairness [--engine-ms 1000] [--places 16]
+
+The gateway runs on the scripted engine, whose places each serve a request in a known time; what is
+measured is admission. One key asks one request after another, alone and beside the flood of another
+key (``--flood`` connections that ask again after a moment, whatever they are told), of the same
+class and of a lower one. Phases take turns, so that what else the machine does falls on all of
+them; the ratio of medians counts. Where the processor is the bottleneck, that is what is measured:
+give the engine more time (``--engine-ms``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+
+import uvicorn
+
+from benchmarks.overload import BODY, exchange
+from engine.scripted import Pause
+from engine.types import FinishReason, Step
+from server.admission import Bounds, Priority
+from server.keys import Key, KeyRing, digest_of
+from server.listen import bind, url_of
+from tests.server.conftest import Lab
+
+SECRETS = {name: f"{name}-key-0123456789" for name in ("victim", "peer", "below")}
+CLASSES = {"victim": Priority.NORMAL, "peer": Priority.NORMAL, "below": Priority.LOW}
+BACK_OFF_S = 0.5
+"""A flood that asked again within microseconds would measure the HTTP server's processor."""
+
+
+async def ask(url: str, key: str) -> int:
+    head = f"x-api-key: {SECRETS[key]}\r\n"
+    status, _ = await exchange(url, "POST", "/v1/chat/completions", head, BODY)
+    return status
+
+
+async def ask_in_turn(url: str, requests: int) -> list[float]:
+    """Seconds of each of the victim's requests."""
+    seconds = []
+    for _ in range(requests):
+        began = time.monotonic()
+        assert await ask(url, "victim") == 200
+        seconds.append(time.monotonic() - began)
+    return seconds
+
+
+async def flood(url: str, key: str, seen: Counter[int]) -> None:
+    while True:
+        status = await ask(url, key)
+        seen[status] += 1
+        if status != 200:
+            await asyncio.sleep(BACK_OFF_S)
+
+
+async def beside(url: str, key: str, width: int, requests: int) -> tuple[list[float], Counter[int]]:
+    seen: Counter[int] = Counter()
+    tasks = [asyncio.create_task(flood(url, key, seen)) for _ in range(width)]
+    await asyncio.sleep(1.0)
+    try:
+        return await ask_in_turn(url, requests), seen
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(1.0)
+
+
+async def measure(url: str, width: int, rounds: int, requests: int) -> dict[str, object]:
+    alone: list[float] = []
+    floods: dict[str, list[float]] = {"peer": [], "below": []}
+    statuses: dict[str, Counter[int]] = {"peer": Counter(), "below": Counter()}
+    await ask_in_turn(url, 3)
+    for _ in range(rounds):
+        alone += await ask_in_turn(url, requests)
+        for key, seconds in floods.items():
+            more, seen = await beside(url, key, width, requests)
+            seconds += more
+            statuses[key] += seen
+    report: dict[str, object] = {"requests": len(alone), "alone_ms": round(1000 * median(alone), 1)}
+    for key, seconds in floods.items():
+        report[f"{key}_ms"] = round(1000 * median(seconds), 1)
+        report[f"{key}_ratio"] = round(median(seconds) / median(alone), 3)
+        report[f"{key}_flood"] = dict(statuses[key])
+    return report
+
+
+async def serve(engine_s: float, places: int) -> None:
+    """The server's side: says where it is and serves until it is stopped."""
+    lab = Lab()
+    end = Step(tuple(lab.renderer.encode("x", False)), finish=FinishReason.STOP)
+    lab.engine.script = [Pause(engine_s), end]
+    assert lab.gateway.path is not None
+    admission = lab.gateway.path.admission
+    admission.bounds = Bounds(running=places, queued=4 * places)
+    lab.gateway.keys = KeyRing(
+        tuple(Key(name, digest_of(secret), CLASSES[name]) for name, secret in SECRETS.items())
+    )
+    admission.classes = lab.gateway.keys.classes
+    listener = bind("127.0.0.1", 0)
+    print(url_of(listener), flush=True)
+    config = uvicorn.Config(lab.app, log_level="error", access_log=False, lifespan="off")
+    await uvicorn.Server(config).serve(sockets=[listener])
+
+
+@contextmanager
+def server(engine_ms: float, places: int) -> Iterator[str]:
+    """The server in a process of its own, so that the load does not slow it down."""
+    arguments = ["--serve", "--engine-ms", str(engine_ms), "--places", str(places)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.fairness", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine-ms", type=float, default=1000.0)
+    parser.add_argument("--places", type=int, default=16)
+    parser.add_argument("--flood", type=int, default=48, help="connections of the flooding key")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=10, help="of the other key, per phase")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        asyncio.run(serve(given.engine_ms / 1000, given.places))
+        return 0
+    with server(given.engine_ms, given.places) as url:
+        report = asyncio.run(measure(url, given.flood, given.rounds, given.requests))
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
