@@ -11,9 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import openai.types.responses
 import orjson
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import TypeAdapter
 
 from engine.errors import EngineDead
 
@@ -53,6 +55,8 @@ RESPONSES: list[dict[str, Any]] = [
     {"store": False, "parallel_tool_calls": False, "max_output_tokens": 50},
     {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "get_weather"}},
     {"tools": [{"type": "custom", "name": "get_weather", "description": "Tells."}]},
+    {"include": ["reasoning.encrypted_content"]},
+    {"tools": [FUNCTION, {"type": "web_search"}]},
 ]
 
 
@@ -135,6 +139,33 @@ def check_events(body: bytes) -> None:
 
 def _type_of(name: str) -> str:
     return str(SCHEMAS["components"]["schemas"][name]["properties"]["type"]["enum"][0])
+
+
+NEWER = {
+    "model": "demo",
+    "input": "hi",
+    "reasoning": {"summary": "auto"},
+    "include": ["reasoning.encrypted_content"],
+    "tools": [{"type": "namespace", "name": "sky", "description": "Of it.", "tools": [FUNCTION]}],
+}
+
+
+async def test_what_the_document_does_not_have_the_sdk_has(lab):
+    """Summaries and namespaces, by the types of OpenAI's own SDK."""
+    lab.says(THOUGHT + CALL.replace("get_weather", "sky__get_weather"), [1, 2, 1, 3])
+    made = openai.types.responses.Response.model_validate(
+        (await lab.post("/v1/responses", NEWER)).json
+    )
+    assert [type(item).__name__ for item in made.output] == [
+        "ResponseReasoningItem",
+        "ResponseFunctionToolCall",
+    ]
+    assert type(made.tools[0]).__name__ == "NamespaceTool"
+    known = TypeAdapter(openai.types.responses.ResponseStreamEvent)
+    body = (await lab.post("/v1/responses", NEWER | {"stream": True})).body
+    for frame in body.decode().strip().split("\n\n"):
+        event = orjson.loads(frame.split("\ndata: ")[1])
+        assert known.validate_python(event).type == event["type"]
 
 
 async def test_log_probabilities(lab):
