@@ -39,7 +39,7 @@ class Notices:
         self.note(name)
 
     def note(self, name: str) -> None:
-        self.names[UNCLEAN.sub("_", name)[:MAX_LENGTH]] = None
+        self.names[UNCLEAN.sub("_", name[:MAX_LENGTH])] = None
 
     def header(self) -> bytes:
         listed = list(self.names)[:MAX_NAMES]

@@ -16,6 +16,8 @@ from server.notices import note
 
 END = " omitted: this model reads text only]"
 UNCLEAN = re.compile(r"[^a-z0-9_]")
+MAX_KIND = 40
+"""Characters of a type that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,10 @@ class Unreadable:
 
     def text(self, kind: str, path: str) -> str:
         """The placeholder of a part of type ``kind``. Raises InvalidRequest where it is refused."""
+        kind = kind[:MAX_KIND]
         if not self.replaced:
             raise InvalidRequest(
-                f"'{path}' has type '{kind[:40]}'; this model reads text only. Leave it out.",
+                f"'{path}' has type '{kind}'; this model reads text only. Leave it out.",
                 param=path,
             )
         note(f"messages[].content[{kind}]")
@@ -54,5 +57,5 @@ def is_newest(roles: Sequence[str]) -> list[bool]:
 
 def _named(kind: str) -> str:
     """image_url and input_image -> image"""
-    name = UNCLEAN.sub("", kind.lower())[:40]
+    name = UNCLEAN.sub("", kind[:MAX_KIND].lower())
     return name.removeprefix("input_").removesuffix("_url") or "content"
