@@ -299,7 +299,7 @@ def test_clients_are_counted_by_address_or_network():
 
 RAISED = """
 import resource
-from server.limits import RESERVED_FILES, Limits, network_of
+from server.limits import raise_file_limit
 print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
