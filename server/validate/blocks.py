@@ -103,7 +103,9 @@ def _text(block: OpenModel, path: str, media: Unreadable) -> str:
 
 
 def _readable(block: dict[str, Any]) -> str | None:
-    """The text of a document or a search result, if it is text."""
+    """The text of a document, a search result or a reference to a tool, if it is text."""
+    if block.get("type") == "tool_reference":
+        return _lines(block.get("tool_name")) or None
     if block.get("type") == "search_result":
         return _lines(block.get("title"), block.get("source"), _joined(block.get("content")))
     source = block.get("source")

@@ -77,6 +77,22 @@ async def test_the_reason_of_the_end(lab, text, fields, reason, sequence):
     assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
 
 
+async def test_a_reference_to_a_tool_in_a_result_is_its_name(lab):
+    lab.says("x")
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("look_up", "note")]
+    use = {"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {"query": "notes"}}
+    messages = [
+        {"role": "user", "content": "note it"},
+        {"role": "assistant", "content": [use]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t1", "content": found}],
+        },
+    ]
+    assert (await ask(lab, messages=messages)).status == 200
+    assert lab.renderer.seen[-1]["messages"][-1]["content"] == "look_up\nnote"
+
+
 async def test_a_conversation_with_tools_reaches_the_template(lab):
     lab.says("x")
     use = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Oslo"}}
