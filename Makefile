@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: serve install install-dev test test-fast mutants lint format bench lock audit clean
+.PHONY: serve install install-dev test test-fast clients clients-newest mutants lint format bench lock audit clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -26,6 +26,12 @@ test-fast: install-dev  ## the tests that need no engine
 
 mutants: install-dev  ## mutation testing of the modules that guard isolation, billing and loss
 	@$(BIN)/python -m tests.mutation $(ARGS)
+
+clients: install-dev  ## real clients at pinned versions against a scripted worker; docs/clients.md
+	@$(BIN)/python -m tests.clients.run $(ARGS)
+
+clients-newest: install-dev  ## the same with the newest versions; reports and never fails
+	@$(BIN)/python -m tests.clients.run --newest $(ARGS)
 
 lint: install-dev  ## ruff and strict type checking
 	@$(BIN)/ruff check .
@@ -50,6 +56,6 @@ audit:  ## check the locks against the advisories PyPI knows; says so where it c
 	@$(PYTHON) scripts/audit.py
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .clients .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 include training/training.mk

@@ -82,7 +82,7 @@ Turn = str | Call | tuple[Any, ...] | Callable[[Seen], Any]
 """Text, a call, several of them, or a function of the prompt that makes one."""
 
 
-def call(name: str, **arguments: Any) -> Call:
+def call(name: str, /, **arguments: Any) -> Call:
     return Call(name, arguments)
 
 
@@ -96,7 +96,7 @@ class Brain:
 
     def worker(self, max_model_len: int) -> StandIn:
         tokens = RENDERER.encode(PROBE, False)
-        return StandIn(self.generate, models={"demo": max_model_len}, tokens=tokens)
+        return Worker(self.generate, models={"demo": max_model_len}, tokens=tokens)
 
     def generate(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         seen = Seen(RENDERER.decode(body["token_ids"]), len(body["token_ids"]))
@@ -121,6 +121,19 @@ class Brain:
     def during(self, name: str) -> list[Seen]:
         """The prompts that belong to a play."""
         return [seen for seen in self.seen if seen.play and seen.play[0] == name]
+
+
+class Worker(StandIn):
+    """One that gives each token of a prompt the log probability -1, and then one token."""
+
+    def _whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        said = super()._whole(body)
+        if body["sampling_params"].get("prompt_logprobs") is None:
+            return said
+        likely = {"token_id": END, "logprob": -1.0, "rank": 1}
+        logprobs = {"content": [likely | {"top_logprobs": [likely]}]}
+        choices = chunk(END, finish="length", logprobs=logprobs)["choices"]
+        return said | end() | {"choices": choices}
 
 
 def write(turn: Turn, seen: Seen) -> str:

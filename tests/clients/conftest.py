@@ -15,16 +15,35 @@ from tests import workers
 from tests.clients.brain import Brain
 from tests.clients.desk import Desk
 from tests.clients.local_server import serve_in_thread
+from tests.clients.report import PAGE, Reporter
 from tests.clients.traffic import Traffic
 from tests.conftest import serving
 
+LIMIT_S = 600
+"""Of a test: a client may install itself first, and machines are slow."""
 LONG = 400_000
 """A context no agent fills by accident: the demo's tokens are short."""
 FLAGS = (
     "--served-model-name=demo",
     "--tool-call-parser=hermes",
     "--reasoning-parser=qwen3",
+    "--enable-tokenizer-info-endpoint",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--clients-page", action="store_true", help="write docs/clients.md")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    page = PAGE if config.getoption("--clients-page") else None
+    config.pluginmanager.register(Reporter(page), "clients-report")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("client"):
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
 
 
 @pytest.fixture(scope="session")

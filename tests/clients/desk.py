@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.clients import mcp_server
@@ -16,7 +16,7 @@ from tests.clients.install import folder_of, install, node_bin
 from tests.clients.pins import BY_NAME
 from tests.clients.traffic import Traffic
 
-LIMIT_S = 120
+LIMIT_S = 300
 NOWHERE = "http://127.0.0.1:9"
 """Discard: a proxy that is not there, so that whoever leaves loopback fails at once."""
 QUIET = {
@@ -59,7 +59,6 @@ class Desk:
     """The gateway's own address, past the record."""
     brain: Brain
     traffic: Traffic
-    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def home(self) -> Path:
@@ -92,13 +91,17 @@ class Desk:
         self, client: str, *command: str, limit_s: float = LIMIT_S, env: Mapping[str, str] = {}
     ) -> Ran:
         """A command of an installed client, in the project."""
+        environment = self.environment_of(client) | dict(env)
+        return run(command, self.project, environment, limit_s)
+
+    def environment_of(self, client: str) -> dict[str, str]:
+        """All that an installed client is told; nothing of this process's own but the path."""
         folder = install(BY_NAME[client])
         binaries = folder / ("node_modules/.bin" if BY_NAME[client].kind == "npm" else "bin")
         path = os.pathsep.join((str(binaries), str(node_bin()), os.environ["PATH"]))
         home = {"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / ".config")}
         home |= {"XDG_DATA_HOME": str(self.home / ".data"), "TMPDIR": str(self.scratch)}
-        environment = QUIET | home | {"PATH": path} | self.environment | dict(env)
-        return run(command, self.project, environment, limit_s)
+        return QUIET | home | {"PATH": path}
 
     def run_script(self, client: str, script: Path, *arguments: str, **more: str) -> Ran:
         """A script of ours with an installed client's packages."""

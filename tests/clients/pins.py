@@ -26,7 +26,7 @@ class Client:
 
     @property
     def version(self) -> str:
-        return EXACT.split(self.packages[0])[1] if self.packages else "of the lock"
+        return EXACT.split(self.packages[0])[1] if self.packages else "as locked"
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ CLIENTS = (
     python("llama-index", "LlamaIndex", "llama-index-llms-openai-like==0.8.1"),
     python("guidellm", "GuideLLM", "guidellm==0.8.1", TORCH),
     python("aiperf", "AIPerf", "aiperf==0.13.0"),
-    python("lm-eval", "lm-evaluation-harness", "lm-eval[api]==0.4.13"),
+    python("lm-eval", "lm-evaluation-harness", "lm-eval[api]==0.4.13", "transformers==5.23.0"),
     python("inspect", "Inspect", "inspect-ai==0.3.285", "openai==3.54.0", "anthropic==2.12.0"),
     Client("vllm-bench", "vllm bench serve", "here"),
 )

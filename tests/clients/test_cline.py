@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
+from tests.clients.brain import call
 from tests.clients.desk import Desk, Ran
 
 pytestmark = pytest.mark.client("cline")
@@ -20,11 +24,62 @@ def configure(desk: Desk) -> None:
     assert ran.code == 0, ran
 
 
+def ask(desk: Desk, prompt: str, *options: str) -> Ran:
+    return cline(desk, "--json", "-P", "openai", "-m", "demo", *options, prompt)
+
+
+def events(ran: Ran) -> list[dict[str, Any]]:
+    assert ran.code == 0, ran
+    return [json.loads(line) for line in ran.out.splitlines() if line.startswith("{")]
+
+
+def said(ran: Ran) -> str:
+    (result,) = [event for event in events(ran) if event["type"] == "run_result"]
+    return result["text"]
+
+
 def test_edits(desk):
     """reads a file, edits it, runs a command"""
     configure(desk)
-    desk.write("hello.txt", "Hello wrld\n")
-    desk.brain.plays["fix"] = [lambda seen: str(sorted(seen.tools.items()))]
-    ran = cline(desk, "--json", "-P", "openai", "-m", "demo", "play:fix Fix the typo.")
-    print(ran)
-    assert 0
+    file = desk.write("hello.txt", "Hello wrld\n")
+    desk.brain.plays["fix"] = [
+        call("read_files", files=[{"path": str(file)}]),
+        call("editor", path=str(file), old_text="wrld", new_text="world"),
+        call("run_commands", commands=["cat hello.txt"]),
+        "<think>\nIt is right now.\n</think>\n\nFixed.",
+    ]
+    ran = ask(desk, "play:fix Fix the typo.")
+    print(ran.out[:3000], "....", ran.out[-3000:])
+    assert said(ran) == "Fixed."
+    assert desk.read("hello.txt") == "Hello world\n"
+    assert "Hello world" in desk.brain.during("fix")[-1].last
+    assert not desk.traffic.refused
+
+
+def test_mcp(desk):
+    """uses the tools of an MCP server"""
+    configure(desk)
+    added = cline(desk, "mcp", "add", "desk", "--yes", "--", *desk.mcp_command)
+    assert added.code == 0, added
+    desk.brain.plays["ask"] = [
+        call(".*lookup", topic="door"),
+        call(".*remember", note="4711"),
+        "Noted.",
+    ]
+    assert said(ask(desk, "play:ask Note it.")) == "Noted."
+    assert desk.notes.read_text() == "4711\n"
+    assert not desk.traffic.refused
+
+
+def test_sub_agent(desk):
+    """hands a task to a sub-agent and reads its report"""
+    configure(desk)
+    desk.brain.plays["delegate"] = [
+        call("spawn_agent", systemPrompt="Look.", task="play:dig Look."),
+        "The word is heron.",
+    ]
+    desk.brain.plays["dig"] = [call("run_commands", commands=["echo deep"]), "It is deep."]
+    first = ask(desk, "play:delegate Delegate.")
+    assert said(first) == "The word is heron."
+    assert "It is deep." in desk.brain.during("delegate")[-1].text
+    assert not desk.traffic.refused

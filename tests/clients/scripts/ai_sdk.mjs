@@ -27,15 +27,17 @@ const tools = {
 };
 const stopWhen = ai.stepCountIs(4);
 const found = {};
+// Reasoning comes as a summary, which is asked for; the SDK asks only for models it takes to reason.
+const providerOptions = { openai: { reasoningSummary: "auto", forceReasoning: true } };
 
-const whole = await ai.generateText({ model, tools, stopWhen, maxRetries: 0, prompt: "play:weather Weather?" });
+const whole = await ai.generateText({ model, tools, stopWhen, providerOptions, maxRetries: 0, prompt: "play:weather Weather?" });
 found.whole = whole.text;
 found.reasoning = whole.steps[0].reasoningText;
 found.steps = whole.steps.length;
 found.tokens = whole.usage.outputTokens > 0;
 
 const streamed = ai.streamText({
-  model, tools, stopWhen, maxRetries: 0, prompt: "play:weather Weather?",
+  model, tools, stopWhen, providerOptions, maxRetries: 0, prompt: "play:weather Weather?",
   onError: ({ error }) => { throw error; },
 });
 found.streamed = "";
@@ -49,7 +51,7 @@ const messages = [
   ...(await streamed.response).messages,
   { role: "user", content: "play:thanks Thanks." },
 ];
-found.second = (await ai.generateText({ model, tools, stopWhen, maxRetries: 0, messages })).text;
+found.second = (await ai.generateText({ model, tools, stopWhen, providerOptions, maxRetries: 0, messages })).text;
 
 const schema = z.object({ city: z.string(), degrees: z.number() });
 if (ai.Output?.object) {
