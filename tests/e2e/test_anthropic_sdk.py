@@ -69,9 +69,11 @@ def test_counting_limits_and_errors(client):
     usage = made.usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
     assert made.stop_reason == "max_tokens"
-    with pytest.raises(BadRequestError, match="hosted tools"):
-        hosted = [{"type": "web_search_20250305", "name": "web_search"}]
-        client.messages.create(**ask("Hi", tools=hosted))
+    hosted = ask("Hi", tools=[{"type": "web_search_20250305", "name": "web_search"}])
+    answer = client.messages.with_raw_response.create(**hosted)
+    assert answer.headers["x-eaglegate-ignored-fields"] == "tools[web_search_20250305]"
+    with pytest.raises(BadRequestError, match="tool_choice"):
+        client.messages.create(**hosted, tool_choice={"type": "tool", "name": "web_search"})
 
 
 async def test_the_async_client(demo_gateway):
