@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import subprocess
 import sys
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -140,16 +143,29 @@ async def test_a_client_has_its_share_and_a_named_proxy_more():
             assert served.gate.total == total
 
 
+@contextmanager
+def contiguous_files() -> Iterator[int]:
+    """No number below the next file's is free; it is the one that comes."""
+    taken = [os.dup(0)]
+    last = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
+    while taken[-1] <= last:
+        taken.append(os.dup(0))
+    try:
+        yield taken[-1] + 1
+    finally:
+        for file in taken:
+            os.close(file)
+
+
 async def test_files_are_kept_for_others():
-    with socket.socket() as lowest:
-        limits = replace(SMALL, connections=1000, files=lowest.fileno() + 8)
-    async with serving(limits) as served:
-        while not served.refused:
-            reader, _ = await served.connect(HEAD, b"content-length: 9\r\n\r\n")
-            began = asyncio.create_task(served.began.acquire())
-            ended = asyncio.create_task(reader.read(1))
-            await asyncio.wait({began, ended}, return_when=asyncio.FIRST_COMPLETED)
-        assert 0 < served.gate.total < 9
+    with contiguous_files() as next_file:
+        async with serving(replace(SMALL, connections=1000, files=next_file + 8)) as served:
+            while not served.refused:
+                reader, _ = await served.connect(HEAD, b"content-length: 9\r\n\r\n")
+                began = asyncio.create_task(served.began.acquire())
+                ended = asyncio.create_task(reader.read(1))
+                await asyncio.wait({began, ended}, return_when=asyncio.FIRST_COMPLETED)
+            assert 0 < served.gate.total < 9
 
 
 @pytest.mark.parametrize(
