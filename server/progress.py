@@ -8,6 +8,8 @@ import time
 from typing import TextIO
 
 HEARTBEAT_S = 5.0
+REMARKS = ("note:", "WARNING:")
+"""How lines begin that are no steps: what goes on is the step before them."""
 
 
 class Progress:
@@ -28,7 +30,7 @@ class Progress:
 
     def __call__(self, step: str) -> None:
         with self._lock:
-            self._step = step
+            self._step = self._step if step.startswith(REMARKS) else step
             self._print(step)
         self._told.set()
 

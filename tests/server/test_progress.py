@@ -33,6 +33,18 @@ def test_a_step_that_takes_long_is_repeated():
     assert "... loading" in page.getvalue()
 
 
+def test_a_note_is_not_what_takes_long():
+    page = Page()
+    progress = Progress(page, heartbeat_s=0.02)
+    progress("loading")
+    progress("note: kept in memory")
+    assert page.beat.wait(5)
+    progress.close()
+    assert "note: kept in memory" in page.getvalue()
+    assert "... loading" in page.getvalue()
+    assert "... note" not in page.getvalue()
+
+
 def test_the_banner_says_what_is_served_and_how_to_try_it(lab):
     info = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="EAGLE 3.1: why"))
     text = banner(
