@@ -19,7 +19,7 @@ install-dev:
 # 5 is pytest's status for no tests, which ARGS can bring about in one of the two.
 test: install-dev  ## every test, those on the real engine too
 	@$(BIN)/python -m pytest -m "not slow" -n 2 --cov $(ARGS) || [ $$? -eq 5 ]
-	@$(BIN)/python -m pytest -m slow $(ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m slow --durations=30 $(ARGS) || [ $$? -eq 5 ]
 
 test-fast: install-dev  ## the tests that need no engine
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
