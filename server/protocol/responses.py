@@ -142,7 +142,7 @@ KINDS = {
 
 def _kind(value: Any) -> str:
     """Which item it is, so that an error tells what that kind needs. Some need not say it."""
-    given = value if isinstance(value, dict) else vars(value)
+    given = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if given.get("type") is not None:
         return KINDS.get(given["type"], "Other") if isinstance(given["type"], str) else "Other"
     return "Reference" if "id" in given and "role" not in given else "Message"

@@ -76,7 +76,7 @@ MIX = (
     },
     {"messages": [{"role": "user", "content": "Count to ten."}], "num_speculative_tokens": 0},
 )
-REFUSED = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 10**9}
+REFUSED = {"messages": [{"role": "user", "content": "hi"}], "temperature": -1}
 
 
 @contextmanager
