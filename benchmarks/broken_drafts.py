@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.inspection import DraftReport, inspect_draft
+from engine.speculation.inspection import SpeculationReport, inspect_draft
 from tests.engine.speculation.draft_cases import BROKEN, GOOD, UNDECIDED, DraftCase
 
 LIMIT_S = 120
@@ -63,7 +63,7 @@ class Row:
 
     case: DraftCase
     outcome: Outcome
-    report: DraftReport
+    report: SpeculationReport
 
     @property
     def good(self) -> bool:
@@ -158,7 +158,7 @@ def try_out(case: DraftCase) -> Outcome:
     return replace(outcome, message=outcome.message.replace(where, "..."))
 
 
-def inspect(case: DraftCase) -> DraftReport:
+def inspect(case: DraftCase) -> SpeculationReport:
     with tempfile.TemporaryDirectory() as where:
         target, settings = case.build(Path(where))
         return inspect_draft(

@@ -31,12 +31,12 @@ from tokenizers import Tokenizer
 
 from engine.base import Engine
 from engine.scripted import ScriptedEngine, steps
-from engine.speculation.policy import Policy
+from engine.speculation.policy import SpeculationPolicy
 from engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
 from observability.http import routes
 from observability.logs import AccessLog
-from observability.middleware import ObservedHTTP
-from observability.observed import ObservedEngine
+from observability.middleware import TelemetryMiddleware
+from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 from server.app import create_app
@@ -97,14 +97,14 @@ def make_app(engine: Engine, observing: bool) -> ASGIApp:
     served = Served(("demo",), 3, True, {})
     gateway = Gateway(models=("demo",), created=1)
     if not observing:
-        gateway.open(Path(engine, INFO, renderer, parsers, served, Policy()))
+        gateway.open(Path(engine, INFO, renderer, parsers, served, SpeculationPolicy()))
         return create_app(gateway)
     telemetry = Telemetry(TelemetrySettings(models=("demo",), lanes=("speculative", "plain")))
     gateway.observer = telemetry
-    observed = ObservedEngine(engine, telemetry)
-    gateway.open(Path(observed, INFO, renderer, parsers, served, Policy()))
+    observed = InstrumentedEngine(engine, telemetry)
+    gateway.open(Path(observed, INFO, renderer, parsers, served, SpeculationPolicy()))
     log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    return ObservedHTTP(create_app(gateway, routes(telemetry)), log)
+    return TelemetryMiddleware(create_app(gateway, routes(telemetry)), log)
 
 
 def serve(kind: str, num_tokens: int, told: Connection) -> None:

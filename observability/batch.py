@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from observability.facts import Progress, Record, Shares, Slices, together
+from observability.facts import DecodeProgress, PhaseShares, RequestRecord, SliceNames, together
 from observability.labels import Labels
 
 LIMIT = 256
 """Entries after which counting should not wait any longer: it holds up the event loop."""
 
 
-class Batch:
+class PendingMetrics:
     """Collects; whoever counts takes what is there and starts a new one."""
 
     def __init__(self) -> None:
-        self._progress: dict[Slices, tuple[Shares, list[float]]] = {}
-        self._records: defaultdict[Slices, list[Record]] = defaultdict(list)
+        self._progress: dict[SliceNames, tuple[PhaseShares, list[float]]] = {}
+        self._records: defaultdict[SliceNames, list[RequestRecord]] = defaultdict(list)
         self._size = 0
 
-    def progressed(self, slices: Slices, shares: Shares, gaps: list[float]) -> None:
+    def progressed(self, slices: SliceNames, shares: PhaseShares, gaps: list[float]) -> None:
         self._size += 1
         known = self._progress.get(slices)
         if known is None:
@@ -31,22 +31,22 @@ class Batch:
             known[0][phase] = share if mine is None else mine + share
         known[1].extend(gaps)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         self._records[record.slices].append(record)
 
     @property
     def full(self) -> bool:
         return self._size >= LIMIT
 
-    def progress(self) -> Iterator[Progress]:
+    def progress(self) -> Iterator[DecodeProgress]:
         for slices, (shares, gaps) in self._progress.items():
-            yield Progress(slices, shares, gaps, together(shares))
+            yield DecodeProgress(slices, shares, gaps, together(shares))
 
-    def records(self) -> Iterator[tuple[Slices, list[Record]]]:
+    def records(self) -> Iterator[tuple[SliceNames, list[RequestRecord]]]:
         return iter(self._records.items())
 
-    def records_by_labels(self) -> dict[Labels, list[Record]]:
-        out: dict[Labels, list[Record]] = defaultdict(list)
+    def records_by_labels(self) -> dict[Labels, list[RequestRecord]]:
+        out: dict[Labels, list[RequestRecord]] = defaultdict(list)
         for slices, records in self._records.items():
             out[slices.labels] += records
         return out

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from observability.labels import LABELS
 from observability.metrics import GROUPS
-from observability.metrics.base import Declared
+from observability.metrics.base import MetricDeclaration
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 
@@ -23,12 +23,12 @@ BEGIN = "<!-- made by python -m observability.catalogue: begin -->\n"
 END = "<!-- end -->\n"
 
 
-def declared() -> list[Declared]:
+def declared() -> list[MetricDeclaration]:
     """Every metric there is."""
     return Telemetry(TelemetrySettings(models=()), CollectorRegistry()).catalogue
 
 
-def markdown(metrics: Iterable[Declared]) -> str:
+def markdown(metrics: Iterable[MetricDeclaration]) -> str:
     """A section per group: its docstring, then its metrics."""
     about = {group.__name__: inspect.cleandoc(group.__doc__ or "") for group in GROUPS}
     return "\n".join(
@@ -37,7 +37,7 @@ def markdown(metrics: Iterable[Declared]) -> str:
     )
 
 
-def _section(name: str, about: str, metrics: list[Declared]) -> str:
+def _section(name: str, about: str, metrics: list[MetricDeclaration]) -> str:
     rows = "".join(
         f"| `{metric.name}` | {metric.kind} | {_labels(metric)} | {metric.help} |\n"
         for metric in metrics
@@ -46,7 +46,7 @@ def _section(name: str, about: str, metrics: list[Declared]) -> str:
     return f"### {name}\n\n{about}\n\n{head}{rows}"
 
 
-def _labels(metric: Declared) -> str:
+def _labels(metric: MetricDeclaration) -> str:
     names = metric.labels
     if names[: len(LABELS)] == LABELS:
         names = ("…", *names[len(LABELS) :])

@@ -11,7 +11,7 @@ from observability.observation import RequestObservation
 
 
 @dataclass(slots=True)
-class Exchange:
+class HttpExchange:
     """One HTTP request and its response, as they go by."""
 
     request_id: str
@@ -34,7 +34,7 @@ class Exchange:
     span: Any = None
 
 
-current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+current: ContextVar[HttpExchange | None] = ContextVar("exchange", default=None)
 
 
 def attach(observation: RequestObservation) -> None:

@@ -10,7 +10,7 @@ from engine.speculation.accounting import Totals
 from engine.types import EngineInfo
 from observability.slices import ALL, KINDS
 from observability.telemetry import Telemetry
-from observability.window import Sums, Window
+from observability.window import SlidingWindow, WindowSums
 
 MIN_AT_RISK = 10
 """Verify steps that must have reached a position before it takes part in the slope."""
@@ -39,7 +39,7 @@ def speculation(telemetry: Telemetry) -> Row:
     }
 
 
-def row(window: Window, now: float) -> Row:
+def row(window: SlidingWindow, now: float) -> Row:
     """One slice over the window. ``against_baseline`` is its acceptance length / its baseline's."""
     sums = window.sums(now)
     totals = sums.totals
@@ -147,7 +147,7 @@ def _worker(worker: WorkerStatus) -> Row:
     }
 
 
-def _point(age: float, sums: Sums, bucket_s: float) -> Row:
+def _point(age: float, sums: WindowSums, bucket_s: float) -> Row:
     return {
         "age_s": age,
         "acceptance_length": sums.totals.acceptance_length,
@@ -157,5 +157,5 @@ def _point(age: float, sums: Sums, bucket_s: float) -> Row:
     }
 
 
-def _empty(telemetry: Telemetry) -> Window:
-    return Window(telemetry.settings.window_s, telemetry.settings.baseline_half_life_s)
+def _empty(telemetry: Telemetry) -> SlidingWindow:
+    return SlidingWindow(telemetry.settings.window_s, telemetry.settings.baseline_half_life_s)

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
-class Joined(Collector):
+class MergedRegistries(Collector):
     """Several registries as one page; a family is taken from the first that has it.
 
     The client's ``_created`` times are left out: they double the page and nobody asks for them.
@@ -39,5 +39,5 @@ def _without_created(family: Metric) -> Metric:
 def exposition(registry: CollectorRegistry) -> bytes:
     """Our metrics, then those of the process-wide registry: vLLM's ``vllm:*``, Python, process."""
     page = CollectorRegistry(auto_describe=False)
-    page.register(Joined((registry, REGISTRY)))
+    page.register(MergedRegistries((registry, REGISTRY)))
     return generate_latest(page)

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from engine.speculation.accounting import Totals
 from observability.labels import Labels
-from observability.sequence import Share
+from observability.sequence import PhaseShare
 from server.events import Outcome, Phase, Usage
 from server.observer import Ending, RequestFacts
 
 
-class Slices(NamedTuple):
+class SliceNames(NamedTuple):
     """The bounded names a request is counted under, besides its labels."""
 
     labels: Labels
@@ -22,17 +22,17 @@ class Slices(NamedTuple):
     template: str
 
 
-Shares = dict[Phase, Share]
+PhaseShares = dict[Phase, PhaseShare]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DecodeProgress:
     """What all choices of the same slices did lately. ``gaps`` are seconds between steps."""
 
-    slices: Slices
-    shares: Shares
+    slices: SliceNames
+    shares: PhaseShares
     gaps: list[float]
-    whole: Share
+    whole: PhaseShare
     """All shares together."""
 
 
@@ -52,11 +52,11 @@ class ChoiceRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RequestRecord:
     """One request, ended. Durations in seconds."""
 
     facts: RequestFacts
-    slices: Slices
+    slices: SliceNames
     ending: Ending
     ttft: float | None
     """First output token - arrival; None when there was none."""
@@ -78,5 +78,5 @@ class Record:
         return self.facts.stream and self.ttft is not None and self.ending is not Ending.COMPLETED
 
 
-def together(shares: Shares) -> Share:
+def together(shares: PhaseShares) -> PhaseShare:
     return reduce(add, shares.values())

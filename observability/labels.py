@@ -22,13 +22,13 @@ LABELS = Labels._fields
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class KnownNames:
     """A closed set of label values; what is outside becomes ``other``."""
 
     known: frozenset[str]
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> Names:
+    def of(cls, names: Iterable[str]) -> KnownNames:
         return cls(frozenset(names))
 
     def __call__(self, name: str) -> str:
@@ -44,7 +44,7 @@ def context(prompt_tokens: int) -> str:
     return CONTEXTS[bisect_left(CONTEXT_BOUNDS, prompt_tokens)]
 
 
-class Capped:
+class CappedNames:
     """For names that are bounded by somebody else's word: the first ``limit`` pass."""
 
     def __init__(self, limit: int) -> None:

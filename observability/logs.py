@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 import orjson
 
-from observability.context import Exchange
-from observability.facts import Record
+from observability.context import HttpExchange
+from observability.facts import RequestRecord
 
 ACCESS = "eaglegate.access"
 QUIET = frozenset({"/", "/health", "/ready", "/metrics", "/debug/speculation"})
@@ -45,7 +45,7 @@ class AccessLog:
         self._off = level in ("warning", "error")
         self._stream = stream or sys.stderr
 
-    def __call__(self, exchange: Exchange) -> None:
+    def __call__(self, exchange: HttpExchange) -> None:
         if self._off or (self._quiet and exchange.path in QUIET):
             return
         line = {
@@ -59,7 +59,7 @@ class AccessLog:
         self._stream.flush()
 
 
-def fields(exchange: Exchange) -> dict[str, Any]:
+def fields(exchange: HttpExchange) -> dict[str, Any]:
     """What the access log says of one exchange."""
     out: dict[str, Any] = {
         "request_id": exchange.request_id,
@@ -75,7 +75,7 @@ def fields(exchange: Exchange) -> dict[str, Any]:
     return out if record is None else out | generation_fields(record)
 
 
-def generation_fields(record: Record) -> dict[str, Any]:
+def generation_fields(record: RequestRecord) -> dict[str, Any]:
     """What a generation was and how it went; null where a number does not exist."""
     facts, totals, slices = record.facts, record.totals, record.slices
     tpots = [choice.tpot for choice in record.choices if choice.tpot is not None]

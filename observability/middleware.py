@@ -10,8 +10,8 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from observability.context import Exchange, current
-from observability.facts import Record
+from observability.context import HttpExchange, current
+from observability.facts import RequestRecord
 from observability.sequence import Clock
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
@@ -23,11 +23,11 @@ ACCEPTABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 class Tracing(Protocol):
     """Follows exchanges as spans."""
 
-    def begin(self, exchange: Exchange, headers: RawHeaders) -> None:
+    def begin(self, exchange: HttpExchange, headers: RawHeaders) -> None:
         """``headers`` are the request's, names in lower case."""
         ...
 
-    def end(self, exchange: Exchange) -> None: ...
+    def end(self, exchange: HttpExchange) -> None: ...
 
     async def aclose(self) -> None:
         """Send what is left."""
@@ -37,19 +37,19 @@ class Tracing(Protocol):
 class NoTracing:
     """Follows nothing, and passes the client's trace context on to the engine."""
 
-    def begin(self, exchange: Exchange, headers: RawHeaders) -> None:
+    def begin(self, exchange: HttpExchange, headers: RawHeaders) -> None:
         exchange.trace_headers = {
             name.decode(): value.decode("latin-1") for name, value in headers if name in W3C
         }
 
-    def end(self, exchange: Exchange) -> None:
+    def end(self, exchange: HttpExchange) -> None:
         pass
 
     async def aclose(self) -> None:
         pass
 
 
-class ObservedHTTP:
+class TelemetryMiddleware:
     """Wraps an ASGI app. ``log`` is called with every exchange when it is over.
 
     The request id is the client's ``x-request-id`` if it is one (letters, digits, ``._:-``, at
@@ -61,7 +61,7 @@ class ObservedHTTP:
     def __init__(
         self,
         app: ASGIApp,
-        log: Callable[[Exchange], None],
+        log: Callable[[HttpExchange], None],
         tracing: Tracing | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
@@ -86,9 +86,9 @@ class ObservedHTTP:
             self._tracing.end(exchange)
             self._log(exchange)
 
-    def _exchange(self, scope: Scope) -> Exchange:
+    def _exchange(self, scope: Scope) -> HttpExchange:
         client = scope.get("client") or ("", 0)
-        return Exchange(
+        return HttpExchange(
             request_id=_given_id(scope["headers"]) or os.urandom(16).hex(),
             method=scope["method"],
             path=scope["path"],
@@ -103,7 +103,7 @@ def _given_id(headers: RawHeaders) -> str:
     return given.decode() if ACCEPTABLE_ID.fullmatch(given) else ""
 
 
-def _receiving(exchange: Exchange, receive: Receive) -> Receive:
+def _receiving(exchange: HttpExchange, receive: Receive) -> Receive:
     async def wrapped() -> Message:
         message = await receive()
         if message["type"] == "http.disconnect" and not exchange.complete:
@@ -113,7 +113,7 @@ def _receiving(exchange: Exchange, receive: Receive) -> Receive:
     return wrapped
 
 
-def _sending(exchange: Exchange, send: Send) -> Send:
+def _sending(exchange: HttpExchange, send: Send) -> Send:
     def wrapped(message: Message) -> Awaitable[None]:
         if message.get("more_body"):
             return send(message)
@@ -127,7 +127,7 @@ def _sending(exchange: Exchange, send: Send) -> Send:
     return wrapped
 
 
-def _extra(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+def _extra(exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
     out = [(REQUEST_ID, exchange.request_id.encode())]
     record = exchange.observation.record if exchange.observation else None
     if record is not None:
@@ -135,7 +135,7 @@ def _extra(exchange: Exchange) -> list[tuple[bytes, bytes]]:
     return out
 
 
-def server_timing(record: Record) -> str:
+def server_timing(record: RequestRecord) -> str:
     """``queue;dur=0.1, ttft;dur=31.0, total;dur=90.2, speculation;desc="acceptance 2.40"``"""
     parts = [f"queue;dur={1000 * record.queued:.1f}"]
     if record.ttft is not None:

@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GpuReading:
     """One GPU now; None for what this model does not tell."""
 
     memory_used_bytes: int | None
@@ -21,16 +21,16 @@ class Reading:
     power_watts: float | None
 
 
-class Gpu(Protocol):
+class GpuMonitor(Protocol):
     """One GPU; ``index`` is NVML's, which CUDA_VISIBLE_DEVICES does not change."""
 
     @property
     def index(self) -> int: ...
 
-    def read(self) -> Reading: ...
+    def read(self) -> GpuReading: ...
 
 
-def gpus() -> tuple[Gpu, ...]:
+def gpus() -> tuple[GpuMonitor, ...]:
     """All GPUs of this machine; none without a driver or without nvidia-ml-py."""
     try:
         nvml = import_module("pynvml")
@@ -53,12 +53,12 @@ class NvmlGpu:
         self._nvml = nvml
         self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
-    def read(self) -> Reading:
+    def read(self) -> GpuReading:
         nvml = self._nvml
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
         load = self._ask(nvml.nvmlDeviceGetUtilizationRates)
         milliwatts = self._ask(nvml.nvmlDeviceGetPowerUsage)
-        return Reading(
+        return GpuReading(
             memory_used_bytes=None if memory is None else memory.used,
             memory_total_bytes=None if memory is None else memory.total,
             utilization=None if load is None else load.gpu / 100,

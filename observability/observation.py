@@ -7,26 +7,26 @@ from functools import reduce
 from operator import add
 
 from engine.speculation.accounting import Totals
-from observability.facts import ChoiceRecord, Record, Shares, Slices, together
+from observability.facts import ChoiceRecord, PhaseShares, RequestRecord, SliceNames, together
 from observability.labels import OTHER
-from observability.sequence import Clock, Sequence
+from observability.sequence import Clock, SequenceTimeline
 from server.events import Phase
 from server.observer import Ending, RequestFacts, Tell
 
-Settled = Callable[[Slices, Shares, list[float]], None]
+ProgressSink = Callable[[SliceNames, PhaseShares, list[float]], None]
 
 
-class Choice:
+class ChoiceObservation:
     """A sequence and what has been settled of it."""
 
     __slots__ = ("phases", "sequence", "totals")
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: SequenceTimeline) -> None:
         self.sequence = sequence
         self.totals: Totals | None = None
         self.phases: frozenset[Phase] = frozenset()
 
-    def settle(self, slices: Slices, tell: Settled, *, ended: bool) -> None:
+    def settle(self, slices: SliceNames, tell: ProgressSink, *, ended: bool) -> None:
         """Tell what is new and certain; what was told once is never told again."""
         shares, gaps = self.sequence.settle(ended=ended)
         if not shares:
@@ -57,22 +57,24 @@ class RequestObservation:
     def __init__(
         self,
         facts: RequestFacts,
-        slices: Slices,
+        slices: SliceNames,
         clock: Clock,
-        settled: Settled,
-        ended: Callable[[RequestObservation, Record], None],
+        settled: ProgressSink,
+        ended: Callable[[RequestObservation, RequestRecord], None],
         late: bool = False,
     ) -> None:
         self.facts = facts
         self.slices = slices
-        self.record: Record | None = None
+        self.record: RequestRecord | None = None
         self._clock = clock
         self._settled = settled
         self._ended = ended
-        self._choices = {id_: Choice(Sequence(clock, late)) for id_ in facts.sequences}
+        self._choices = {
+            id_: ChoiceObservation(SequenceTimeline(clock, late)) for id_ in facts.sequences
+        }
 
     @property
-    def sequences(self) -> Mapping[str, Sequence]:
+    def sequences(self) -> Mapping[str, SequenceTimeline]:
         return {id_: choice.sequence for id_, choice in self._choices.items()}
 
     def choice(self, sequence: str) -> Tell:
@@ -94,7 +96,7 @@ class RequestObservation:
             self.record = self._make_record(ending)
             self._ended(self, self.record)
 
-    def _make_record(self, ending: Ending) -> Record:
+    def _make_record(self, ending: Ending) -> RequestRecord:
         firsts = [
             choice.sequence.first_at
             for choice in self._choices.values()
@@ -102,7 +104,7 @@ class RequestObservation:
         ]
         facts = self.facts
         choices = tuple(choice.record() for choice in self._choices.values())
-        return Record(
+        return RequestRecord(
             facts=facts,
             slices=self.slices,
             ending=ending,

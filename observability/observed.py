@@ -12,7 +12,7 @@ from observability.context import current
 from observability.telemetry import Telemetry
 
 
-class ObservedEngine:
+class InstrumentedEngine:
     """Wraps ``engine`` and changes nothing, but for the trace context of requests being traced."""
 
     def __init__(self, engine: Engine, telemetry: Telemetry, name: str = "default") -> None:

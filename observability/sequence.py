@@ -37,7 +37,7 @@ _DELIVERED = attrgetter("delivered")
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PhaseShare:
     """What one phase got. ``timed_tokens`` / ``seconds`` is its speed.
 
     ``seconds`` is the time its steps took, ``timed_tokens`` the tokens it paid for: all but the
@@ -49,8 +49,8 @@ class Share:
     timed_tokens: int = 0
     seconds: float = 0.0
 
-    def __add__(self, other: Share) -> Share:
-        return Share(
+    def __add__(self, other: PhaseShare) -> PhaseShare:
+        return PhaseShare(
             self.totals + other.totals,
             self.tokens + other.tokens,
             self.timed_tokens + other.timed_tokens,
@@ -58,8 +58,8 @@ class Share:
         )
 
 
-class Sequence:
-    """Told every step by ``ObservedEngine`` and every event by the server, in one task.
+class SequenceTimeline:
+    """Told every step by ``InstrumentedEngine`` and every event by the server, in one task.
 
     A step belongs to the phase of the first event after it: a parser may hold text back, and a
     tool call's first tokens make no event at all. ``step`` and ``event`` run for every step of
@@ -153,7 +153,7 @@ class Sequence:
             return None
         return (self.last_at - self.first_at) / (self.settled_tokens - 1)
 
-    def settle(self, *, ended: bool = False) -> tuple[dict[Phase, Share], list[float]]:
+    def settle(self, *, ended: bool = False) -> tuple[dict[Phase, PhaseShare], list[float]]:
         """What came since the last call and is certain, all of it when ``ended``.
 
         Per phase its share, and the seconds between the steps.
@@ -168,14 +168,14 @@ class Sequence:
         before = times[0] if self._start is None else self._start
         gaps = list(map(sub, times, (before, *times)))
         first = self._find_first(times)
-        shares: dict[Phase, Share] = {}
+        shares: dict[Phase, PhaseShare] = {}
         for start, stop, phase in self._runs(count):
             steps = self._steps[start:stop]
             known = self._account if new and ended and len(steps) == count else None
             untimed = int(start <= first < stop)
             totals = known or _totals(steps, untimed if self._late else None)
             tokens = _num_tokens(steps)
-            share = Share(totals, tokens, tokens - untimed, sum(gaps[start:stop]))
+            share = PhaseShare(totals, tokens, tokens - untimed, sum(gaps[start:stop]))
             shares[phase] = shares[phase] + share if phase in shares else share
         self._drop(count, sum(share.tokens for share in shares.values()))
         return shares, gaps[1:] if new else gaps

@@ -7,7 +7,7 @@ from engine.types import EngineInfo
 from observability.telemetry import Telemetry
 
 
-class EngineWatch:
+class SupervisionObserver:
     """``engine.supervision.rules.Watcher`` for the engine called ``name``."""
 
     def __init__(self, telemetry: Telemetry, name: str = "default") -> None:

@@ -11,17 +11,17 @@ from engine.base import Losing
 from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo, EngineRequest
-from observability.batch import Batch
+from observability.batch import PendingMetrics
 from observability.context import attach, note_refusal
-from observability.facts import Record, Shares, Slices
-from observability.labels import Labels, Names, context
+from observability.facts import PhaseShares, RequestRecord, SliceNames
+from observability.labels import KnownNames, Labels, context
 from observability.metrics import GROUPS
-from observability.metrics.base import Declared, Scope
-from observability.nvml import Gpu
-from observability.observation import Choice, RequestObservation, Settled
-from observability.sequence import Clock, Sequence
+from observability.metrics.base import MetricDeclaration, MetricScope
+from observability.nvml import GpuMonitor
+from observability.observation import ChoiceObservation, ProgressSink, RequestObservation
+from observability.sequence import Clock, SequenceTimeline
 from observability.settings import TelemetrySettings
-from observability.slices import SliceBook
+from observability.slices import SliceWindows
 from observability.templates import NO_TEMPLATE, TopTemplates
 from server.admission import Admission
 from server.observer import Observation, RequestFacts
@@ -42,26 +42,26 @@ class Telemetry:
         settings: TelemetrySettings,
         registry: CollectorRegistry | None = None,
         clock: Clock = time.perf_counter,
-        gpus: tuple[Gpu, ...] = (),
+        gpus: tuple[GpuMonitor, ...] = (),
     ) -> None:
         self.settings = settings
         self.registry = registry or CollectorRegistry()
         self.clock = clock
-        self.book = SliceBook(settings)
+        self.book = SliceWindows(settings)
         self.engines: dict[str, EngineInfo] = {}
         self._templates = TopTemplates(settings.templates)
-        self._models = Names.of(settings.models)
-        self._lanes = Names.of(settings.lanes)
-        self._workloads = Names.of(settings.workloads)
-        self._live: set[RequestObservation | Unannounced] = set()
-        self._sequences: dict[str, Sequence] = {}
+        self._models = KnownNames.of(settings.models)
+        self._lanes = KnownNames.of(settings.lanes)
+        self._workloads = KnownNames.of(settings.workloads)
+        self._live: set[RequestObservation | DirectRequest] = set()
+        self._sequences: dict[str, SequenceTimeline] = {}
         self._losing: dict[str, Losing] = {}
         self._admission: Callable[[], Admission | None] = _nothing
         self._workers: Callable[[], Iterable[WorkerStatus]] = tuple
         self._process: Callable[[], Mapping[str, float]] = dict
-        self._batch = Batch()
+        self._batch = PendingMetrics()
         self._count_at = 0.0
-        scope = Scope(
+        scope = MetricScope(
             self.registry,
             settings,
             self.book,
@@ -74,7 +74,7 @@ class Telemetry:
             lambda: self._process(),
         )
         self.groups = [make(scope) for make in GROUPS]
-        self.catalogue: list[Declared] = scope.catalogue
+        self.catalogue: list[MetricDeclaration] = scope.catalogue
 
     def begin(self, facts: RequestFacts) -> Observation:
         observation = RequestObservation(
@@ -98,7 +98,9 @@ class Telemetry:
         for group in self.groups:
             group.not_stored()
 
-    def sequence(self, request: EngineRequest, model: str) -> tuple[Sequence, Callable[[], None]]:
+    def sequence(
+        self, request: EngineRequest, model: str
+    ) -> tuple[SequenceTimeline, Callable[[], None]]:
         """Where the steps of ``request`` go, and what to call when no more will come.
 
         A request no server announced (a warm-up, a probe) is counted by what it says itself.
@@ -106,9 +108,9 @@ class Telemetry:
         known = self._sequences.get(request.id)
         if known is not None:
             return known, _nothing
-        unannounced = Unannounced(
+        unannounced = DirectRequest(
             self._own_slices(request, model),
-            Choice(Sequence(self.clock, self._late)),
+            ChoiceObservation(SequenceTimeline(self.clock, self._late)),
             self._progressed,
         )
         self._live.add(unannounced)
@@ -179,12 +181,12 @@ class Telemetry:
     def _running(self) -> Iterator[Labels]:
         return (live.slices.labels for live in self._live)
 
-    def _progressed(self, slices: Slices, shares: Shares, gaps: list[float]) -> None:
+    def _progressed(self, slices: SliceNames, shares: PhaseShares, gaps: list[float]) -> None:
         self._batch.progressed(slices, shares, gaps)
         if self._batch.full:
             self._count()
 
-    def _ended(self, observation: RequestObservation, record: Record) -> None:
+    def _ended(self, observation: RequestObservation, record: RequestRecord) -> None:
         self._live.discard(observation)
         for id_ in record.facts.sequences:
             self._sequences.pop(id_, None)
@@ -194,7 +196,7 @@ class Telemetry:
 
     def _count(self) -> None:
         now = self.clock()
-        batch, self._batch = self._batch, Batch()
+        batch, self._batch = self._batch, PendingMetrics()
         self._count_at = now + COUNT_EVERY_S
         for progress in batch.progress():
             self.book.progressed(progress, now)
@@ -206,16 +208,16 @@ class Telemetry:
             for group in self.groups:
                 group.ended(labels, records)
 
-    def _slices(self, facts: RequestFacts) -> Slices:
+    def _slices(self, facts: RequestFacts) -> SliceNames:
         template, forgotten = self._templates.name(facts.template)
         if forgotten is not None:
             self._forget(forgotten)
         labels = self._labels(facts.model, facts.lane, facts.workload)
-        return Slices(labels, context(facts.prompt_tokens), template)
+        return SliceNames(labels, context(facts.prompt_tokens), template)
 
-    def _own_slices(self, request: EngineRequest, model: str) -> Slices:
+    def _own_slices(self, request: EngineRequest, model: str) -> SliceNames:
         labels = self._labels(model, request.lane, request.workload)
-        return Slices(labels, context(len(request.prompt)), NO_TEMPLATE)
+        return SliceNames(labels, context(len(request.prompt)), NO_TEMPLATE)
 
     def _labels(self, model: str, lane: str, workload: str) -> Labels:
         return Labels(self._models(model), self._lanes(lane), self._workloads(workload))
@@ -230,10 +232,12 @@ class Telemetry:
             group.forgotten(template)
 
 
-class Unannounced:
+class DirectRequest:
     """An engine request that did not come through the server."""
 
-    def __init__(self, slices: Slices, choice: Choice, settled: Settled) -> None:
+    def __init__(
+        self, slices: SliceNames, choice: ChoiceObservation, settled: ProgressSink
+    ) -> None:
         self.choice = choice
         self.slices = slices
         self._settled = settled

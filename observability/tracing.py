@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from observability.context import Exchange
-from observability.facts import Record
+from observability.context import HttpExchange
+from observability.facts import RequestRecord
 from observability.labels import OTHER, api
 from observability.logs import QUIET
 from observability.middleware import RawHeaders
@@ -49,7 +49,7 @@ class OpenTelemetry:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
         return cls(provider)
 
-    def begin(self, exchange: Exchange, headers: RawHeaders) -> None:
+    def begin(self, exchange: HttpExchange, headers: RawHeaders) -> None:
         if exchange.path in QUIET:
             return
         route = exchange.path if api(exchange.path) != OTHER else ""
@@ -68,7 +68,7 @@ class OpenTelemetry:
         self._context.inject(passed_on, set_span_in_context(exchange.span))
         exchange.trace_headers = passed_on
 
-    def end(self, exchange: Exchange) -> None:
+    def end(self, exchange: HttpExchange) -> None:
         span = exchange.span
         if span is None:
             return
@@ -83,7 +83,7 @@ class OpenTelemetry:
     async def aclose(self) -> None:
         await asyncio.to_thread(self._provider.shutdown)
 
-    def _generation(self, exchange: Exchange, record: Record) -> None:
+    def _generation(self, exchange: HttpExchange, record: RequestRecord) -> None:
         facts = record.facts
         operation = OPERATIONS.get(facts.api, "chat")
         span = self._tracer.start_span(
@@ -106,7 +106,7 @@ def _texts(headers: RawHeaders) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
 
 
-def attributes(record: Record) -> dict[str, Any]:
+def attributes(record: RequestRecord) -> dict[str, Any]:
     """What a generation's span says; a number that does not exist is left out."""
     facts, totals = record.facts, record.totals
     usages = [choice.usage for choice in record.choices if choice.usage is not None]

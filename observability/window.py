@@ -14,7 +14,7 @@ BUCKETS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class WindowSums:
     """What one slice did in some span of time."""
 
     requests: int = 0
@@ -22,8 +22,8 @@ class Sums:
     seconds: float = 0.0
     totals: Totals = field(default_factory=Totals)
 
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(
+    def __add__(self, other: WindowSums) -> WindowSums:
+        return WindowSums(
             self.requests + other.requests,
             self.timed_tokens + other.timed_tokens,
             self.seconds + other.seconds,
@@ -36,7 +36,7 @@ class Sums:
         return self.seconds / self.timed_tokens if self.timed_tokens else None
 
 
-class Window:
+class SlidingWindow:
     """A ring of buckets; what falls out of it joins an exponentially forgotten baseline.
 
     The baseline never overlaps the window, so a collapse cannot hide in its own reference.
@@ -45,28 +45,28 @@ class Window:
     def __init__(self, span_s: float, half_life_s: float) -> None:
         self._bucket_s = span_s / BUCKETS
         self._keep = 0.5 ** (self._bucket_s / half_life_s)
-        self._buckets: deque[tuple[int, Sums]] = deque()
+        self._buckets: deque[tuple[int, WindowSums]] = deque()
         self._verified = 0.0
         self._accepted = 0.0
         self._forgotten_at = 0
 
-    def add(self, sums: Sums, now: float) -> None:
+    def add(self, sums: WindowSums, now: float) -> None:
         at = self._expire(now)
         if self._buckets and self._buckets[-1][0] == at:
             self._buckets[-1] = (at, self._buckets[-1][1] + sums)
         else:
             self._buckets.append((at, sums))
 
-    def sums(self, now: float) -> Sums:
+    def sums(self, now: float) -> WindowSums:
         self._expire(now)
-        return reduce(add, (sums for _, sums in self._buckets), Sums())
+        return reduce(add, (sums for _, sums in self._buckets), WindowSums())
 
     def baseline(self, now: float) -> float | None:
         """Acceptance length before the window, weighted by steps; absent without data."""
         self._expire(now)
         return 1 + self._accepted / self._verified if self._verified >= 1 else None
 
-    def history(self, now: float) -> Iterator[tuple[float, Sums]]:
+    def history(self, now: float) -> Iterator[tuple[float, WindowSums]]:
         """Each bucket that has something: how many seconds ago it began, and its sums."""
         at = self._expire(now)
         for index, sums in self._buckets:
@@ -82,7 +82,7 @@ class Window:
             self._forget(*self._buckets.popleft())
         return at
 
-    def _forget(self, at: int, sums: Sums) -> None:
+    def _forget(self, at: int, sums: WindowSums) -> None:
         kept = self._keep ** (at - self._forgotten_at)
         self._forgotten_at = at
         self._verified = self._verified * kept + sums.totals.verify_steps

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from engine.errors import EngineStartError
 from engine.machine import Machine, port_is_free, this_machine
-from engine.preflight import Plan, preflight
-from engine.speculation.inspection import DraftReport, Severity
+from engine.preflight import EnginePlan, preflight
+from engine.speculation.inspection import Severity, SpeculationReport
 from engine.types import EngineInfo
 
 Resolve = Callable[[str], object]
@@ -33,7 +33,7 @@ class Checked:
     status: int
 
 
-def check(plan: Plan, wanted: Wanted, machine: Machine | None = None) -> Checked:
+def check(plan: EnginePlan, wanted: Wanted, machine: Machine | None = None) -> Checked:
     found = preflight(plan, machine or this_machine())
     parsers, unknown = resolve_parsers(wanted)
     stops = [*found.obstacles, *unknown, *busy_port(wanted)]
@@ -95,7 +95,7 @@ def busy_port(wanted: Wanted) -> Iterator[str]:
         yield f"port {wanted.port} on {wanted.host} is in use: give another --port"
 
 
-def speculation(report: DraftReport | None) -> Iterator[str]:
+def speculation(report: SpeculationReport | None) -> Iterator[str]:
     if report is None:
         yield "  off"
         return

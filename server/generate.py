@@ -17,7 +17,7 @@ from engine.base import Engine
 from engine.errors import EngineError, RequestRejected
 from engine.rendering.limits import PromptTooLong
 from engine.speculation.accounting import Account
-from engine.speculation.policy import Policy
+from engine.speculation.policy import SpeculationPolicy
 from engine.types import EngineInfo, EngineRequest, FinishReason, Step
 from server.admission import Admission
 from server.budget import charge
@@ -66,7 +66,7 @@ class Path:
     renderer: Renderer
     parsers: Parsers
     served: Served
-    policy: Policy
+    policy: SpeculationPolicy
     admission: Admission = field(default_factory=Admission)
     trials: Trials | None = None
     """Where constraints are tried out first, if anywhere."""

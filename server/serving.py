@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 import uvloop
 
 from engine.errors import EngineDead
-from engine.speculation.policy import PLAIN, SPECULATIVE, Policy, Rules
+from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
 from engine.supervision.rules import Patience
 from engine.types import EngineInfo
 from observability.http import routes
 from observability.logs import AccessLog
-from observability.middleware import NoTracing, ObservedHTTP, Tracing
+from observability.middleware import NoTracing, TelemetryMiddleware, Tracing
 from observability.nvml import gpus
-from observability.observed import ObservedEngine
+from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
-from observability.supervision import EngineWatch
+from observability.supervision import SupervisionObserver
 from observability.telemetry import Telemetry
 from server import encryption
 from server.admission import Admission, Bounds
@@ -86,15 +86,15 @@ class Serving:
         )
         self._telemetry = Telemetry(_telemetry(backend, settings), gpus=gpus())
         self._tracing = _tracing(settings.otlp_endpoint)
-        self._lasting = backend.lasting(patience(settings), EngineWatch(self._telemetry))
-        self._engine = ObservedEngine(self._lasting, self._telemetry)
+        self._lasting = backend.lasting(patience(settings), SupervisionObserver(self._telemetry))
+        self._engine = InstrumentedEngine(self._lasting, self._telemetry)
         self._telemetry.watch_workers(backend.workers)
-        self._policy = Policy(Rules(key_depths=keys.depths))
+        self._policy = SpeculationPolicy(SpeculationRules(key_depths=keys.depths))
         self._admission = Admission(bounds(settings), classes=keys.classes)
         self._telemetry.watch_process(self._usage)
         self._telemetry.watch_admission(lambda: self._admission)
         self._gateway = self._new_gateway(keys)
-        self._app = ObservedHTTP(
+        self._app = TelemetryMiddleware(
             create_app(self._gateway, routes(self._telemetry)),
             AccessLog(settings.log_level, errors),
             self._tracing,

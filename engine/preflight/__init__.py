@@ -1,6 +1,6 @@
 """What an engine with these arguments would be, and what would stop it from starting here."""
 
-from engine.preflight.plan import Plan, plan_of
-from engine.preflight.preflight import Preflight, preflight
+from engine.preflight.plan import EnginePlan, plan_of
+from engine.preflight.preflight import PreflightReport, preflight
 
-__all__ = ["Plan", "Preflight", "plan_of", "preflight"]
+__all__ = ["EnginePlan", "PreflightReport", "plan_of", "preflight"]

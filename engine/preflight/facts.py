@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from engine.machine import GIB, Machine
-from engine.preflight.scene import Found, Scene
+from engine.preflight.scene import LocalCheckpoint, PreflightContext
 
 
-def facts(scene: Scene) -> Iterator[tuple[str, str]]:
+def facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
     plan, found, machine = scene.plan, scene.found, scene.machine
     yield "model", plan.model
     yield "where", str(found.path.resolve()) if found.path else "not on this machine"
@@ -38,12 +38,12 @@ def resolved(asked: str, known: object) -> str:
     return f"auto, here {known}" if asked == "auto" and known is not None else asked
 
 
-def stored_dtype(found: Found) -> object:
+def stored_dtype(found: LocalCheckpoint) -> object:
     config = found.target.config if found.target else {}
     return config.get("dtype") or config.get("torch_dtype") or found.raw.get("torch_dtype")
 
 
-def stored_scheme(found: Found) -> str | None:
+def stored_scheme(found: LocalCheckpoint) -> str | None:
     """The scheme named in config.json, with its algorithm where there is one."""
     scheme = found.raw.get("quantization_config")
     if not isinstance(scheme, Mapping):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """The engine arguments that decide whether it can start; the rest is the engine's own."""
 
     model: str
@@ -38,7 +38,7 @@ class Plan:
         return ranks * (self.local_data_parallel_size or self.data_parallel_size)
 
 
-def plan_of(arguments: Any) -> Plan:
+def plan_of(arguments: Any) -> EnginePlan:
     """From the engine's arguments, or from a parsed command line that names a model.
 
     Absent ones keep their default. A command line is taken as it is, so that one made for a larger
@@ -50,7 +50,7 @@ def plan_of(arguments: Any) -> Plan:
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     taken: dict[str, Any] = {name: getattr(arguments, name, None) for name in names}
     taken |= {name: getattr(arguments, name, None) or 1 for name in sizes}
-    return Plan(
+    return EnginePlan(
         model=str(getattr(arguments, "model_tag", None) or arguments.model),
         **taken,
         dtype=str(getattr(arguments, "dtype", "auto")),

@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from engine.machine import Machine, hub_problem
 from engine.preflight.checks import OBSTACLES, REMARKS
 from engine.preflight.facts import facts
-from engine.preflight.plan import Plan
+from engine.preflight.plan import EnginePlan
 from engine.preflight.scene import scene_of
-from engine.speculation.inspection import DraftReport
+from engine.speculation.inspection import SpeculationReport
 
 
 @dataclass(frozen=True, slots=True)
-class Preflight:
+class PreflightReport:
     """``obstacles`` keep it from starting here; ``remarks`` do not. Both are sentences."""
 
     facts: Mapping[str, str]
-    draft: DraftReport | None
+    draft: SpeculationReport | None
     obstacles: tuple[str, ...]
     remarks: tuple[str, ...] = ()
 
 
 def preflight(
-    plan: Plan, machine: Machine, hub: Callable[[], str | None] = hub_problem
-) -> Preflight:
+    plan: EnginePlan, machine: Machine, hub: Callable[[], str | None] = hub_problem
+) -> PreflightReport:
     scene = scene_of(plan, machine, hub)
-    return Preflight(
+    return PreflightReport(
         facts=dict(facts(scene)),
         draft=scene.draft,
         obstacles=tuple(text for check in OBSTACLES for text in check(scene)),

@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from engine.machine import Machine
-from engine.preflight.plan import Plan
-from engine.speculation.inspection import DraftReport, inspect_draft
+from engine.preflight.plan import EnginePlan
+from engine.speculation.inspection import SpeculationReport, inspect_draft
 from engine.speculation.inspection.checkpoint import (
     Checkpoint,
-    NotHere,
-    NotLooked,
+    NotDownloaded,
+    NotInspectable,
     locate,
     open_model,
     read_config,
 )
-from engine.speculation.inspection.safetensors_header import BadWeights
-from engine.speculation.inspection.target import TEXT_PARTS, Target, target_from
+from engine.speculation.inspection.safetensors_header import InvalidCheckpoint
+from engine.speculation.inspection.target import TEXT_PARTS, TargetConfig, target_from
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LocalCheckpoint:
     """What of the target is on this machine."""
 
     path: Path | None = None
-    target: Target | None = None
+    target: TargetConfig | None = None
     raw: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     problem: str | None = None
@@ -41,40 +41,44 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class PreflightContext:
     """Everything a check looks at."""
 
-    plan: Plan
+    plan: EnginePlan
     machine: Machine
-    found: Found
-    draft: DraftReport | None
+    found: LocalCheckpoint
+    draft: SpeculationReport | None
     draft_bytes: int
     hub: Callable[[], str | None]
 
 
-def scene_of(plan: Plan, machine: Machine, hub: Callable[[], str | None]) -> Scene:
+def scene_of(plan: EnginePlan, machine: Machine, hub: Callable[[], str | None]) -> PreflightContext:
     found = find(plan)
-    return Scene(plan, machine, found, inspect_plan(plan, found), size_of_draft(plan), cache(hub))
+    return PreflightContext(
+        plan, machine, found, inspect_plan(plan, found), size_of_draft(plan), cache(hub)
+    )
 
 
-def find(plan: Plan) -> Found:
+def find(plan: EnginePlan) -> LocalCheckpoint:
     try:
         path = locate(plan.model, plan.revision)
         raw = overlaid(read_config(path), plan.hf_overrides)
-    except NotHere:
-        return Found()
-    except NotLooked as reason:
-        return Found(unread=str(reason))
-    except BadWeights as fault:
-        return Found(problem=f"{fault.found}; {fault.advice}")
+    except NotDownloaded:
+        return LocalCheckpoint()
+    except NotInspectable as reason:
+        return LocalCheckpoint(unread=str(reason))
+    except InvalidCheckpoint as fault:
+        return LocalCheckpoint(problem=f"{fault.found}; {fault.advice}")
     target = target_from(raw, str(path))
     try:
-        return Found(path, target, raw, open_model(plan.model, plan.revision))
-    except NotHere:
-        return Found(path, target, raw)
-    except BadWeights as fault:
+        return LocalCheckpoint(path, target, raw, open_model(plan.model, plan.revision))
+    except NotDownloaded:
+        return LocalCheckpoint(path, target, raw)
+    except InvalidCheckpoint as fault:
         dummy = plan.load_format == "dummy"
-        return Found(path, target, raw, problem=None if dummy else f"{fault.found}; {fault.advice}")
+        return LocalCheckpoint(
+            path, target, raw, problem=None if dummy else f"{fault.found}; {fault.advice}"
+        )
 
 
 def overlaid(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,7 +91,7 @@ def overlaid(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping
     return out
 
 
-def inspect_plan(plan: Plan, found: Found) -> DraftReport | None:
+def inspect_plan(plan: EnginePlan, found: LocalCheckpoint) -> SpeculationReport | None:
     if plan.speculative_config is None:
         return None
     return inspect_draft(
@@ -99,9 +103,9 @@ def inspect_plan(plan: Plan, found: Found) -> DraftReport | None:
     )
 
 
-def size_of_draft(plan: Plan) -> int:
+def size_of_draft(plan: EnginePlan) -> int:
     name = (plan.speculative_config or {}).get("model")
     try:
         return open_model(name).num_bytes if isinstance(name, str) else 0
-    except (NotLooked, BadWeights):
+    except (NotInspectable, InvalidCheckpoint):
         return 0

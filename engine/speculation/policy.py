@@ -5,7 +5,8 @@ decides the side, per workload; on the speculative side the depth is, in this or
 request asked for, its key's default, its workload's default, the general default, the engine's K.
 The plain side beats them all, so that ``off`` is a switch an operator can trust.
 
-Rules are immutable and swapped whole (``Policy.rules = ...``), so a request sees one set of them.
+Rules are immutable and replaced as a whole (``SpeculationPolicy.rules = ...``), so a request sees
+one set of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SPECULATIVE = "speculative"
 PLAIN = "plain"
 
 
-class Mode(StrEnum):
+class FlagMode(StrEnum):
     """What a flag does."""
 
     ON = "on"
@@ -29,7 +30,7 @@ class Mode(StrEnum):
     """Only a share of the requests speculates; the rest shows what it would cost without."""
 
 
-class Source(StrEnum):
+class DepthSource(StrEnum):
     """Who had the last word on a request's depth."""
 
     FLAG = "flag"
@@ -41,10 +42,10 @@ class Source(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class SpeculationFlag:
     """One workload's switch. ``share`` (0..1) and what follows matter in mode ``share`` alone."""
 
-    mode: Mode = Mode.ON
+    mode: FlagMode = FlagMode.ON
     share: float = 1.0
     sticky: Literal["key", "request"] = "key"
     """What stays on its side: everything of one API key, or one request (also when retried)."""
@@ -57,12 +58,12 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SpeculationRules:
     """All that can be set at run time. Depths above the engine's K are served at K."""
 
-    flag: Flag = Flag()
+    flag: SpeculationFlag = SpeculationFlag()
     """For workloads that have none of their own."""
-    workload_flags: Mapping[str, Flag] = field(default_factory=dict)
+    workload_flags: Mapping[str, SpeculationFlag] = field(default_factory=dict)
     depth: int | None = None
     """General default; None leaves it to the engine's K."""
     workload_depths: Mapping[str, int] = field(default_factory=dict)
@@ -77,24 +78,24 @@ class Rules:
             if depth is not None and depth < 0:
                 raise ValueError(f"{name} must be 0 (no speculation) or more, got {depth}")
 
-    def flag_of(self, workload: str) -> Flag:
+    def flag_of(self, workload: str) -> SpeculationFlag:
         return self.workload_flags.get(workload, self.flag)
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SpeculationDecision:
     """What ``EngineRequest`` needs: ``depth`` (None: the engine's K) and ``lane``."""
 
     depth: int | None
     lane: str
-    source: Source
+    source: DepthSource
 
 
-class Policy:
+class SpeculationPolicy:
     """Holds the rules in force and applies them."""
 
-    def __init__(self, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
+    def __init__(self, rules: SpeculationRules | None = None) -> None:
+        self.rules = rules or SpeculationRules()
 
     def decide(
         self,
@@ -102,24 +103,24 @@ class Policy:
         workload: str,
         key: str | None = None,
         depth: int | None = None,
-    ) -> Decision:
+    ) -> SpeculationDecision:
         """``key`` is the API key's public name, ``depth`` what the request asked for."""
         rules = self.rules
         if not speculates(rules.flag_of(workload), request_id, key):
-            return Decision(0, PLAIN, Source.FLAG)
+            return SpeculationDecision(0, PLAIN, DepthSource.FLAG)
         chosen, source = _first(
-            (depth, Source.REQUEST),
-            (rules.key_depths.get(key) if key is not None else None, Source.KEY),
-            (rules.workload_depths.get(workload), Source.WORKLOAD),
-            (rules.depth, Source.DEFAULT),
+            (depth, DepthSource.REQUEST),
+            (rules.key_depths.get(key) if key is not None else None, DepthSource.KEY),
+            (rules.workload_depths.get(workload), DepthSource.WORKLOAD),
+            (rules.depth, DepthSource.DEFAULT),
         )
-        return Decision(chosen, PLAIN if chosen == 0 else SPECULATIVE, source)
+        return SpeculationDecision(chosen, PLAIN if chosen == 0 else SPECULATIVE, source)
 
 
-def speculates(flag: Flag, request_id: str, key: str | None) -> bool:
+def speculates(flag: SpeculationFlag, request_id: str, key: str | None) -> bool:
     """Which side of ``flag`` a request is on. Requests without a key are drawn one by one."""
-    if flag.mode is not Mode.SHARE:
-        return flag.mode is Mode.ON
+    if flag.mode is not FlagMode.SHARE:
+        return flag.mode is FlagMode.ON
     drawn = key if flag.sticky == "key" and key is not None else request_id
     return position(flag.salt, drawn) < flag.share
 
@@ -130,5 +131,5 @@ def position(salt: str, drawn: str) -> float:
     return int.from_bytes(digest) / 2**64
 
 
-def _first(*choices: tuple[int | None, Source]) -> tuple[int | None, Source]:
-    return next((choice for choice in choices if choice[0] is not None), (None, Source.ENGINE))
+def _first(*choices: tuple[int | None, DepthSource]) -> tuple[int | None, DepthSource]:
+    return next((choice for choice in choices if choice[0] is not None), (None, DepthSource.ENGINE))

@@ -13,11 +13,11 @@ from vllm.v1.engine import EngineCoreOutput
 from engine.speculation.accounting import shared_step
 from engine.types import DecodeStep, EngineInfo, Undrafted
 
-Reader = Callable[[EngineCoreOutput, bool], DecodeStep | None]
+AccountReader = Callable[[EngineCoreOutput, bool], DecodeStep | None]
 """Finds the decode step behind an output; the flag marks a request's first output."""
 
 
-def reader(info: EngineInfo) -> Reader:
+def reader(info: EngineInfo) -> AccountReader:
     if not info.reports_decode_steps:
         return no_step
     return decode_step if info.speculation.depth else plain_step

@@ -13,7 +13,7 @@ from vllm.config import VllmConfig
 from vllm.v1.request import Request
 
 
-class BudgetWatch:
+class ThinkingBudgetTracker:
     """Follows the reasoning of every request with a budget; ``depth`` is the engine's K."""
 
     def __init__(self, vllm_config: VllmConfig, depth: int) -> None:
@@ -22,7 +22,7 @@ class BudgetWatch:
         self._end = list(config.natural_reasoning_end_token_ids or ()) if config else []
         forced = list(config.reasoning_end_token_ids or ()) if config else []
         self._margin = 2 * (depth + 1) + len(self._start) + len(forced)
-        self._thoughts: dict[str, Thought] = {}
+        self._thoughts: dict[str, ReasoningSpan] = {}
 
     def near(self, request: Request) -> bool:
         """Whether a step could use the budget up, two steps ahead for asynchronous scheduling."""
@@ -30,7 +30,9 @@ class BudgetWatch:
         budget = params.thinking_token_budget if params else None
         if budget is None or not (self._start and self._end):
             return False
-        thought = self._thoughts.setdefault(request.request_id, Thought(self._start, self._end))
+        thought = self._thoughts.setdefault(
+            request.request_id, ReasoningSpan(self._start, self._end)
+        )
         thought.read(request.all_token_ids)
         return not thought.ended and budget - thought.length <= self._margin
 
@@ -40,7 +42,7 @@ class BudgetWatch:
             del self._thoughts[req_id]
 
 
-class Thought:
+class ReasoningSpan:
     """The reasoning in a sequence of tokens that grows."""
 
     def __init__(self, start: list[int], end: list[int]) -> None:

@@ -39,8 +39,8 @@ from engine.vllm_backend.accounts import reader
 from engine.vllm_backend.child_log import ChildLog, fit_to_show
 from engine.vllm_backend.describe import describe
 from engine.vllm_backend.names import WORKER
-from engine.vllm_backend.outputs import Inbox, StepOutputs, take_over
-from engine.vllm_backend.statistics import GatheredStatistics
+from engine.vllm_backend.outputs import StepOutputProcessor, StepQueue, take_over
+from engine.vllm_backend.statistics import BatchedStatLogger
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class VllmEngine:
         self._progress = progress
         self._log = ChildLog(echo=echo)
         self._llm: AsyncLLM | None = None
-        self._outputs: StepOutputs | None = None
+        self._outputs: StepOutputProcessor | None = None
         self._closed = False
         self._oom_kills = oom_kills()
         """When the engine was last well: of those before, none was of this engine."""
@@ -184,7 +184,7 @@ class VllmEngine:
         llm.output_processor.propagate_error(EngineDeadError())
         await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
 
-    def _running(self) -> tuple[AsyncLLM, StepOutputs]:
+    def _running(self) -> tuple[AsyncLLM, StepOutputProcessor]:
         if self._llm is None or self._outputs is None:
             raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
         if self._llm.errored:
@@ -213,7 +213,7 @@ class VllmEngine:
             )
 
     def _stat_loggers(self) -> list[StatLoggerFactory] | None:
-        return None if self._arguments.disable_log_stats else [GatheredStatistics]
+        return None if self._arguments.disable_log_stats else [BatchedStatLogger]
 
     async def _load_adapters(self, llm: AsyncLLM) -> None:
         """One that does not fit the model fails the start."""
@@ -291,7 +291,7 @@ async def _answers(llm: AsyncLLM) -> bool:
         answer.cancel()
 
 
-async def _add(llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None) -> Inbox:
+async def _add(llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None) -> StepQueue:
     try:
         queue = await llm.add_request(
             request.id,
@@ -302,7 +302,7 @@ async def _add(llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | Non
             priority=request.priority,
             reasoning_ended=translate.reasoning_ended(request.constraint),
         )
-        inbox: Inbox = queue.inbox
+        inbox: StepQueue = queue.inbox
         return inbox
     except (VLLMError, ValueError) as error:
         raise translate.engine_error(error) from error

@@ -55,7 +55,9 @@ def main(tokenizer: str, trust_remote_code: bool, limit_s: float) -> None:
     """
     from transformers import AutoTokenizer
 
-    trial = Trial(AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code))
+    trial = GrammarTrial(
+        AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
+    )
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     limit_s += trial.vocab_size / TOKENS_PER_S
     print(json.dumps(limit_s), flush=True)
@@ -67,7 +69,7 @@ def main(tokenizer: str, trust_remote_code: bool, limit_s: float) -> None:
         print(json.dumps([int(number), verdict]), flush=True)
 
 
-class Walk(Protocol):
+class ConstraintMatcher(Protocol):
     """A matcher that stands somewhere in a constraint."""
 
     def jump(self) -> None:
@@ -81,21 +83,24 @@ class Walk(Protocol):
     def accept(self, token: int) -> bool: ...
 
 
-class Compiler(Protocol):
+class ConstraintCompiler(Protocol):
     """Raises one of ``REFUSALS`` for what it does not take."""
 
-    def walk(self, kind: str, value: str) -> Walk: ...
+    def walk(self, kind: str, value: str) -> ConstraintMatcher: ...
 
 
-class Trial:
+class GrammarTrial:
     """Compiles and walks for the vocabulary of ``tokenizer``, as transformers loads it."""
 
     def __init__(self, tokenizer: Any) -> None:
         import numpy as np
 
-        self._xgrammar = Xgrammar(tokenizer)
+        self._xgrammar = XgrammarCompiler(tokenizer)
         self.vocab_size = self._xgrammar.info.vocab_size
-        self._compilers: list[Compiler] = [self._xgrammar, Guidance(tokenizer, self.vocab_size)]
+        self._compilers: list[ConstraintCompiler] = [
+            self._xgrammar,
+            LlguidanceCompiler(tokenizer, self.vocab_size),
+        ]
         self._cost = np.array([_cost(token) for token in self._xgrammar.info.decoded_vocab])
 
     def verdict(self, kind: str, value: str) -> str:
@@ -109,7 +114,7 @@ class Trial:
                     return found
         except MemoryError:
             return "it needed too much memory"
-        except TooManyPieces:
+        except TooManyGroups:
             return f"it repeats more than {MAX_PIECES} groups a counted number of times"
         return OK
 
@@ -129,7 +134,7 @@ class Trial:
                 break
         return OK if taken else f"{NO_GRAMMAR}: {refusal}"
 
-    def _too_slow(self, walk: Walk, short: bool) -> str:
+    def _too_slow(self, walk: ConstraintMatcher, short: bool) -> str:
         """Along the constraint as an engine would go; by the CPU seconds of each step."""
         steps: list[float] = []
         spent, until = 0.0, time.process_time() + 1.5 * WALK_S
@@ -180,7 +185,7 @@ def _cost(token: bytes) -> float:
     return len(token) + 0.5 * (token[:1] in (b"}", b"]", b'"'))
 
 
-class Xgrammar:
+class XgrammarCompiler:
     def __init__(self, tokenizer: Any) -> None:
         import xgrammar
 
@@ -188,8 +193,8 @@ class Xgrammar:
         self.info = xgrammar.TokenizerInfo.from_huggingface(tokenizer)
         self._compiler = xgrammar.GrammarCompiler(self.info, max_threads=1, cache_enabled=False)
 
-    def walk(self, kind: str, value: str) -> Walk:
-        return _XgrammarWalk(self._library, self._compile(kind, value), self.info.vocab_size)
+    def walk(self, kind: str, value: str) -> ConstraintMatcher:
+        return _XgrammarMatcher(self._library, self._compile(kind, value), self.info.vocab_size)
 
     def _compile(self, kind: str, value: str) -> Any:
         match kind:
@@ -216,7 +221,7 @@ class Xgrammar:
         return self._compiler.compile_structural_tag(tags, told["triggers"])
 
 
-class _XgrammarWalk:
+class _XgrammarMatcher:
     def __init__(self, library: Any, compiled: Any, vocab_size: int) -> None:
         self._matcher = library.GrammarMatcher(compiled)
         self._mask = library.allocate_token_bitmask(1, vocab_size)
@@ -232,7 +237,7 @@ class _XgrammarWalk:
         return self._mask[0].numpy()
 
 
-class Guidance:
+class LlguidanceCompiler:
     """llguidance, where vLLM goes with what xgrammar refuses."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
@@ -240,7 +245,7 @@ class Guidance:
         self._vocab_size = vocab_size
         self._known: Any = None
 
-    def walk(self, kind: Any, value: str) -> Walk:
+    def walk(self, kind: Any, value: str) -> ConstraintMatcher:
         import llguidance
         import llguidance.hf
 
@@ -257,10 +262,10 @@ class Guidance:
         matcher = llguidance.LLMatcher(self._known, grammar, log_level=0)
         if error := matcher.get_error():
             raise ValueError(error)
-        return _GuidanceWalk(matcher, self._known.vocab_size)
+        return _LlguidanceMatcher(matcher, self._known.vocab_size)
 
 
-class _GuidanceWalk:
+class _LlguidanceMatcher:
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         import llguidance.torch
 
@@ -285,7 +290,7 @@ def is_lark(grammar: str) -> bool:
     return not any("::=" in line for line in lines)
 
 
-class TooManyPieces(Exception):
+class TooManyGroups(Exception):
     """A constraint that is to be taken apart into too many parts."""
 
 
@@ -301,7 +306,7 @@ def pieces(kind: str, value: str) -> Iterator[str]:
                 continue
             found += 1
             if found > MAX_PIECES:
-                raise TooManyPieces
+                raise TooManyGroups
             if match.end() - begin <= PIECE_CHARS:
                 yield re.sub(r"~(\d+)$", r"{\1}", text[begin : match.end()])
 

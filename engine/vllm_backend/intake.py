@@ -1,8 +1,8 @@
 """Reads the engine core's messages off their socket, in one callback of the event loop.
 
 vLLM awaits every message on an asyncio socket, which makes futures, callbacks and system calls of
-each step. Here the socket's readiness calls ``Intake``, which decodes what is there and hands it to
-the queue AsyncLLM reads. Everything else of ``AsyncMPClient`` stays as it is.
+each step. Here the socket's readiness calls ``OutputReader``, which decodes what is there and hands
+it to the queue AsyncLLM reads. Everything else of ``AsyncMPClient`` stays as it is.
 
 Private parts of vLLM 0.32 this stands on, and ``differences`` compares: ``AsyncMPClient`` reads its
 ``resources.output_socket`` in ``resources.output_queue_task`` alone, and starts no such task while
@@ -46,11 +46,11 @@ def take_over(core: AsyncMPClient) -> None:
     """
     tolerant = core.vllm_config.parallel_config.enable_fault_tolerance
     if type(core) is AsyncMPClient and not tolerant and core.resources.output_queue_task is None:
-        intake = Intake(core)
+        intake = OutputReader(core)
         core.resources.output_queue_task = asyncio.create_task(intake.run(), name=TASK_NAME)
 
 
-class Intake:
+class OutputReader:
     """``run`` reads until it is cancelled or something breaks, and then says so in the queue."""
 
     def __init__(self, core: AsyncMPClient) -> None:

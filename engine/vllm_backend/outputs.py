@@ -36,7 +36,7 @@ from engine.errors import EngineError, EngineFailed
 from engine.speculation.accounting import Totals, total
 from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend import intake, statistics, translate
-from engine.vllm_backend.accounts import Reader
+from engine.vllm_backend.accounts import AccountReader
 from engine.vllm_backend.signatures import changed
 
 PARAMETERS: dict[Callable[..., Any], str] = {
@@ -61,7 +61,7 @@ PARAMETERS: dict[Callable[..., Any], str] = {
 NOTHING_TO_DO = OutputProcessorOutput([], [])
 
 
-class Inbox:
+class StepQueue:
     """The steps that have come for one request, until its one reader takes them.
 
     With an ``interval`` above 1 the reader is woken for that many tokens at a time, after the
@@ -137,14 +137,14 @@ def joined(steps: Sequence[Step]) -> Step:
     )
 
 
-class StepOutputs(OutputProcessor):  # type: ignore[misc]
+class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
     """vLLM's OutputProcessor, made to fill inboxes. ``unclaimed`` sums what nobody was given.
 
     Those are steps the engine made for a request after its consumer had left; together with the
     accounts of all requests they equal the engine's own counters.
     """
 
-    def __init__(self, replaced: OutputProcessor, read: Reader) -> None:
+    def __init__(self, replaced: OutputProcessor, read: AccountReader) -> None:
         super().__init__(
             replaced.tokenizer,
             log_stats=replaced.log_stats,
@@ -166,7 +166,7 @@ class StepOutputs(OutputProcessor):  # type: ignore[misc]
     ) -> None:
         """The inbox is found as ``queue.inbox``: AsyncLLM returns only the queue it has made."""
         assert queue is not None
-        queue.inbox = Inbox(request.request_id, self._interval)
+        queue.inbox = StepQueue(request.request_id, self._interval)
         super().add_request(request, prompt, parent_req, request_index, queue.inbox)
 
     def process_outputs(
@@ -193,7 +193,7 @@ class StepOutputs(OutputProcessor):  # type: ignore[misc]
                 self._end(state, output, iteration_stats)
         return NOTHING_TO_DO
 
-    def leave(self, inbox: Inbox) -> None:
+    def leave(self, inbox: StepQueue) -> None:
         """The consumer has left; what it did not take stays with nobody."""
         for step in inbox.take():
             self._unclaimed(*step.decode)
@@ -290,12 +290,12 @@ def check(llm: AsyncLLM) -> None:
         )
 
 
-def take_over(llm: AsyncLLM, read: Reader) -> StepOutputs:
+def take_over(llm: AsyncLLM, read: AccountReader) -> StepOutputProcessor:
     """Have ``llm`` put its outputs into inboxes, on the running loop and before its first request.
 
     Raises RuntimeError.
     """
     check(llm)
-    llm.output_processor = outputs = StepOutputs(llm.output_processor, read)
+    llm.output_processor = outputs = StepOutputProcessor(llm.output_processor, read)
     intake.take_over(llm.engine_core)
     return outputs

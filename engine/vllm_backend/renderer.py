@@ -28,9 +28,6 @@ from engine.rendering.template import ChatTemplate
 from engine.rendering.variables import CODED, allowed
 from engine.rendering.writing import Writing
 
-Message = Mapping[str, Any]
-Tool = Mapping[str, Any]
-
 READ_DEVELOPER = frozenset({"HfRenderer", "CohereRenderer", "InklingRenderer"})
 """Renderers that give OpenAI's developer role to a template that knows it, else as the system's.
 
@@ -77,8 +74,8 @@ class VllmRenderer:
 
     def render_chat(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -114,7 +111,10 @@ class VllmRenderer:
         return token_ids
 
     def _render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: dict[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: dict[str, Any],
     ) -> list[int]:
         """As vLLM does it."""
         conversation = [dict(message) for message in messages]
@@ -160,7 +160,9 @@ class VllmRenderer:
 
 
 def _harmony(
-    messages: list[dict[str, Any]], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any]
+    messages: list[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    kwargs: Mapping[str, Any],
 ) -> list[int]:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
     from vllm.entrypoints.openai.parser import harmony_utils

@@ -33,12 +33,12 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from engine.vllm_backend.budget import BudgetWatch
+from engine.vllm_backend.budget import ThinkingBudgetTracker
 from engine.vllm_backend.child_process import end_well
 from engine.vllm_backend.names import DEPTH, KEEP, SKIP, declared_depths
 
 
-class DepthScheduling(Scheduler):  # type: ignore[misc]
+class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     """What both schedulers below share. ``ceiling`` is the most any request gets, now."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -46,8 +46,8 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
         self.ceiling: int = self.num_spec_tokens
         self._verified: dict[str, tuple[int, int]] = {}
         self._shareable: dict[str, int] = {}
-        self._budgets = BudgetWatch(self.vllm_config, self.num_spec_tokens)
-        self._answers: AnswerAccounts | None = None
+        self._budgets = ThinkingBudgetTracker(self.vllm_config, self.num_spec_tokens)
+        self._answers: RequestAccounts | None = None
         self._own_schedule = self._take_over_schedule()
         self._draft_len = self._drafter_len()
         self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
@@ -159,7 +159,7 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
 
     def account_per_answer(self) -> None:
         """For vLLM's own server, which tells what comes with an answer's last output alone."""
-        self._answers = AnswerAccounts(self.num_spec_tokens)
+        self._answers = RequestAccounts(self.num_spec_tokens)
 
     def _take_over_schedule(self) -> bool:
         """Whether depth by batch size is ours to ignore. A table also turns -1 padding off."""
@@ -204,11 +204,11 @@ class DepthScheduling(Scheduler):  # type: ignore[misc]
         return super()._free_request(request, *args, **kwargs)
 
 
-class DepthScheduler(DepthScheduling):
+class DepthScheduler(DepthSchedulerBase):
     """Synchronous scheduling."""
 
 
-class AsyncDepthScheduler(DepthScheduling, AsyncScheduler):  # type: ignore[misc]
+class AsyncDepthScheduler(DepthSchedulerBase, AsyncScheduler):  # type: ignore[misc]
     """Asynchronous scheduling."""
 
     def _cut_placeholders(self, scheduled: list[Request], depth: int) -> None:
@@ -217,7 +217,7 @@ class AsyncDepthScheduler(DepthScheduling, AsyncScheduler):  # type: ignore[misc
                 request.spec_token_ids = [-1] * min(self._useful_depth(request), depth)
 
 
-class AnswerAccounts:
+class RequestAccounts:
     """Every answer's account as vLLM's ``detailed`` has it, and steps without a draft, too.
 
     Those stand in the per-step lists with zeros; the histogram counts verify steps alone.
@@ -259,14 +259,14 @@ def past_prompt(request: Request, scheduled_tokens: int) -> bool:
     return bool(request.num_computed_tokens - scheduled_tokens >= request.num_prompt_tokens)
 
 
-def scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthScheduling:
+def scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthSchedulerBase:
     """What ``scheduler_cls`` names: the subclass that fits how vLLM schedules."""
     asynchronous = vllm_config.scheduler_config.async_scheduling
     kind = AsyncDepthScheduler if asynchronous else DepthScheduler
     return kind(vllm_config, *args, **kwargs)
 
 
-def server_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthScheduling:
+def server_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthSchedulerBase:
     """The same for a worker under ``vllm serve``: ``--scheduler-cls`` names it."""
     made = scheduler(vllm_config, *args, **kwargs)
     made.account_per_answer()

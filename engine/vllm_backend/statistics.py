@@ -1,7 +1,7 @@
 """vLLM's own metrics, with the decode steps between two scrapes counted together.
 
 vLLM increments some thirty metrics for every step, most of them by nothing. A step in which
-requests only went on adds tokens, latencies and drafts, and moves gauges; ``GatheredStatistics``
+requests only went on adds tokens, latencies and drafts, and moves gauges; ``BatchedStatLogger``
 keeps those of such steps and counts them when somebody reads the metrics, or after ``MOST_STEPS``.
 Every other step is counted by vLLM at once. What is read is what vLLM would have counted, up to the
 rounding of sums of seconds.
@@ -64,13 +64,13 @@ def _fields(kind: type) -> list[str]:
     return list(vars(kind())) if kind is IterationStats else [each.name for each in fields(kind)]
 
 
-class GatheredStatistics(PrometheusStatLogger):  # type: ignore[misc]
-    """A stat logger for ``AsyncLLM(stat_loggers=[GatheredStatistics])``, in place of vLLM's own."""
+class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]
+    """A stat logger for ``AsyncLLM(stat_loggers=[BatchedStatLogger])``, in place of vLLM's own."""
 
     def __init__(self, vllm_config: object, engine_indexes: list[int] | None = None) -> None:
         _BEFORE_READING.loggers.add(self)
         super().__init__(vllm_config, engine_indexes)
-        self._gathered = {index: Gathered() for index in self.engine_indexes}
+        self._gathered = {index: PendingStats() for index in self.engine_indexes}
         self._lock = Lock()
         """Metrics may be read from another thread."""
 
@@ -102,7 +102,7 @@ class GatheredStatistics(PrometheusStatLogger):  # type: ignore[misc]
         gathered = self._gathered[index]
         if not gathered.tokens:
             return
-        self._gathered[index] = Gathered()
+        self._gathered[index] = PendingStats()
         super().record(gathered.scheduler(), None, None, index)
         self.counter_generation_tokens[index].inc(sum(gathered.tokens))
         observe(self.histogram_iteration_tokens[index], gathered.tokens)
@@ -110,7 +110,7 @@ class GatheredStatistics(PrometheusStatLogger):  # type: ignore[misc]
 
 
 @dataclass(slots=True)
-class Gathered:
+class PendingStats:
     """Steps of one engine."""
 
     tokens: list[int] = field(default_factory=list)
@@ -186,7 +186,7 @@ class _BeforeReading:
     """A collector of no metrics: stands before vLLM's and has what is kept counted."""
 
     def __init__(self) -> None:
-        self.loggers: WeakSet[GatheredStatistics] = WeakSet()
+        self.loggers: WeakSet[BatchedStatLogger] = WeakSet()
 
     def collect(self) -> tuple[()]:
         for logger in tuple(self.loggers):

@@ -1,11 +1,18 @@
 """Every metric group, one class each. A new metric is a class and a row here, no call site."""
 
-from observability.metrics.base import Group
+from observability.metrics.base import MetricGroup
 from observability.metrics.engine import EngineState
 from observability.metrics.gpu import Gpus
 from observability.metrics.latency import Latency, StepLatency, UserSpeed
 from observability.metrics.process import Process
-from observability.metrics.requests import Admission, IgnoredFields, Queue, Requests, Store, Streams
+from observability.metrics.requests import (
+    IgnoredFields,
+    InterruptedStreams,
+    Queue,
+    Refusals,
+    Requests,
+    ResponseStorage,
+)
 from observability.metrics.slices import ByContext, ByPhase, ByTemplate
 from observability.metrics.speculation import (
     Acceptance,
@@ -20,13 +27,13 @@ from observability.metrics.tokens import Tokens
 from observability.metrics.tools import ToolCalls
 from observability.metrics.workers import Workers
 
-GROUPS: tuple[type[Group], ...] = (
+GROUPS: tuple[type[MetricGroup], ...] = (
     Requests,
-    Admission,
+    Refusals,
     IgnoredFields,
     Queue,
-    Streams,
-    Store,
+    InterruptedStreams,
+    ResponseStorage,
     Latency,
     StepLatency,
     UserSpeed,

@@ -18,12 +18,12 @@ from prometheus_client.registry import Collector
 from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo
-from observability.facts import Progress, Record
+from observability.facts import DecodeProgress, RequestRecord
 from observability.labels import LABELS, Labels
-from observability.nvml import Gpu
+from observability.nvml import GpuMonitor
 from observability.sequence import Clock
 from observability.settings import TelemetrySettings
-from observability.slices import SliceBook
+from observability.slices import SliceWindows
 from server.admission import Admission
 
 M = TypeVar("M", Counter, Gauge)
@@ -35,7 +35,7 @@ LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 30
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class MetricDeclaration:
     """One metric as the documentation lists it."""
 
     name: str
@@ -46,14 +46,14 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class MetricScope:
     """What a group may use."""
 
     registry: CollectorRegistry
     settings: TelemetrySettings
-    book: SliceBook
+    book: SliceWindows
     clock: Clock
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuMonitor, ...]
     unclaimed: Callable[[], Iterable[tuple[str, Totals]]]
     """By engine: the steps it made for requests nobody waited for any more."""
     running: Callable[[], Iterable[Labels]]
@@ -64,16 +64,16 @@ class Scope:
     """Those of a fleet, if the engine is one."""
     process: Callable[[], Mapping[str, float]]
     """What the gateway's own process uses of its limits, by the names of its metrics."""
-    catalogue: list[Declared] = field(default_factory=list)
+    catalogue: list[MetricDeclaration] = field(default_factory=list)
 
 
-class Group:
+class MetricGroup:
     """Declares in ``declare``, updates in whichever of the other methods it overrides.
 
     They are called on the event loop, in bulk every few seconds and whenever somebody reads.
     """
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: MetricScope) -> None:
         self.scope = scope
         self.declare()
 
@@ -81,10 +81,10 @@ class Group:
         """Make the metrics; called once."""
         raise NotImplementedError
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: DecodeProgress) -> None:
         """What choices of the same slices have done since they were last asked."""
 
-    def ended(self, labels: Labels, records: list[Record]) -> None:
+    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
         """Requests with these labels that are over; their last progress was told before."""
 
     def refused(self, where: str, code: str) -> None:
@@ -111,15 +111,17 @@ class Group:
     def interrupted(self, outcome: str) -> None:
         """A request met the loss of its engine; ``outcome`` says how it went on."""
 
-    def counter(self, name: str, help_: str, labels: Iterable[str] = LABELS) -> Cached[Counter]:
+    def counter(
+        self, name: str, help_: str, labels: Iterable[str] = LABELS
+    ) -> CachedMetric[Counter]:
         names = self._note(name + "_total", "counter", labels, help_)
         metric = Counter(PREFIX + name, help_, names, registry=self.scope.registry)
-        return Cached(metric)
+        return CachedMetric(metric)
 
-    def gauge(self, name: str, help_: str, labels: Iterable[str] = LABELS) -> Cached[Gauge]:
+    def gauge(self, name: str, help_: str, labels: Iterable[str] = LABELS) -> CachedMetric[Gauge]:
         names = self._note(name, "gauge", labels, help_)
         metric = Gauge(PREFIX + name, help_, names, registry=self.scope.registry)
-        return Cached(metric)
+        return CachedMetric(metric)
 
     def histogram(self, name: str, help_: str, bounds: Sequence[float]) -> BulkHistogram:
         self._note(name, "histogram", LABELS, help_)
@@ -140,16 +142,16 @@ class Group:
         """
         kind = "counter" if name.endswith("_total") else "gauge"
         names = self._note(name, kind, labels, help_)
-        self.scope.registry.register(Computed(PREFIX + name, help_, names, read))
+        self.scope.registry.register(ComputedMetric(PREFIX + name, help_, names, read))
 
     def _note(self, name: str, kind: str, labels: Iterable[str], help_: str) -> tuple[str, ...]:
         names = tuple(labels)
-        declared = Declared(PREFIX + name, kind, names, help_, type(self).__name__)
+        declared = MetricDeclaration(PREFIX + name, kind, names, help_, type(self).__name__)
         self.scope.catalogue.append(declared)
         return names
 
 
-class Cached(Generic[M]):
+class CachedMetric(Generic[M]):
     """A metric whose children are looked up once per label set."""
 
     def __init__(self, metric: M) -> None:
@@ -196,7 +198,7 @@ class BulkHistogram(Collector):
         yield family
 
 
-class Computed(Collector):
+class ComputedMetric(Collector):
     """A gauge or a counter worked out on reading."""
 
     def __init__(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from engine.types import EngineInfo
-from observability.metrics.base import Group
+from observability.metrics.base import MetricGroup
 
 
-class EngineState(Group):
+class EngineState(MetricGroup):
     """Up or not, starts, how long a start took, what speculation runs.
 
     Restarts: ``increase(eaglegate_engine_starts_total[1h]) - 1`` once it has started;

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from observability.metrics.base import Group
-from observability.nvml import Reading
+from observability.metrics.base import MetricGroup
+from observability.nvml import GpuReading
 
 
-class Gpus(Group):
+class Gpus(MetricGroup):
     """Memory, load and power by GPU, read when somebody asks; absent without GPUs.
 
     Share of memory in use: ``eaglegate_gpu_memory_used_bytes
@@ -21,7 +21,7 @@ class Gpus(Group):
         self._gauge("gpu_utilization_ratio", "Time in which a kernel ran", lambda r: r.utilization)
         self._gauge("gpu_power_watts", "Power drawn", lambda r: r.power_watts)
 
-    def _gauge(self, name: str, help_: str, pick: Callable[[Reading], float | None]) -> None:
+    def _gauge(self, name: str, help_: str, pick: Callable[[GpuReading], float | None]) -> None:
         def read() -> Iterable[tuple[Sequence[str], float]]:
             for gpu in self.scope.gpus:
                 value = pick(gpu.read())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from observability.facts import Progress, Record
+from observability.facts import DecodeProgress, RequestRecord
 from observability.labels import Labels
-from observability.metrics.base import LONG_S, SHORT_S, Group
+from observability.metrics.base import LONG_S, SHORT_S, MetricGroup
 
 
-class Latency(Group):
+class Latency(MetricGroup):
     """TTFT = first output token (reasoning counts) - arrival.
     TPOT = (end - first token) / (N - 1), one observation per choice with N > 1.
 
@@ -23,12 +23,12 @@ class Latency(Group):
             "time_per_output_token_seconds", "(End - first token) / (N - 1), per choice", SHORT_S
         )
 
-    def ended(self, labels: Labels, records: list[Record]) -> None:
+    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
         self._ttft.observe(labels, [r.ttft for r in records if r.ttft is not None])
         self._tpot.observe(labels, tpots(records))
 
 
-class StepLatency(Group):
+class StepLatency(MetricGroup):
     """Gap between steps as they come out of the engine: about TPOT x acceptance length under
     speculation, and never to be called TPOT.
 
@@ -40,11 +40,11 @@ class StepLatency(Group):
             "inter_step_seconds", "Time between two steps of a choice", SHORT_S
         )
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: DecodeProgress) -> None:
         self._gaps.observe(progress.slices.labels, progress.gaps)
 
 
-class UserSpeed(Group):
+class UserSpeed(MetricGroup):
     """What one reader gets: 1 / TPOT, in tokens per second.
 
     ``histogram_quantile(0.1,
@@ -56,11 +56,11 @@ class UserSpeed(Group):
     def declare(self) -> None:
         self._speed = self.histogram("user_tokens_per_second", "1 / TPOT, per choice", self.BOUNDS)
 
-    def ended(self, labels: Labels, records: list[Record]) -> None:
+    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
         self._speed.observe(labels, [1 / tpot for tpot in tpots(records) if tpot])
 
 
-def tpots(records: list[Record]) -> list[float]:
+def tpots(records: list[RequestRecord]) -> list[float]:
     """One value per choice that has one."""
     choices = (choice for record in records for choice in record.choices)
     return [choice.tpot for choice in choices if choice.tpot is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from observability.metrics.base import Group
+from observability.metrics.base import MetricGroup
 
 HELP = {
     "connections": "Connections of clients",
@@ -15,7 +15,7 @@ HELP = {
 }
 
 
-class Process(Group):
+class Process(MetricGroup):
     """Connections and memory, and their limits.
 
     How full: ``eaglegate_memory_bytes / eaglegate_memory_limit_bytes``. Connections turned away:

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
-from observability.facts import Record
-from observability.labels import LABELS, Capped, Labels, Names, api
-from observability.metrics.base import LONG_S, Group
+from observability.facts import RequestRecord
+from observability.labels import LABELS, CappedNames, KnownNames, Labels, api
+from observability.metrics.base import LONG_S, MetricGroup
 
 
-class Requests(Group):
+class Requests(MetricGroup):
     """Requests by API and outcome, those running, and how long they took.
 
     Error ratio: ``sum(rate(eaglegate_requests_total{outcome=~"engine|timeout|error"}[5m]))
@@ -28,7 +28,7 @@ class Requests(Group):
         )
         self._known: set[Labels] = set()
 
-    def ended(self, labels: Labels, records: list[Record]) -> None:
+    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
         self._known.add(labels)
         for (name, outcome), count in Counter((r.facts.api, r.ending) for r in records).items():
             self._total(*labels, api(name), outcome.value).inc(count)
@@ -40,26 +40,20 @@ class Requests(Group):
         return ((labels, now[labels]) for labels in self._known)
 
 
-class Admission(Group):
-    """Requests turned away before they reached the engine, by the error they were given.
+class Refusals(MetricGroup):
+    """Requests refused before they reached the engine, by error code.
 
     Shedding: ``sum(rate(eaglegate_requests_refused_total{code="queue_full"}[5m]))``.
     """
 
     def declare(self) -> None:
-        self._codes = Capped(40)
+        self._codes = CappedNames(40)
         self._refused = self.counter(
             "requests_refused", "Requests turned away, by API and error code", ("api", "code")
-        )
-        self._queued = self.histogram(
-            "queue_seconds", "Arrival to admission: what a request waited before the engine", LONG_S
         )
 
     def refused(self, where: str, code: str) -> None:
         self._refused(api(where), self._codes(code)).inc()
-
-    def ended(self, labels: Labels, records: list[Record]) -> None:
-        self._queued.observe(labels, [record.queued for record in records])
 
 
 FIELDS = (
@@ -73,14 +67,14 @@ FIELDS = (
 HOSTED_TOOL = "hosted_tool"
 
 
-class IgnoredFields(Group):
+class IgnoredFields(MetricGroup):
     """Fields of requests that were answered without them: unknown ones, and hosted tools.
 
     ``topk(5, sum by (field) (rate(eaglegate_ignored_fields_total[1h])))``
     """
 
     def declare(self) -> None:
-        self._known = Names.of(FIELDS)
+        self._known = KnownNames.of(FIELDS)
         help_ = "Request fields ignored, by API and name; unlisted names are other"
         self._ignored = self.counter("ignored_fields", help_, ("api", "field"))
 
@@ -93,7 +87,7 @@ class IgnoredFields(Group):
         return HOSTED_TOOL if hosted else self._known(name)
 
 
-class Queue(Group):
+class Queue(MetricGroup):
     """The queue in front of the engine, and its bounds: ``running`` sequences in the engine,
     ``queued`` requests, ``queued_tokens`` of their prompts.
 
@@ -105,6 +99,10 @@ class Queue(Group):
         self._gauge("queue_tokens", "Prompt tokens of the requests that wait", "queued_tokens")
         self._gauge("engine_sequences", "Choices in the engine", "running")
         self.computed("admission_limit", "What admission allows", ("bound",), self._limits)
+        self._queued = self.histogram("queue_seconds", "Arrival to admission", LONG_S)
+
+    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
+        self._queued.observe(labels, [record.queued for record in records])
 
     def _gauge(self, name: str, help_: str, what: str) -> None:
         def read() -> Iterator[tuple[tuple[()], float]]:
@@ -121,7 +119,7 @@ class Queue(Group):
                 yield (name,), bound
 
 
-class Streams(Group):
+class InterruptedStreams(MetricGroup):
     """Streams that had begun and were cut, by what cut them: client_gone, slow_reader,
     timeout, engine, error.
 
@@ -133,12 +131,12 @@ class Streams(Group):
             "streams_interrupted", "Streams cut after their first token", (*LABELS, "reason")
         )
 
-    def ended(self, labels: Labels, records: list[Record]) -> None:
+    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
         for ending, count in Counter(r.ending for r in records if r.interrupted).items():
             self._cut(*labels, ending.value).inc(count)
 
 
-class Store(Group):
+class ResponseStorage(MetricGroup):
     """Responses that were delivered and could not be stored: the disk is full, or the database
     away. Their ``store`` says false.
 

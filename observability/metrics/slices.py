@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from observability.facts import Progress
+from observability.facts import DecodeProgress
 from observability.labels import Labels
-from observability.metrics.base import Group
-from observability.sequence import Share
+from observability.metrics.base import MetricGroup
+from observability.sequence import PhaseShare
 
 
-class SliceCounters(Group):
+class SliceCounters(MetricGroup):
     """Base of the three: counters named after ``kind``, labelled with it, model and lane."""
 
     kind = ""
@@ -28,7 +28,7 @@ class SliceCounters(Group):
             name + "decode_seconds", f"Time their steps took, summed over choices, {by}", labels
         )
 
-    def add(self, labels: Labels, name: str, share: Share) -> None:
+    def add(self, labels: Labels, name: str, share: PhaseShare) -> None:
         at, totals = (labels.model, labels.lane, name), share.totals
         if totals.verify_steps:
             self._verify(*at).inc(totals.verify_steps)
@@ -48,7 +48,7 @@ class ByContext(SliceCounters):
 
     kind = "context"
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: DecodeProgress) -> None:
         self.add(progress.slices.labels, progress.slices.context, progress.whole)
 
 
@@ -61,7 +61,7 @@ class ByPhase(SliceCounters):
 
     kind = "phase"
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: DecodeProgress) -> None:
         for phase, share in progress.shares.items():
             self.add(progress.slices.labels, phase.value, share)
 
@@ -75,7 +75,7 @@ class ByTemplate(SliceCounters):
 
     kind = "template"
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: DecodeProgress) -> None:
         self.add(progress.slices.labels, progress.slices.template, progress.whole)
 
     def forgotten(self, template: str) -> None:

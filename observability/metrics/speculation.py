@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.speculation.accounting import Totals
-from observability.facts import Progress, Record
+from observability.facts import DecodeProgress, RequestRecord
 from observability.labels import LABELS, Labels
-from observability.metrics.base import Group
-from observability.window import Window
+from observability.metrics.base import MetricGroup
+from observability.window import SlidingWindow
 
-Reading = Iterable[tuple[Sequence[str], float]]
+Samples = Iterable[tuple[Sequence[str], float]]
 
 
-class Acceptance(Group):
+class Acceptance(MetricGroup):
     """Verify steps (D), drafted (P), accepted and delivered (A), accepted but cut tokens.
 
     Acceptance length, pooled: ``1 + sum(rate(eaglegate_accepted_tokens_total[5m]))
@@ -28,7 +28,7 @@ class Acceptance(Group):
         self._accepted = self.counter("accepted_tokens", "A: draft tokens accepted and delivered")
         self._cut = self.counter("cut_tokens", "Accepted, then cut by a stop or a token limit")
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: DecodeProgress) -> None:
         totals, labels = progress.whole.totals, progress.slices.labels
         if totals.verify_steps:
             self._steps(*labels).inc(totals.verify_steps)
@@ -37,7 +37,7 @@ class Acceptance(Group):
             self._cut(*labels).inc(totals.cut)
 
 
-class AcceptancePerPosition(Group):
+class AcceptancePerPosition(MetricGroup):
     """A_i and how often position i was drafted.
 
     a_i: ``sum by (position) (rate(eaglegate_accepted_at_total[5m]))
@@ -53,7 +53,7 @@ class AcceptancePerPosition(Group):
             "drafted_at", "Verify steps that drafted this position", labels
         )
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: DecodeProgress) -> None:
         labels, totals = progress.slices.labels, progress.whole.totals
         deepest = self.scope.settings.max_depth
         for at, count in enumerate(totals.proposed_at[:deepest]):
@@ -61,7 +61,7 @@ class AcceptancePerPosition(Group):
             self._accepted(*labels, str(at + 1)).inc(totals.accepted_at[at])
 
 
-class DecodeSteps(Group):
+class DecodeSteps(MetricGroup):
     """Decode steps by outcome: accepted (at least one draft token), or the reason of the fallback.
 
     Fallback ratio: ``sum(rate(eaglegate_decode_steps_total{outcome!="accepted"}[5m]))
@@ -75,14 +75,14 @@ class DecodeSteps(Group):
             (*LABELS, "outcome"),
         )
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: DecodeProgress) -> None:
         labels = progress.slices.labels
         for outcome, count in step_outcomes(progress.whole.totals).items():
             if count:
                 self._steps(*labels, outcome).inc(count)
 
 
-class Balance(Group):
+class Balance(MetricGroup):
     """What makes the account add up. At any moment, for any labels:
 
     ``eaglegate_completion_tokens_total`` = ``eaglegate_first_tokens_total``
@@ -102,7 +102,7 @@ class Balance(Group):
             "unaccounted_tokens", "Output tokens of broken-off answers that no step explains"
         )
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: DecodeProgress) -> None:
         labels, totals = progress.slices.labels, progress.whole.totals
         self._first(*labels).inc(totals.first_tokens)
         self._lost(*labels).inc(totals.lost_bonus)
@@ -110,7 +110,7 @@ class Balance(Group):
             self._unaccounted(*labels).inc(totals.imbalance)
 
 
-class Unclaimed(Group):
+class Unclaimed(MetricGroup):
     """Work for nobody: what the engine still did for answers whose client had left.
 
     Accepted and drafted tokens here and in ``eaglegate_cut_tokens_total``,
@@ -126,8 +126,8 @@ class Unclaimed(Group):
         self.computed(name + "drafted_tokens_total", "P, for nobody", labels, self._of("proposed"))
         self.computed(name + "accepted_tokens_total", "A, for nobody", labels, self._of("reached"))
 
-    def _of(self, what: str) -> Callable[[], Reading]:
-        def read() -> Reading:
+    def _of(self, what: str) -> Callable[[], Samples]:
+        def read() -> Samples:
             for engine, totals in self.scope.unclaimed():
                 reached = totals.accepted + totals.cut
                 yield (engine,), reached if what == "reached" else getattr(totals, what)
@@ -135,7 +135,7 @@ class Unclaimed(Group):
         return read
 
 
-class AcceptancePerRequest(Group):
+class AcceptancePerRequest(MetricGroup):
     """1 + A / D of every choice that verified a draft: the mean of per-request values, beside the
     pooled one in which long answers weigh more.
 
@@ -150,12 +150,12 @@ class AcceptancePerRequest(Group):
             "request_acceptance_length", "1 + A / D, per choice with D > 0", self.BOUNDS
         )
 
-    def ended(self, labels: Labels, records: list[Record]) -> None:
+    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
         all_ = (c.totals.acceptance_length for record in records for c in record.choices)
         self._lengths.observe(labels, [length for length in all_ if length is not None])
 
 
-class SpeculationNow(Group):
+class SpeculationNow(MetricGroup):
     """The last minutes as gauges, for curl and for eyes; alerts use the counters.
 
     Pooled over ``window_s``. ``eaglegate_acceptance_length`` is absent while nothing was verified.
@@ -185,33 +185,33 @@ class SpeculationNow(Group):
             self._fallback,
         )
 
-    def _windows(self) -> Iterable[tuple[Labels, Window]]:
+    def _windows(self) -> Iterable[tuple[Labels, SlidingWindow]]:
         return self.scope.book.by_labels()
 
     def _totals(self) -> Iterable[tuple[Labels, Totals]]:
         now = self.scope.clock()
         return ((labels, window.sums(now).totals) for labels, window in self._windows())
 
-    def _acceptance(self) -> Reading:
+    def _acceptance(self) -> Samples:
         for labels, totals in self._totals():
             if totals.acceptance_length is not None:
                 yield labels, totals.acceptance_length
 
-    def _baseline(self) -> Reading:
+    def _baseline(self) -> Samples:
         now = self.scope.clock()
         for labels, window in self._windows():
             baseline = window.baseline(now)
             if baseline is not None:
                 yield labels, baseline
 
-    def _conditional(self) -> Reading:
+    def _conditional(self) -> Samples:
         deepest = self.scope.settings.max_depth
         for labels, totals in self._totals():
             for at, value in enumerate(totals.conditional_acceptance[:deepest]):
                 if value is not None:
                     yield (*labels, str(at + 1)), value
 
-    def _fallback(self) -> Reading:
+    def _fallback(self) -> Samples:
         for labels, totals in self._totals():
             for reason, ratio in totals.fallback_by_reason.items():
                 yield (*labels, reason), ratio

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from observability.facts import Progress, Record
+from observability.facts import DecodeProgress, RequestRecord
 from observability.labels import Labels
-from observability.metrics.base import Group
+from observability.metrics.base import MetricGroup
 
 
-class Tokens(Group):
+class Tokens(MetricGroup):
     """Prompt tokens (cached ones included), cached, completion (reasoning included), reasoning.
 
     Throughput: ``sum(rate(eaglegate_completion_tokens_total[1m]))``; share of prompts served from
@@ -23,10 +23,10 @@ class Tokens(Group):
         self._completion = self.counter("completion_tokens", "Output tokens delivered")
         self._reasoning = self.counter("reasoning_tokens", "Output tokens inside reasoning")
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: DecodeProgress) -> None:
         self._completion(*progress.slices.labels).inc(progress.whole.tokens)
 
-    def ended(self, labels: Labels, records: list[Record]) -> None:
+    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
         usages = [c.usage for record in records for c in record.choices if c.usage is not None]
         self._prompt(*labels).inc(sum(usage.prompt for usage in usages))
         self._cached(*labels).inc(sum(usage.cached for usage in usages))

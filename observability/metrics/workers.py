@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from engine.fleet.status import WorkerStatus
 from engine.fleet.worker import State
 from observability.labels import OTHER
-from observability.metrics.base import Group
+from observability.metrics.base import MetricGroup
 
-Cells = Mapping[tuple[str, ...], float]
+LabelledValues = Mapping[tuple[str, ...], float]
 """Values by what stands behind the worker's name in the labels."""
 
 MOST = 100
 """Workers with series of their own; those beyond them are added up as ``other``."""
 
 
-class Workers(Group):
+class Workers(MetricGroup):
     """What each worker of a fleet does; no series where the engine is not one.
 
     Share of requests that went where their prefix is cached: ``sum(rate(
@@ -73,7 +73,7 @@ class Workers(Group):
         name: str,
         help_: str,
         labels: tuple[str, ...],
-        cells: Callable[[WorkerStatus], Cells],
+        cells: Callable[[WorkerStatus], LabelledValues],
     ) -> None:
         def read() -> Iterator[tuple[Sequence[str], float]]:
             return _by_worker(self.scope.workers(), cells)
@@ -81,19 +81,19 @@ class Workers(Group):
         self.computed(name, help_, ("worker", *labels), read)
 
 
-def _states(worker: WorkerStatus) -> Cells:
+def _states(worker: WorkerStatus) -> LabelledValues:
     return {(state.value,): float(worker.state is state) for state in State}
 
 
-def _counted(part: str) -> Callable[[WorkerStatus], Cells]:
-    def cells(worker: WorkerStatus) -> Cells:
+def _counted(part: str) -> Callable[[WorkerStatus], LabelledValues]:
+    def cells(worker: WorkerStatus) -> LabelledValues:
         return {} if worker.counted is None else {(): getattr(worker.counted, part)}
 
     return cells
 
 
 def _by_worker(
-    workers: Iterable[WorkerStatus], cells: Callable[[WorkerStatus], Cells]
+    workers: Iterable[WorkerStatus], cells: Callable[[WorkerStatus], LabelledValues]
 ) -> Iterator[tuple[Sequence[str], float]]:
     sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for at, worker in enumerate(workers):

@@ -27,7 +27,7 @@ from server.config import Settings
 from server.parsers import Vocabulary
 
 if TYPE_CHECKING:
-    from engine.speculation.inspection import DraftReport
+    from engine.speculation.inspection import SpeculationReport
 
 
 class InProcess:
@@ -82,7 +82,7 @@ class InProcess:
 
 def _preflight(
     arguments: Arguments, settings: Settings, progress: Callable[[str], None]
-) -> DraftReport | None:
+) -> SpeculationReport | None:
     """What the draft is. Raises EngineStartError when something would stop the engine."""
     found = preflight(plan_of(arguments), this_machine())
     if found.draft is not None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from engine.speculation.policy import Flag, Mode, Rules
+from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 from server.protocol.base import RequestModel
 
 Depth = Annotated[int, Field(ge=0)]
@@ -26,8 +26,8 @@ class FlagModel(AdminModel):
     sticky: Literal["key", "request"] = "key"
     salt: Annotated[str, Field(max_length=64)] = ""
 
-    def flag(self) -> Flag:
-        return Flag(Mode(self.mode), self.share, self.sticky, self.salt)
+    def flag(self) -> SpeculationFlag:
+        return SpeculationFlag(FlagMode(self.mode), self.share, self.sticky, self.salt)
 
 
 class SpeculationModel(AdminModel):
@@ -41,8 +41,8 @@ class SpeculationModel(AdminModel):
     bound: Depth | None = None
     """The deepest any request may draft, running ones too; null leaves it as it is."""
 
-    def rules(self) -> Rules:
-        return Rules(
+    def rules(self) -> SpeculationRules:
+        return SpeculationRules(
             flag=self.flag.flag(),
             workload_flags={name: flag.flag() for name, flag in self.workload_flags.items()},
             depth=self.depth,

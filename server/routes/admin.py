@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from engine.base import DepthSet
-from engine.speculation.policy import Rules
+from engine.speculation.policy import SpeculationRules
 from server.body import read_body
 from server.config import ConfigError
 from server.errors import InvalidRequest, Unavailable
@@ -85,7 +85,7 @@ def _controls(gateway: Gateway) -> Controls:
     return gateway.controls
 
 
-def _check(rules: Rules, bound: int | None, path: Path, gateway: Gateway) -> None:
+def _check(rules: SpeculationRules, bound: int | None, path: Path, gateway: Gateway) -> None:
     """Raises InvalidRequest for names and depths that would have no effect."""
     known = path.served.workloads
     _known("workload_flags", rules.workload_flags, known)

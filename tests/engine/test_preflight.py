@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.machine import GIB, Gpu, Machine
-from engine.preflight import Plan, plan_of, preflight
+from engine.preflight import EnginePlan, plan_of, preflight
 from engine.preflight.scene import overlaid
 from tests.engine.stand_ins import kimi, kimi_draft, llama_70b, llama_70b_draft
 
@@ -19,14 +19,14 @@ LAPTOP = Machine("cpu", cores=2, free_memory=16 * GIB)
 SERVER = Machine("cuda", 64, 900 * GIB, gpus=(Gpu("B200", 180 * GIB, 178 * GIB),) * 4)
 
 
-def demo(**changes: Any) -> Plan:
+def demo(**changes: Any) -> EnginePlan:
     speculation = {
         "model": str(DEMO / "eagle3_1"),
         "method": "eagle3",
         "num_speculative_tokens": 3,
     }
     given = {"model": str(DEMO / "target"), "speculative_config": speculation}
-    return Plan(**(given | changes))
+    return EnginePlan(**(given | changes))
 
 
 def offline() -> str | None:
@@ -60,7 +60,7 @@ def test_nothing_stops_the_demo():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_obstacle_is_named(plan: Plan, machine: Machine, words: str):
+def test_obstacle_is_named(plan: EnginePlan, machine: Machine, words: str):
     assert words in " | ".join(preflight(plan, machine, offline).obstacles)
 
 
@@ -76,8 +76,8 @@ def test_a_model_on_the_hub_is_downloaded_where_the_hub_answers():
     assert found.remarks == ("org/name is not on this machine; serve would download it",)
 
 
-def kimi_plan(where: Path) -> Plan:
-    return Plan(
+def kimi_plan(where: Path) -> EnginePlan:
+    return EnginePlan(
         model=str(kimi(where / "nvidia/Kimi-K2.6-NVFP4")),
         tensor_parallel_size=4,
         attention_backend="TOKENSPEED_MLA",
@@ -112,7 +112,7 @@ def test_kimi_on_a_laptop(tmp_path: Path):
 
 
 def test_llama_70b_with_a_narrow_draft(tmp_path: Path):
-    plan = Plan(
+    plan = EnginePlan(
         model=str(llama_70b(tmp_path / "target")),
         tensor_parallel_size=4,
         speculative_config={

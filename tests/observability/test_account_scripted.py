@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from engine.scripted import ScriptedEngine
 from engine.speculation.accounting import shared_step
 from engine.types import EngineRequest, FinishReason, Step, Undrafted
-from observability.middleware import ObservedHTTP
-from observability.observed import ObservedEngine
+from observability.middleware import TelemetryMiddleware
+from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 from tests.server.conftest import Lab
@@ -76,10 +76,10 @@ async def test_counters_are_the_sum_of_what_was_delivered(seed):
     lab = Lab()
     ids = lab.renderer.encode(WORDS * 3, False)
     engine = ScriptedEngine(Script(ids, dice, telemetry.settle))
-    lab.engine = ObservedEngine(engine, telemetry)
+    lab.engine = InstrumentedEngine(engine, telemetry)
     lab.gateway.observer = telemetry
     lab.gateway.open(lab.path())
-    lab.app = ObservedHTTP(lab.app, log=lambda _: None)
+    lab.app = TelemetryMiddleware(lab.app, log=lambda _: None)
     usages = []
     for _ in range(30):
         fields = {

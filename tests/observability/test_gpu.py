@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client import CollectorRegistry
 
-from observability.nvml import NvmlGpu, Reading, gpus
+from observability.nvml import GpuReading, NvmlGpu, gpus
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 
@@ -13,14 +13,14 @@ from observability.telemetry import Telemetry
 @dataclass
 class Told:
     index: int
-    reading: Reading
+    reading: GpuReading
 
-    def read(self) -> Reading:
+    def read(self) -> GpuReading:
         return self.reading
 
 
 def test_each_gpu_has_its_own_and_untold_values_are_absent():
-    told = (Told(0, Reading(3, 4, 0.5, None)), Told(1, Reading(1, 4, None, 70.0)))
+    told = (Told(0, GpuReading(3, 4, 0.5, None)), Told(1, GpuReading(1, 4, None, 70.0)))
     telemetry = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry(), gpus=told)
 
     def value(name: str, gpu: str) -> float | None:
@@ -55,7 +55,7 @@ class Nvml:
 
 
 def test_what_a_driver_does_not_support_is_none():
-    assert NvmlGpu(Nvml(), 0).read() == Reading(5, 8, None, None)
+    assert NvmlGpu(Nvml(), 0).read() == GpuReading(5, 8, None, None)
 
 
 def test_what_is_found_can_be_read():

@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry
 from engine.scripted import ScriptedEngine, steps
 from engine.types import EngineRequest, Sampling
 from observability.logs import AccessLog
-from observability.middleware import ObservedHTTP
-from observability.observed import ObservedEngine
+from observability.middleware import TelemetryMiddleware
+from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 from observability.tracing import OpenTelemetry
@@ -37,7 +37,7 @@ class Gateway:
     def __init__(self, *, stream: bool, ending: Ending = Ending.COMPLETED, status: int = 200):
         self.telemetry = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry())
         self.scripted = ScriptedEngine(steps(range(9), cuts=[1, 4, 4]))
-        self.engine = ObservedEngine(self.scripted, self.telemetry)
+        self.engine = InstrumentedEngine(self.scripted, self.telemetry)
         self.stream, self.ending, self.status = stream, ending, status
         self.seen_id = ""
 
@@ -96,9 +96,9 @@ async def exchange(app, path="/v1/chat/completions", **headers: str):
     return start, b"".join(m.get("body", b"") for m in sent)
 
 
-def logged(gateway) -> tuple[ObservedHTTP, io.StringIO]:
+def logged(gateway) -> tuple[TelemetryMiddleware, io.StringIO]:
     out = io.StringIO()
-    return ObservedHTTP(gateway, AccessLog(stream=out)), out
+    return TelemetryMiddleware(gateway, AccessLog(stream=out)), out
 
 
 @pytest.mark.parametrize("given", ["abc-1.2:3", "x" * 128])
@@ -167,11 +167,11 @@ async def test_server_timing_only_when_the_answer_is_whole():
     assert "server-timing" not in streamed
 
 
-def traced(gateway) -> tuple[ObservedHTTP, InMemorySpanExporter]:
+def traced(gateway) -> tuple[TelemetryMiddleware, InMemorySpanExporter]:
     memory = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
-    app = ObservedHTTP(gateway, AccessLog(stream=io.StringIO()), OpenTelemetry(provider))
+    app = TelemetryMiddleware(gateway, AccessLog(stream=io.StringIO()), OpenTelemetry(provider))
     return app, memory
 
 
@@ -240,7 +240,7 @@ async def test_traces_arrive_at_a_collector():
     with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         tracing = OpenTelemetry.exporting_to(f"http://127.0.0.1:{server.server_port}")
-        app = ObservedHTTP(Gateway(stream=False), AccessLog(stream=io.StringIO()), tracing)
+        app = TelemetryMiddleware(Gateway(stream=False), AccessLog(stream=io.StringIO()), tracing)
         await exchange(app)
         await tracing.aclose()
         server.shutdown()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from engine.types import DecodeStep, FinishReason, PositionLogprobs, Step, TokenLogprob
-from observability.sequence import Sequence, Share
+from observability.sequence import PhaseShare, SequenceTimeline
 from server.events import (
     ContentDelta,
     Finish,
@@ -36,7 +36,7 @@ def finish(completion: int) -> Finish:
 
 
 def test_a_step_belongs_to_the_phase_its_tokens_came_out_in():
-    seen = Sequence(Ticks())
+    seen = SequenceTimeline(Ticks())
     seen.step(Step((1,)))
     seen.event(ReasoningDelta("hm"))
     seen.step(verify(2))
@@ -64,7 +64,7 @@ def test_a_step_belongs_to_the_phase_its_tokens_came_out_in():
 
 
 def test_held_back_to_the_end_belongs_to_the_last_phase():
-    seen = Sequence(Ticks())
+    seen = SequenceTimeline(Ticks())
     seen.step(Step((1,)))
     seen.event(ReasoningDelta("a"))
     seen.event(ContentDelta("b"))
@@ -73,7 +73,7 @@ def test_held_back_to_the_end_belongs_to_the_last_phase():
 
 
 def test_the_newest_steps_wait_so_that_a_stop_can_take_back():
-    seen = Sequence(Ticks())
+    seen = SequenceTimeline(Ticks())
     seen.step(Step((1,)))
     seen.event(ContentDelta("a"))
     seen.step(verify(3))
@@ -90,7 +90,7 @@ def test_the_newest_steps_wait_so_that_a_stop_can_take_back():
 
 
 def test_tpot_is_absent_for_one_token_and_the_mean_gap_per_token_otherwise():
-    seen = Sequence(Ticks())
+    seen = SequenceTimeline(Ticks())
     seen.step(Step((1,)))
     assert seen.settle(ended=True)[1] == []
     assert seen.tpot is None
@@ -100,7 +100,7 @@ def test_tpot_is_absent_for_one_token_and_the_mean_gap_per_token_otherwise():
 
 
 def test_an_engine_that_does_not_report_has_no_acceptance():
-    seen = Sequence(Ticks())
+    seen = SequenceTimeline(Ticks())
     for at in range(4):
         seen.step(Step((at,), finish=FinishReason.STOP if at == 3 else None))
         seen.event(ContentDelta("x"))
@@ -111,15 +111,15 @@ def test_an_engine_that_does_not_report_has_no_acceptance():
 
 
 def test_settling_often_tells_the_same_as_settling_once():
-    often, once = Sequence(Ticks()), Sequence(Ticks())
-    told: dict[Phase, Share] = {}
+    often, once = SequenceTimeline(Ticks()), SequenceTimeline(Ticks())
+    told: dict[Phase, PhaseShare] = {}
     gaps: list[float] = []
 
     def settle(**how) -> None:
         shares, more = often.settle(**how)
         gaps.extend(more)
         for phase, share in shares.items():
-            told[phase] = told.get(phase, Share()) + share
+            told[phase] = told.get(phase, PhaseShare()) + share
 
     kinds = [
         ReasoningDelta("a"),
@@ -146,7 +146,7 @@ def test_settling_often_tells_the_same_as_settling_once():
 
 
 def test_logprobs_are_not_kept_and_show_no_tokens():
-    seen = Sequence(Ticks())
+    seen = SequenceTimeline(Ticks())
     positions = (PositionLogprobs(TokenLogprob(1, -0.1)),)
     seen.step(Step((1,), logprobs=positions))
     seen.event(LogprobsDelta(positions))
@@ -167,7 +167,7 @@ def at_the_end(steps: list[Step], *, told: bool = True) -> list[Step]:
 
 
 def test_an_account_at_the_end_goes_to_the_phases_its_steps_were_in():
-    live, late = Sequence(Ticks()), Sequence(Ticks(), late=True)
+    live, late = SequenceTimeline(Ticks()), SequenceTimeline(Ticks(), late=True)
     steps = [Step((1,)), verify(2), verify(0), verify(3)]
     events = [ReasoningDelta("a"), ReasoningDelta("b"), ContentDelta("c"), ContentDelta("d")]
     for sequence, given in ((live, steps), (late, at_the_end(steps))):
@@ -179,7 +179,7 @@ def test_an_account_at_the_end_goes_to_the_phases_its_steps_were_in():
 
 
 def test_an_answer_broken_off_before_its_account_has_tokens_nobody_explains():
-    seen = Sequence(Ticks(), late=True)
+    seen = SequenceTimeline(Ticks(), late=True)
     for step in at_the_end([Step((1,)), verify(2), verify(3)], told=False):
         seen.step(step)
         seen.event(ContentDelta("a"))

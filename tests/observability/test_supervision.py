@@ -6,13 +6,13 @@ from engine.scripted import DEFAULT_INFO
 from engine.supervision.rules import Cause, Outcome
 from observability.exposition import exposition
 from observability.settings import TelemetrySettings
-from observability.supervision import EngineWatch
+from observability.supervision import SupervisionObserver
 from observability.telemetry import Telemetry
 
 
 def test_losses_and_what_became_of_requests_are_counted():
     telemetry = Telemetry(TelemetrySettings(models=("demo",)))
-    watch = EngineWatch(telemetry)
+    watch = SupervisionObserver(telemetry)
     watch.engine_lost(Cause.HUNG)
     watch.interrupted(Outcome.RESUMED)
     page = exposition(telemetry.registry).decode()

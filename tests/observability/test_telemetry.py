@@ -10,7 +10,7 @@ from engine.scripted import ScriptedEngine, steps
 from engine.speculation.accounting import Totals
 from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step, Undrafted
 from observability.exposition import exposition
-from observability.observed import ObservedEngine
+from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 from server.admission import Admission, Bounds
@@ -51,7 +51,7 @@ def value(telemetry: Telemetry, name: str, **labels: str) -> float | None:
 async def answer(telemetry, engine, script, **changes) -> None:
     """One request as the server runs it: a step, its events, the next step."""
     engine.script = script
-    observed = ObservedEngine(engine, telemetry)
+    observed = InstrumentedEngine(engine, telemetry)
     observation = telemetry.begin(facts(telemetry, "req-0", **changes))
     request = EngineRequest("req-0", (1, 2, 3), Sampling(max_tokens=100))
     tokens = 0
@@ -116,7 +116,7 @@ async def test_without_speculation_acceptance_is_absent(telemetry):
 
 async def test_a_running_request_shows_when_somebody_reads(telemetry):
     script = steps(range(10), cuts=[1, 3, 3, 3])
-    observed = ObservedEngine(ScriptedEngine(script), telemetry)
+    observed = InstrumentedEngine(ScriptedEngine(script), telemetry)
     observation = telemetry.begin(facts(telemetry, "req-0"))
     request = EngineRequest("req-0", (1,), Sampling(max_tokens=100))
     async with aclosing(observed.generate(request)) as stream:
@@ -134,7 +134,7 @@ async def test_a_running_request_shows_when_somebody_reads(telemetry):
 
 
 async def test_choices_of_one_request_are_counted_apart(telemetry):
-    observed = ObservedEngine(ScriptedEngine(steps(range(7), cuts=[1, 3, 3])), telemetry)
+    observed = InstrumentedEngine(ScriptedEngine(steps(range(7), cuts=[1, 3, 3])), telemetry)
     observation = telemetry.begin(facts(telemetry, "a", "b"))
 
     async def choice(id_: str) -> None:
@@ -157,7 +157,7 @@ async def test_choices_of_one_request_are_counted_apart(telemetry):
 
 
 async def test_what_no_server_announced_is_counted_by_its_own_words(telemetry):
-    observed = ObservedEngine(ScriptedEngine(steps(range(5), cuts=[1, 4])), telemetry)
+    observed = InstrumentedEngine(ScriptedEngine(steps(range(5), cuts=[1, 4])), telemetry)
     await observed.start()
     request = EngineRequest("warm-up", (1,), Sampling(max_tokens=100))
     assert [len(step.token_ids) async for step in observed.generate(request)] == [1, 4]
@@ -171,7 +171,7 @@ async def test_what_no_server_announced_is_counted_by_its_own_words(telemetry):
 async def test_what_the_engine_did_for_nobody_is_told_by_the_engine(telemetry):
     engine = ScriptedEngine()
     engine.unclaimed = Totals(verify_steps=2, proposed=6, accepted=3, cut=1)
-    ObservedEngine(engine, telemetry)
+    InstrumentedEngine(engine, telemetry)
     read = telemetry.registry.get_sample_value
     names = ("verify_steps", "drafted_tokens", "accepted_tokens")
     told = [read(f"eaglegate_unclaimed_{n}_total", {"engine": "default"}) for n in names]
@@ -191,7 +191,7 @@ async def test_the_queue_is_read_from_admission_itself(telemetry):
 
 async def test_the_account_balances(telemetry):
     script = steps(range(12), cuts=[1, 3, 3, 4, 1])
-    observed = ObservedEngine(ScriptedEngine(script), telemetry)
+    observed = InstrumentedEngine(ScriptedEngine(script), telemetry)
     observation = telemetry.begin(facts(telemetry, "req-0"))
     request = EngineRequest("req-0", (1,), Sampling(max_tokens=9))
     async for _ in observed.generate(request):

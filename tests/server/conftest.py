@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from engine.rendering.encoding import TextEncoder
 from engine.rendering.limits import NO_LIMITS, Limits
 from engine.scripted import ScriptedEngine, steps
-from engine.speculation.policy import Policy
+from engine.speculation.policy import SpeculationPolicy
 from engine.types import (
     EngineInfo,
     FinishReason,
@@ -106,7 +106,7 @@ class Lab:
         served = Served(
             ("demo", "alias"), self.depth, self.tool_parser is not None, {}, vocab_size=2048
         )
-        return Path(self.engine, info, self.renderer, parsers, served, Policy())
+        return Path(self.engine, info, self.renderer, parsers, served, SpeculationPolicy())
 
     def vocabulary(self) -> Vocabulary:
         tokenizer = self.renderer.tokenizer

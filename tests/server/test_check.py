@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from engine.machine import GIB, Machine
-from engine.preflight import Plan
+from engine.preflight import EnginePlan
 from server.check import Wanted, check
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
@@ -20,13 +20,13 @@ def resolve(name: str) -> int:
     return NAMES[name]
 
 
-def plan(depth: int = 3) -> Plan:
+def plan(depth: int = 3) -> EnginePlan:
     speculation = {
         "model": str(DEMO / "eagle3_1"),
         "method": "eagle3",
         "num_speculative_tokens": depth,
     }
-    return Plan(str(DEMO / "target"), speculative_config=speculation)
+    return EnginePlan(str(DEMO / "target"), speculative_config=speculation)
 
 
 def wanted(tool_parser: str | None = "hermes", port: int = 0) -> Wanted:
@@ -65,6 +65,6 @@ def test_what_stops_it_is_told_apart_from_a_wrong_command_line():
 
 
 def test_speculation_can_be_off():
-    found = check(Plan(str(DEMO / "target")), wanted(None), LAPTOP)
+    found = check(EnginePlan(str(DEMO / "target")), wanted(None), LAPTOP)
     assert "speculation\n  off" in found.text
     assert "tool calls  none" in found.text

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.speculation.inspection.checkpoint import Checkpoint
-from engine.speculation.inspection.draft import Draft
+from engine.speculation.inspection.draft import DraftConfig
 from engine.speculation.inspection.report import Severity
-from engine.speculation.inspection.safetensors_header import Tensor
-from engine.speculation.inspection.target import Target
+from engine.speculation.inspection.safetensors_header import TensorEntry
+from engine.speculation.inspection.target import TargetConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class InspectionCase:
     """One draft for one target. Rules about files run only when ``checkpoint`` is there."""
 
     settings: Mapping[str, Any]
@@ -22,14 +22,14 @@ class Case:
     """What vLLM takes the settings for."""
     tensor_parallel_size: int
     max_model_len: int | None
-    target: Target | None
+    target: TargetConfig | None
     checkpoint: Checkpoint | None
-    draft: Draft
+    draft: DraftConfig
     kind: str | None
     """What the draft's files look like; None when they are not known."""
 
     @property
-    def tensors(self) -> Mapping[str, Tensor]:
+    def tensors(self) -> Mapping[str, TensorEntry]:
         return self.checkpoint.tensors if self.checkpoint else {}
 
     @property
@@ -64,9 +64,9 @@ def note(found: str, advice: str) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class InspectionRule:
     """A named check with the one-line statement it enforces."""
 
     name: str
     says: str
-    check: Callable[[Case], Iterable[Verdict]]
+    check: Callable[[InspectionCase], Iterable[Verdict]]

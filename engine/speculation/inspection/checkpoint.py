@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.inspection.safetensors_header import BadWeights, Tensor, read_header
-from engine.speculation.inspection.torch_archive import Unreadable, read_archive
+from engine.speculation.inspection.safetensors_header import (
+    InvalidCheckpoint,
+    TensorEntry,
+    read_header,
+)
+from engine.speculation.inspection.torch_archive import UnreadableArchive, read_archive
 
 MISTRAL = "params.json"
 INDEX = "model.safetensors.index.json"
@@ -18,11 +22,11 @@ PICKLES = ("*.bin", "*.pt")
 NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "scaler", "training_state")
 
 
-class NotLooked(Exception):
+class NotInspectable(Exception):
     """The model is one that vLLM may well load and inspection does not read; ``str`` says why."""
 
 
-class NotHere(NotLooked):
+class NotDownloaded(NotInspectable):
     """The model is named by a hub id and is not in this machine's hub cache."""
 
     def __init__(self, name: str) -> None:
@@ -35,7 +39,7 @@ class Checkpoint:
 
     path: Path
     config: Mapping[str, Any]
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, TensorEntry] = field(default_factory=dict)
     pickled: str | None = None
 
     @property
@@ -44,25 +48,25 @@ class Checkpoint:
 
 
 def open_model(name: str, revision: str | None = None) -> Checkpoint:
-    """A checkpoint by path or hub id. Raises NotHere and BadWeights.
+    """A checkpoint by path or hub id. Raises NotDownloaded and InvalidCheckpoint.
 
     A hub snapshot that lacks weights is one that is not downloaded yet, not a broken one.
     """
     path = locate(name, revision)
     try:
         return open_checkpoint(path)
-    except BadWeights as fault:
+    except InvalidCheckpoint as fault:
         if fault.rule in NOT_DOWNLOADED and not Path(name).expanduser().exists():
-            raise NotHere(name) from fault
+            raise NotDownloaded(name) from fault
         raise
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Raises BadWeights for anything that keeps the folder from being read."""
+    """Raises InvalidCheckpoint for anything that keeps the folder from being read."""
     config = read_config(path)
     files = weight_files(path)
     if files:
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, TensorEntry] = {}
         for file in files:
             tensors |= read_header(file)
         check_index(path, tensors)
@@ -70,7 +74,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     pickles = pickle_files(path)
     if pickles:
         return pickled(path, config, pickles)
-    raise BadWeights(
+    raise InvalidCheckpoint(
         "weights-absent",
         f"{path} holds no weights (*.safetensors, *.bin or *.pt)",
         "download the weights into that folder, or name the right folder",
@@ -87,11 +91,11 @@ def pickle_files(path: Path) -> list[Path]:
 
 
 def pickled(path: Path, config: Mapping[str, Any], files: list[Path]) -> Checkpoint:
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, TensorEntry] = {}
     try:
         for file in files:
             tensors |= read_archive(file)
-    except Unreadable:
+    except UnreadableArchive:
         return Checkpoint(path, config, pickled=", ".join(file.name for file in files))
     return Checkpoint(path, config, tensors)
 
@@ -99,14 +103,14 @@ def pickled(path: Path, config: Mapping[str, Any], files: list[Path]) -> Checkpo
 def read_config(path: Path) -> Mapping[str, Any]:
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
-        raise BadWeights(
+        raise InvalidCheckpoint(
             "folder-absent", f"{path} {what}", "name the folder that holds config.json and weights"
         )
     file = path / "config.json"
     if not file.is_file() and (path / MISTRAL).is_file():
-        raise NotLooked(f"{path} is in Mistral's own format")
+        raise NotInspectable(f"{path} is in Mistral's own format")
     if not file.is_file():
-        raise BadWeights(
+        raise InvalidCheckpoint(
             "config-absent",
             f"{path} has no config.json",
             "name the folder that holds config.json, or copy it there",
@@ -118,11 +122,11 @@ def read_json(file: Path, rule: str) -> Mapping[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise BadWeights(
+        raise InvalidCheckpoint(
             rule, f"{file.name} is not JSON: {error}", "restore the file from its source"
         ) from error
     if not isinstance(value, dict):
-        raise BadWeights(
+        raise InvalidCheckpoint(
             rule, f"{file.name} is not a JSON object", "restore the file from its source"
         )
     return value
@@ -137,7 +141,7 @@ def weight_files(path: Path) -> list[Path]:
     wanted = {path / str(name) for name in weight_map(index).values()}
     missing = sorted(file.name for file in wanted if not file.is_file())
     if missing:
-        raise BadWeights(
+        raise InvalidCheckpoint(
             "weights-shard-absent",
             f"{INDEX} names {', '.join(missing)}, which is not there",
             "download the missing file",
@@ -148,19 +152,19 @@ def weight_files(path: Path) -> list[Path]:
 def weight_map(index: Path) -> Mapping[str, Any]:
     names = read_json(index, "index-malformed").get("weight_map")
     if not isinstance(names, dict):
-        raise BadWeights(
+        raise InvalidCheckpoint(
             "index-malformed", f"{index.name} has no weight_map", "restore the file from its source"
         )
     return names
 
 
-def check_index(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def check_index(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
     index = path / INDEX
     if not index.is_file():
         return
     absent = sorted(set(weight_map(index)) - set(tensors))
     if absent:
-        raise BadWeights(
+        raise InvalidCheckpoint(
             "weights-incomplete",
             f"{INDEX} lists {absent[0]} ({len(absent)} such), which no file holds",
             "download the weights again",
@@ -168,12 +172,12 @@ def check_index(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def locate(name: str, revision: str | None = None) -> Path:
-    """The folder of a model: a local path, or its snapshot in the hub cache. Raises NotLooked."""
+    """The folder of a model: a local path or its hub cache snapshot. Raises NotInspectable."""
     path = Path(name).expanduser()
     if "://" in name:
-        raise NotLooked(f"{name} is in remote storage")
+        raise NotInspectable(f"{name} is in remote storage")
     if path.is_file() and path.suffix == ".gguf":
-        raise NotLooked(f"{name} is a GGUF file")
+        raise NotInspectable(f"{name} is a GGUF file")
     if path.exists() or not looks_like_hub_id(name):
         return path
     from huggingface_hub import try_to_load_from_cache
@@ -182,10 +186,10 @@ def locate(name: str, revision: str | None = None) -> Path:
     try:
         cached = try_to_load_from_cache(name, "config.json", revision=revision)
     except HFValidationError as error:
-        raise NotLooked(f"{name} is no plain hub id") from error
+        raise NotInspectable(f"{name} is no plain hub id") from error
     if isinstance(cached, str):
         return Path(cached).parent
-    raise NotHere(name)
+    raise NotDownloaded(name)
 
 
 def looks_like_hub_id(name: str) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from engine.speculation.inspection.case import Case
-from engine.speculation.inspection.draft import Draft
+from engine.speculation.inspection.case import InspectionCase
+from engine.speculation.inspection.draft import DraftConfig
 from engine.speculation.inspection.target import whole
 
 NAMES = {
@@ -19,7 +19,7 @@ NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class SpeculationDescription:
     """``method`` is what people call it; ``facts`` read well as "name: value" lines."""
 
     method: str
@@ -27,7 +27,7 @@ class Description:
     facts: Mapping[str, str]
 
 
-def describe(case: Case) -> Description:
+def describe(case: InspectionCase) -> SpeculationDescription:
     eagle3 = case.method == "eagle3" and case.checkpoint is not None and case.kind == "eagle3"
     method = eagle3_name(case.draft) if eagle3 else case.method
     depth = whole(case.settings, "num_speculative_tokens")
@@ -35,14 +35,16 @@ def describe(case: Case) -> Description:
     details.append(f"K={depth}" if depth is not None else "")
     text = "; ".join(part for part in details if part)
     name = "EAGLE 3 or 3.1" if method == "eagle3" and not eagle3 else NAMES.get(method, method)
-    return Description(method, f"{name}: {text}" if text else name, dict(facts(case, eagle3)))
+    return SpeculationDescription(
+        method, f"{name}: {text}" if text else name, dict(facts(case, eagle3))
+    )
 
 
-def eagle3_name(draft: Draft) -> str:
+def eagle3_name(draft: DraftConfig) -> str:
     return "eagle3.1" if draft.fc_norm or draft.norm_output else "eagle3"
 
 
-def why(draft: Draft) -> Iterator[str]:
+def why(draft: DraftConfig) -> Iterator[str]:
     if draft.fc_norm:
         yield f"fc_norm x{draft.num_aux}"
     if draft.norm_output:
@@ -57,12 +59,12 @@ def why(draft: Draft) -> Iterator[str]:
         yield "speculators format"
 
 
-def size(draft: Draft) -> str:
+def size(draft: DraftConfig) -> str:
     layers = f"{draft.num_layers} layer" + ("s" if draft.num_layers != 1 else "")
     return f"{layers}, draft vocabulary {draft.draft_vocab_size} of {draft.vocab_size}"
 
 
-def plainly(case: Case) -> str:
+def plainly(case: InspectionCase) -> str:
     if case.method in ("ngram", "ngram_gpu"):
         least = case.settings.get("prompt_lookup_min", 5)
         return f"repeats of {least} to {case.settings.get('prompt_lookup_max', least)} tokens"
@@ -71,7 +73,7 @@ def plainly(case: Case) -> str:
     return str(case.settings.get("model") or "no draft of its own")
 
 
-def facts(case: Case, eagle3: bool) -> Iterator[tuple[str, str]]:
+def facts(case: InspectionCase, eagle3: bool) -> Iterator[tuple[str, str]]:
     yield "method for vLLM", case.method
     if case.checkpoint is None:
         return

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from engine.speculation.inspection.target import Target, whole
+from engine.speculation.inspection.target import TargetConfig, whole
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 LAYER_PART = "transformer_layer_config"
@@ -33,7 +33,7 @@ SPECULATORS_ARCHITECTURES = {
 }
 
 
-class Shape(StrEnum):
+class DecoderLayer(StrEnum):
     """The decoder layer a draft is built from."""
 
     LLAMA = "Llama-shaped"
@@ -41,18 +41,18 @@ class Shape(StrEnum):
     MLA = "MLA"
 
 
-ARCHITECTURES: Mapping[str, Shape] = {
-    "PEagleDraftModel": Shape.LLAMA,
-    "PeagleLlamaForCausalLM": Shape.LLAMA,
-    "Eagle3LlamaForCausalLM": Shape.LLAMA,
-    "LlamaForCausalLMEagle3": Shape.LLAMA,
-    "Eagle3MiniMaxM2ForCausalLM": Shape.LLAMA,
-    "Eagle3Qwen2_5vlForCausalLM": Shape.LLAMA,
-    "Eagle3Qwen3vlForCausalLM": Shape.LLAMA,
-    "Eagle3Qwen3ForCausalLM": Shape.QWEN3,
-    "PeagleQwen3ForCausalLM": Shape.QWEN3,
-    "Eagle3DeepseekV2ForCausalLM": Shape.MLA,
-    "Eagle3DeepseekV3ForCausalLM": Shape.MLA,
+ARCHITECTURES: Mapping[str, DecoderLayer] = {
+    "PEagleDraftModel": DecoderLayer.LLAMA,
+    "PeagleLlamaForCausalLM": DecoderLayer.LLAMA,
+    "Eagle3LlamaForCausalLM": DecoderLayer.LLAMA,
+    "LlamaForCausalLMEagle3": DecoderLayer.LLAMA,
+    "Eagle3MiniMaxM2ForCausalLM": DecoderLayer.LLAMA,
+    "Eagle3Qwen2_5vlForCausalLM": DecoderLayer.LLAMA,
+    "Eagle3Qwen3vlForCausalLM": DecoderLayer.LLAMA,
+    "Eagle3Qwen3ForCausalLM": DecoderLayer.QWEN3,
+    "PeagleQwen3ForCausalLM": DecoderLayer.QWEN3,
+    "Eagle3DeepseekV2ForCausalLM": DecoderLayer.MLA,
+    "Eagle3DeepseekV3ForCausalLM": DecoderLayer.MLA,
 }
 """The EAGLE 3 drafts vLLM 0.32 has a model for."""
 DEFAULT_POSITIONS = {"llama": 2048, "qwen3": 32768, "deepseek_v2": 2048}
@@ -88,7 +88,7 @@ def mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class DraftConfig:
     """``raw`` is the file; ``read`` what vLLM makes of it. Facts are about an EAGLE 3 draft."""
 
     raw: Mapping[str, Any]
@@ -108,7 +108,7 @@ class Draft:
         return name if name == "PEagleDraftModel" else f"Eagle3{name}"
 
     @property
-    def shape(self) -> Shape | None:
+    def shape(self) -> DecoderLayer | None:
         return ARCHITECTURES.get(self.architecture)
 
     @property
@@ -177,7 +177,7 @@ class Draft:
 
     @property
     def norm_before_fc(self) -> bool:
-        if self.shape is Shape.MLA:
+        if self.shape is DecoderLayer.MLA:
             return False
         return bool(self.eagle_config.get("norm_before_fc", self.flag("norm_before_fc")))
 
@@ -191,7 +191,7 @@ class Draft:
         ids = self.read.get(LAYER_IDS) or self.eagle_config.get(LAYER_IDS)
         return ids if isinstance(ids, list) and ids else None
 
-    def layers_of(self, target: Target | None) -> Sequence[Any] | None:
+    def layers_of(self, target: TargetConfig | None) -> Sequence[Any] | None:
         """The captured layers with vLLM's default filled in, if the target is known."""
         if self.captured is not None:
             return self.captured
@@ -201,15 +201,15 @@ class Draft:
     @property
     def num_aux(self) -> int:
         """How many states vLLM builds fc for."""
-        keys = ("num_aux_layers",) if self.shape is Shape.QWEN3 else ()
+        keys = ("num_aux_layers",) if self.shape is DecoderLayer.QWEN3 else ()
         for key in (*keys, "num_aux_hidden_states"):
             if self.number(key) is not None:
                 return self.number(key) or DEFAULT_AUX
         ids = self.eagle_config.get(LAYER_IDS)
-        if self.shape is Shape.QWEN3:
+        if self.shape is DecoderLayer.QWEN3:
             ids = self.read.get(LAYER_IDS) or ids
         return len(ids) if isinstance(ids, list) and ids else DEFAULT_AUX
 
 
-def draft_from(raw: Mapping[str, Any]) -> Draft:
-    return Draft(raw, as_vllm_reads(raw))
+def draft_from(raw: Mapping[str, Any]) -> DraftConfig:
+    return DraftConfig(raw, as_vllm_reads(raw))

@@ -5,82 +5,82 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from engine.speculation.inspection.draft import Draft, Shape
+from engine.speculation.inspection.draft import DecoderLayer, DraftConfig
 
-Size = int | None
+Dimension = int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedTensor:
     """``by`` names the config keys the shape comes from. Unknown sizes are None."""
 
-    shape: tuple[Size, ...]
+    shape: tuple[Dimension, ...]
     by: str
     required: bool = True
 
 
-def expected_tensors(draft: Draft) -> dict[str, Expected]:
+def expected_tensors(draft: DraftConfig) -> dict[str, ExpectedTensor]:
     """Names as vLLM sees them after `midlayer.` has become `layers.0.`."""
     hidden = draft.hidden_size
-    found = {"norm.weight": Expected((hidden,), "hidden_size")}
+    found = {"norm.weight": ExpectedTensor((hidden,), "hidden_size")}
     found |= dict(combining(draft))
     for index in range(draft.num_layers):
         found |= {f"layers.{index}.{name}": want for name, want in layer(draft, index)}
-    table = Expected((draft.vocab_size, hidden), "vocab_size or hidden_size", required=False)
-    head = Expected((draft.draft_vocab_size, hidden), "draft_vocab_size", required=False)
+    table = ExpectedTensor((draft.vocab_size, hidden), "vocab_size or hidden_size", required=False)
+    head = ExpectedTensor((draft.draft_vocab_size, hidden), "draft_vocab_size", required=False)
     return found | {"embed_tokens.weight": table, "lm_head.weight": head}
 
 
-def combining(draft: Draft) -> Iterator[tuple[str, Expected]]:
+def combining(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
     """What turns captured states into the first hidden state."""
     width, count = draft.target_hidden_size, draft.num_aux
     total = width * count if width is not None else None
     if draft.uses_aux:
-        yield "fc.weight", Expected((draft.hidden_size, total), "target_hidden_size")
+        yield "fc.weight", ExpectedTensor((draft.hidden_size, total), "target_hidden_size")
     if draft.fc_norm:
         for index in range(count):
-            yield f"fc_norm.{index}.weight", Expected((width,), "target_hidden_size")
+            yield f"fc_norm.{index}.weight", ExpectedTensor((width,), "target_hidden_size")
     if draft.norm_before_fc:
-        yield "input_norm.weight", Expected((total,), "target_hidden_size")
+        yield "input_norm.weight", ExpectedTensor((total,), "target_hidden_size")
 
 
-def layer(draft: Draft, index: int) -> Iterator[tuple[str, Expected]]:
+def layer(draft: DraftConfig, index: int) -> Iterator[tuple[str, ExpectedTensor]]:
     hidden, wide = draft.hidden_size, draft.number("intermediate_size")
     norms = ["input_layernorm", "post_attention_layernorm"]
     for name in norms:
-        yield f"{name}.weight", Expected((hidden,), "hidden_size")
-    yield "hidden_norm.weight", Expected((hidden,), "hidden_size", required=index == 0)
+        yield f"{name}.weight", ExpectedTensor((hidden,), "hidden_size")
+    yield "hidden_norm.weight", ExpectedTensor((hidden,), "hidden_size", required=index == 0)
     for name in ("gate_proj", "up_proj"):
-        yield f"mlp.{name}.weight", Expected((wide, hidden), "intermediate_size")
-    yield "mlp.down_proj.weight", Expected((hidden, wide), "intermediate_size")
+        yield f"mlp.{name}.weight", ExpectedTensor((wide, hidden), "intermediate_size")
+    yield "mlp.down_proj.weight", ExpectedTensor((hidden, wide), "intermediate_size")
     taken = None if hidden is None else hidden * (2 if index == 0 else 1)
-    attention = latent if draft.shape is Shape.MLA else grouped
+    attention = latent if draft.shape is DecoderLayer.MLA else grouped
     for name, want in attention(draft, taken):
         yield f"self_attn.{name}", want
 
 
-def grouped(draft: Draft, taken: Size) -> Iterator[tuple[str, Expected]]:
+def grouped(draft: DraftConfig, taken: Dimension) -> Iterator[tuple[str, ExpectedTensor]]:
     """Query, key and value over heads; the first layer takes embedding and state, twice as wide."""
     queries, keys = (
         times(draft.num_heads, draft.head_dim),
         times(draft.num_kv_heads, draft.head_dim),
     )
     by = "num_attention_heads, num_key_value_heads or head_dim"
-    yield "q_proj.weight", Expected((queries, taken), by)
-    yield "k_proj.weight", Expected((keys, taken), by)
-    yield "v_proj.weight", Expected((keys, taken), by)
-    yield "o_proj.weight", Expected((draft.hidden_size, queries), by)
+    yield "q_proj.weight", ExpectedTensor((queries, taken), by)
+    yield "k_proj.weight", ExpectedTensor((keys, taken), by)
+    yield "v_proj.weight", ExpectedTensor((keys, taken), by)
+    yield "o_proj.weight", ExpectedTensor((draft.hidden_size, queries), by)
     if draft.flag("attention_bias"):
         for name, size in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-            yield f"{name}.bias", Expected((size,), by)
-        if draft.shape is not Shape.QWEN3:
-            yield "o_proj.bias", Expected((draft.hidden_size,), "hidden_size")
-    if draft.shape is Shape.QWEN3:
-        yield "q_norm.weight", Expected((draft.head_dim,), "head_dim")
-        yield "k_norm.weight", Expected((draft.head_dim,), "head_dim")
+            yield f"{name}.bias", ExpectedTensor((size,), by)
+        if draft.shape is not DecoderLayer.QWEN3:
+            yield "o_proj.bias", ExpectedTensor((draft.hidden_size,), "hidden_size")
+    if draft.shape is DecoderLayer.QWEN3:
+        yield "q_norm.weight", ExpectedTensor((draft.head_dim,), "head_dim")
+        yield "k_norm.weight", ExpectedTensor((draft.head_dim,), "head_dim")
 
 
-def latent(draft: Draft, taken: Size) -> Iterator[tuple[str, Expected]]:
+def latent(draft: DraftConfig, taken: Dimension) -> Iterator[tuple[str, ExpectedTensor]]:
     """MLA: queries and keys through low-rank projections."""
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     rank, plain, turned, value = (draft.number(name) for name in names)
@@ -88,28 +88,28 @@ def latent(draft: Draft, taken: Size) -> Iterator[tuple[str, Expected]]:
     queries = times(heads, plus(plain, turned))
     low = draft.number("q_lora_rank")
     if low is None:
-        yield "q_proj.weight", Expected((queries, taken), by)
+        yield "q_proj.weight", ExpectedTensor((queries, taken), by)
     else:
-        yield "q_a_proj.weight", Expected((low, taken), by)
-        yield "q_a_layernorm.weight", Expected((low,), by)
-        yield "q_b_proj.weight", Expected((queries, low), by)
-    yield "kv_a_proj_with_mqa.weight", Expected((plus(rank, turned), taken), by)
-    yield "kv_a_layernorm.weight", Expected((rank,), by)
-    yield "kv_b_proj.weight", Expected((times(heads, plus(plain, value)), rank), by)
-    yield "o_proj.weight", Expected((draft.hidden_size, times(heads, value)), by)
+        yield "q_a_proj.weight", ExpectedTensor((low, taken), by)
+        yield "q_a_layernorm.weight", ExpectedTensor((low,), by)
+        yield "q_b_proj.weight", ExpectedTensor((queries, low), by)
+    yield "kv_a_proj_with_mqa.weight", ExpectedTensor((plus(rank, turned), taken), by)
+    yield "kv_a_layernorm.weight", ExpectedTensor((rank,), by)
+    yield "kv_b_proj.weight", ExpectedTensor((times(heads, plus(plain, value)), rank), by)
+    yield "o_proj.weight", ExpectedTensor((draft.hidden_size, times(heads, value)), by)
 
 
-def times(left: Size, right: Size) -> Size:
+def times(left: Dimension, right: Dimension) -> Dimension:
     return None if left is None or right is None else left * right
 
 
-def plus(left: Size, right: Size) -> Size:
+def plus(left: Dimension, right: Dimension) -> Dimension:
     return None if left is None or right is None else left + right
 
 
-def allowed(name: str, wanted: Mapping[str, Expected], draft: Draft) -> bool:
+def allowed(name: str, wanted: Mapping[str, ExpectedTensor], draft: DraftConfig) -> bool:
     """Whether vLLM's loader takes or drops the tensor without complaint."""
-    if name in wanted or (name.startswith("input_norm.") and draft.shape is not Shape.MLA):
+    if name in wanted or (name.startswith("input_norm.") and draft.shape is not DecoderLayer.MLA):
         return True
     if not draft.uses_aux and name.startswith("fc."):
         return True

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.inspection.case import Case, Rule
+from engine.speculation.inspection.case import InspectionCase, InspectionRule
 from engine.speculation.inspection.checkpoint import (
     Checkpoint,
-    NotLooked,
+    NotInspectable,
     locate,
     open_model,
     read_config,
@@ -17,10 +17,10 @@ from engine.speculation.inspection.checkpoint import (
 from engine.speculation.inspection.describe import describe
 from engine.speculation.inspection.draft import draft_from
 from engine.speculation.inspection.method import MODEL_FREE, kind_of, resolve_method
-from engine.speculation.inspection.report import DraftReport, Finding, Severity
+from engine.speculation.inspection.report import Finding, Severity, SpeculationReport
 from engine.speculation.inspection.rules import ALWAYS, EAGLE3_CONFIG, EAGLE3_TENSORS
-from engine.speculation.inspection.safetensors_header import BadWeights
-from engine.speculation.inspection.target import Target, target_from, whole
+from engine.speculation.inspection.safetensors_header import InvalidCheckpoint
+from engine.speculation.inspection.target import TargetConfig, target_from, whole
 
 
 def inspect_draft(
@@ -30,7 +30,7 @@ def inspect_draft(
     tensor_parallel_size: int = 1,
     max_model_len: int | None = None,
     target_config: Mapping[str, Any] | None = None,
-) -> DraftReport:
+) -> SpeculationReport:
     """Say which speculation this is, and whether the draft can work with the target.
 
     ``speculative_config`` is what vLLM takes as --speculative-config. A model given by hub id is
@@ -42,7 +42,7 @@ def inspect_draft(
     facing = find_target(target, target_config)
     checkpoint = find_draft(settings, findings)
     kind = kind_of(checkpoint) if checkpoint else None
-    case = Case(
+    case = InspectionCase(
         settings=settings,
         method=resolve_method(settings, kind),
         tensor_parallel_size=tensor_parallel_size,
@@ -58,14 +58,14 @@ def inspect_draft(
     return report(case, tuple(findings))
 
 
-def find_target(target: Path | str, config: Mapping[str, Any] | None) -> Target | None:
+def find_target(target: Path | str, config: Mapping[str, Any] | None) -> TargetConfig | None:
     """None when its config.json cannot be had: what is wrong with it is not the draft's matter."""
     if config is not None:
         return target_from(config, str(target))
     try:
         path = locate(str(target))
         return target_from(read_config(path), str(path))
-    except (NotLooked, BadWeights):
+    except (NotInspectable, InvalidCheckpoint):
         return None
 
 
@@ -76,7 +76,7 @@ def find_draft(settings: Mapping[str, Any], findings: list[Finding]) -> Checkpoi
     revision = settings.get("revision")
     try:
         return open_model(name, revision if isinstance(revision, str) else None)
-    except NotLooked as reason:
+    except NotInspectable as reason:
         findings.append(
             Finding(
                 "not-inspected",
@@ -85,12 +85,12 @@ def find_draft(settings: Mapping[str, Any], findings: list[Finding]) -> Checkpoi
                 "have it as a local folder of safetensors and config.json to get it inspected",
             )
         )
-    except BadWeights as fault:
+    except InvalidCheckpoint as fault:
         findings.append(Finding(fault.rule, Severity.ERROR, fault.found, fault.advice))
     return None
 
 
-def rules_for(case: Case) -> Iterator[Rule]:
+def rules_for(case: InspectionCase) -> Iterator[InspectionRule]:
     yield from ALWAYS
     if case.method != "eagle3" or case.kind != "eagle3" or case.checkpoint is None:
         return
@@ -99,7 +99,7 @@ def rules_for(case: Case) -> Iterator[Rule]:
         yield from EAGLE3_TENSORS
 
 
-def same_folder(case: Case) -> Iterator[Finding]:
+def same_folder(case: InspectionCase) -> Iterator[Finding]:
     if case.checkpoint is None or case.target is None or case.method in ("mtp", "dspark"):
         return
     if case.target.path and Path(case.target.path).resolve() == case.checkpoint.path.resolve():
@@ -111,15 +111,15 @@ def same_folder(case: Case) -> Iterator[Finding]:
         )
 
 
-def apply(rule: Rule, case: Case) -> Iterator[Finding]:
+def apply(rule: InspectionRule, case: InspectionCase) -> Iterator[Finding]:
     for verdict in rule.check(case):
         yield Finding(rule.name, verdict.severity, verdict.found, verdict.advice)
 
 
-def report(case: Case, findings: tuple[Finding, ...]) -> DraftReport:
+def report(case: InspectionCase, findings: tuple[Finding, ...]) -> SpeculationReport:
     described = describe(case)
     model = case.settings.get("model")
-    return DraftReport(
+    return SpeculationReport(
         method=described.method,
         summary=described.summary,
         depth=whole(case.settings, "num_speculative_tokens"),

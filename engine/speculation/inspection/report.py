@@ -32,7 +32,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftReport:
+class SpeculationReport:
     """The outcome of ``inspect_draft``.
 
     ``method`` is what people call it: eagle3.1, eagle3, eagle, mtp, medusa, ngram, suffix,

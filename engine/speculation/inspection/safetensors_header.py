@@ -32,7 +32,7 @@ NUMPY_TYPES = {
 LFS_MARK = b"version https://git-lfs"
 
 
-class BadWeights(Exception):
+class InvalidCheckpoint(Exception):
     """A weights file is not what it should be. ``rule`` names the fault, ``advice`` the way out."""
 
     def __init__(self, rule: str, found: str, advice: str) -> None:
@@ -41,7 +41,7 @@ class BadWeights(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorEntry:
     """Where a tensor lies and what it is. ``start`` is its position in the file."""
 
     dtype: str
@@ -51,8 +51,8 @@ class Tensor:
     num_bytes: int
 
 
-def read_header(file: Path) -> dict[str, Tensor]:
-    """The tensors in a file, by name. Raises BadWeights."""
+def read_header(file: Path) -> dict[str, TensorEntry]:
+    """The tensors in a file, by name. Raises InvalidCheckpoint."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         first = stream.read(max(8, len(LFS_MARK)))
@@ -80,14 +80,18 @@ def parse_header(file: Path, text: bytes) -> Mapping[str, Any]:
     return header
 
 
-def tensors_in(file: Path, header: Mapping[str, Any], base: int, size: int) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+def tensors_in(
+    file: Path, header: Mapping[str, Any], base: int, size: int
+) -> dict[str, TensorEntry]:
+    found: dict[str, TensorEntry] = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         try:
             start, end = entry["data_offsets"]
-            tensor = Tensor(entry["dtype"], tuple(entry["shape"]), file, base + start, end - start)
+            tensor = TensorEntry(
+                entry["dtype"], tuple(entry["shape"]), file, base + start, end - start
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise not_safetensors(file, f"the entry of {name!r} is malformed") from error
         check_extent(file, name, tensor, size)
@@ -95,7 +99,7 @@ def tensors_in(file: Path, header: Mapping[str, Any], base: int, size: int) -> d
     return found
 
 
-def check_extent(file: Path, name: str, tensor: Tensor, size: int) -> None:
+def check_extent(file: Path, name: str, tensor: TensorEntry, size: int) -> None:
     if tensor.start + tensor.num_bytes > size:
         raise truncated(file, size, tensor.start + tensor.num_bytes)
     expected = ITEM_BYTES.get(tensor.dtype)
@@ -105,31 +109,31 @@ def check_extent(file: Path, name: str, tensor: Tensor, size: int) -> None:
         )
 
 
-def lfs_pointer(file: Path) -> BadWeights:
-    return BadWeights(
+def lfs_pointer(file: Path) -> InvalidCheckpoint:
+    return InvalidCheckpoint(
         "weights-lfs-pointer",
         f"{file.name} is a Git LFS pointer of {file.stat().st_size} bytes, not weights",
         "fetch the weights: git lfs pull",
     )
 
 
-def truncated(file: Path, size: int, needed: int) -> BadWeights:
-    return BadWeights(
+def truncated(file: Path, size: int, needed: int) -> InvalidCheckpoint:
+    return InvalidCheckpoint(
         "weights-truncated",
         f"{file.name} ends after {size} bytes where its header speaks of at least {needed}",
         "download or copy the file again",
     )
 
 
-def not_safetensors(file: Path, why: str) -> BadWeights:
-    return BadWeights(
+def not_safetensors(file: Path, why: str) -> InvalidCheckpoint:
+    return InvalidCheckpoint(
         "weights-malformed",
         f"{file.name} is not a safetensors file: {why}",
         "download the file again, or export it with the safetensors library",
     )
 
 
-def read_array(tensor: Tensor) -> NDArray[Any]:
+def read_array(tensor: TensorEntry) -> NDArray[Any]:
     """The values of one tensor; bfloat16 comes as float32. For small tensors."""
     data = np.fromfile(
         tensor.file,

@@ -10,7 +10,7 @@ TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetConfig:
     """``config`` is the text model's part of config.json. A fact it lacks is None."""
 
     config: Mapping[str, Any]
@@ -33,8 +33,8 @@ class Target:
         return whole(self.config, "max_position_embeddings")
 
 
-def target_from(config: Mapping[str, Any], path: str = "") -> Target:
-    return Target(text_part(config), path)
+def target_from(config: Mapping[str, Any], path: str = "") -> TargetConfig:
+    return TargetConfig(text_part(config), path)
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 from engine.speculation.inspection.safetensors_header import (
     ITEM_BYTES,
     LFS_MARK,
-    Tensor,
+    TensorEntry,
     lfs_pointer,
 )
 
@@ -33,12 +33,12 @@ LOCAL_HEADER = struct.Struct("<26xHH")
 """Lengths of name and extra field, which come between a zip entry's header and its data."""
 
 
-class Unreadable(Exception):
+class UnreadableArchive(Exception):
     """Not a zip of torch.save, or one that holds more than tensors."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class StorageType:
     """Stands for a storage class."""
 
     dtype: str
@@ -53,7 +53,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TensorView:
     """A tensor over a storage; ``offset`` counts items."""
 
     storage: Storage
@@ -61,11 +61,11 @@ class View:
     shape: tuple[int, ...]
 
 
-def rebuild(storage: Storage, offset: int, shape: tuple[int, ...], *_: Any) -> View:
-    return View(storage, offset, tuple(shape))
+def rebuild(storage: Storage, offset: int, shape: tuple[int, ...], *_: Any) -> TensorView:
+    return TensorView(storage, offset, tuple(shape))
 
 
-def parameter(view: View, *_: Any) -> View:
+def parameter(view: TensorView, *_: Any) -> TensorView:
     return view
 
 
@@ -76,25 +76,28 @@ BUILDERS: Mapping[tuple[str, str], Any] = {
 }
 
 
-class Describer(pickle.Unpickler):
+class StateDictUnpickler(pickle.Unpickler):
     """Makes views where torch would make tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in STORAGES:
-            return Kind(STORAGES[name])
+            return StorageType(STORAGES[name])
         if (module, name) in BUILDERS:
             return BUILDERS[module, name]
-        raise Unreadable(f"it holds {module}.{name}")
+        raise UnreadableArchive(f"it holds {module}.{name}")
 
     def persistent_load(self, pid: Any) -> Storage:
         _, kind, key, *_rest = pid
-        if not isinstance(kind, Kind):
-            raise Unreadable("it holds a storage of unknown kind")
+        if not isinstance(kind, StorageType):
+            raise UnreadableArchive("it holds a storage of unknown kind")
         return Storage(kind.dtype, str(key))
 
 
-def read_archive(file: Path) -> dict[str, Tensor]:
-    """The tensors in a file, by name. Raises Unreadable, and BadWeights for an LFS pointer."""
+def read_archive(file: Path) -> dict[str, TensorEntry]:
+    """The tensors in a file, by name.
+
+    Raises UnreadableArchive, and InvalidCheckpoint for an LFS pointer.
+    """
     with file.open("rb") as stream:
         if stream.read(len(LFS_MARK)) == LFS_MARK:
             raise lfs_pointer(file)
@@ -102,24 +105,24 @@ def read_archive(file: Path) -> dict[str, Tensor]:
         with zipfile.ZipFile(file) as archive:
             root = next(n for n in archive.namelist() if n.endswith("data.pkl"))
             with archive.open(root) as stream:
-                state = Describer(stream).load()
+                state = StateDictUnpickler(stream).load()
             return dict(located(archive, file, root.removesuffix("data.pkl"), state))
     except (zipfile.BadZipFile, StopIteration, pickle.UnpicklingError, KeyError) as error:
-        raise Unreadable(str(error)) from error
+        raise UnreadableArchive(str(error)) from error
 
 
 def located(
     archive: zipfile.ZipFile, file: Path, root: str, state: Any
-) -> list[tuple[str, Tensor]]:
+) -> list[tuple[str, TensorEntry]]:
     if not isinstance(state, dict):
-        raise Unreadable("it is no state dict")
+        raise UnreadableArchive("it is no state dict")
     found = []
     for name, view in state.items():
-        if not isinstance(view, View):
-            raise Unreadable(f"{name!r} is no tensor")
+        if not isinstance(view, TensorView):
+            raise UnreadableArchive(f"{name!r} is no tensor")
         size = ITEM_BYTES[view.storage.dtype]
         start = data_start(archive, file, f"{root}data/{view.storage.key}") + view.offset * size
-        tensor = Tensor(view.storage.dtype, view.shape, file, start, prod(view.shape) * size)
+        tensor = TensorEntry(view.storage.dtype, view.shape, file, start, prod(view.shape) * size)
         found.append((str(name), tensor))
     return found
 

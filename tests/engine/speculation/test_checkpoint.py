@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.speculation.inspection import inspect_draft
-from engine.speculation.inspection.checkpoint import NotHere, locate, open_model
+from engine.speculation.inspection.checkpoint import NotDownloaded, locate, open_model
 from tests.engine.speculation.draft_folder import DEMO
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -44,5 +44,5 @@ def test_a_draft_not_downloaded_is_told_apart_from_a_broken_one(cache: Path, nam
     assert not report.inspected and report.ok
     assert [one.rule for one in report.warnings] == ["not-inspected"]
     assert report.summary == f"EAGLE 3 or 3.1: {name}, not inspected; K=3"
-    with pytest.raises(NotHere):
+    with pytest.raises(NotDownloaded):
         open_model(name)

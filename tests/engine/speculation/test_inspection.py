@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.speculation.inspection import DraftReport, Severity, inspect_draft
+from engine.speculation.inspection import Severity, SpeculationReport, inspect_draft
 from engine.speculation.inspection.rules import ALWAYS, EAGLE3_CONFIG, EAGLE3_TENSORS
 from tests.engine.speculation.draft_cases import BROKEN, GOOD, UNDECIDED, DraftCase
 from tests.engine.speculation.draft_folder import DEMO, read_folder
@@ -16,7 +16,7 @@ from tests.engine.speculation.draft_kinds import gptq
 ALARMS = (Severity.ERROR, Severity.WARNING)
 
 
-def inspect(case: DraftCase, where: Path) -> DraftReport:
+def inspect(case: DraftCase, where: Path) -> SpeculationReport:
     target, settings = case.build(where)
     return inspect_draft(
         target,

@@ -4,12 +4,12 @@ from pydantic import TypeAdapter, ValidationError
 from engine.speculation.policy import (
     PLAIN,
     SPECULATIVE,
-    Decision,
-    Flag,
-    Mode,
-    Policy,
-    Rules,
-    Source,
+    DepthSource,
+    FlagMode,
+    SpeculationDecision,
+    SpeculationFlag,
+    SpeculationPolicy,
+    SpeculationRules,
     position,
     speculates,
 )
@@ -18,65 +18,73 @@ IDS = [f"request-{number}" for number in range(4000)]
 
 
 def test_by_default_everybody_speculates_at_the_engines_depth() -> None:
-    assert Policy().decide("r", "chat") == Decision(None, SPECULATIVE, Source.ENGINE)
+    assert SpeculationPolicy().decide("r", "chat") == SpeculationDecision(
+        None, SPECULATIVE, DepthSource.ENGINE
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "key", "workload", "want"),
     [
-        (2, "k", "agent", Decision(2, SPECULATIVE, Source.REQUEST)),
-        (0, "k", "agent", Decision(0, PLAIN, Source.REQUEST)),
-        (None, "k", "agent", Decision(5, SPECULATIVE, Source.KEY)),
-        (None, "other", "agent", Decision(4, SPECULATIVE, Source.WORKLOAD)),
-        (None, None, "chat", Decision(3, SPECULATIVE, Source.DEFAULT)),
+        (2, "k", "agent", SpeculationDecision(2, SPECULATIVE, DepthSource.REQUEST)),
+        (0, "k", "agent", SpeculationDecision(0, PLAIN, DepthSource.REQUEST)),
+        (None, "k", "agent", SpeculationDecision(5, SPECULATIVE, DepthSource.KEY)),
+        (None, "other", "agent", SpeculationDecision(4, SPECULATIVE, DepthSource.WORKLOAD)),
+        (None, None, "chat", SpeculationDecision(3, SPECULATIVE, DepthSource.DEFAULT)),
     ],
 )
 def test_order_of_defaults(
-    asked: int | None, key: str | None, workload: str, want: Decision
+    asked: int | None, key: str | None, workload: str, want: SpeculationDecision
 ) -> None:
-    rules = Rules(depth=3, workload_depths={"agent": 4}, key_depths={"k": 5})
-    assert Policy(rules).decide("r", workload, key, asked) == want
+    rules = SpeculationRules(depth=3, workload_depths={"agent": 4}, key_depths={"k": 5})
+    assert SpeculationPolicy(rules).decide("r", workload, key, asked) == want
 
 
 def test_off_beats_every_wish() -> None:
-    rules = Rules(flag=Flag(Mode.OFF), key_depths={"k": 5})
-    assert Policy(rules).decide("r", "chat", "k", 3) == Decision(0, PLAIN, Source.FLAG)
+    rules = SpeculationRules(flag=SpeculationFlag(FlagMode.OFF), key_depths={"k": 5})
+    assert SpeculationPolicy(rules).decide("r", "chat", "k", 3) == SpeculationDecision(
+        0, PLAIN, DepthSource.FLAG
+    )
 
 
 def test_a_workload_may_have_its_own_flag() -> None:
-    policy = Policy(Rules(workload_flags={"batch": Flag(Mode.OFF)}))
+    policy = SpeculationPolicy(
+        SpeculationRules(workload_flags={"batch": SpeculationFlag(FlagMode.OFF)})
+    )
     assert policy.decide("r", "batch").lane == PLAIN
     assert policy.decide("r", "chat").lane == SPECULATIVE
 
 
 def test_rules_change_at_run_time() -> None:
-    policy = Policy()
-    policy.rules = Rules(flag=Flag(Mode.OFF))
+    policy = SpeculationPolicy()
+    policy.rules = SpeculationRules(flag=SpeculationFlag(FlagMode.OFF))
     assert policy.decide("r", "chat").depth == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
 def test_the_share_is_the_share(share: float) -> None:
-    flag = Flag(Mode.SHARE, share, sticky="request")
+    flag = SpeculationFlag(FlagMode.SHARE, share, sticky="request")
     taken = sum(speculates(flag, name, None) for name in IDS) / len(IDS)
     assert taken == pytest.approx(share, abs=0.02)
 
 
 def test_raising_the_share_moves_nobody_out() -> None:
-    small, large = (Flag(Mode.SHARE, share, sticky="request") for share in (0.2, 0.6))
+    small, large = (
+        SpeculationFlag(FlagMode.SHARE, share, sticky="request") for share in (0.2, 0.6)
+    )
     inside = [name for name in IDS if speculates(small, name, None)]
     assert inside
     assert all(speculates(large, name, None) for name in inside)
 
 
 def test_sticky_by_key_keeps_a_key_together() -> None:
-    flag = Flag(Mode.SHARE, 0.5, sticky="key")
+    flag = SpeculationFlag(FlagMode.SHARE, 0.5, sticky="key")
     assert len({speculates(flag, name, "one key") for name in IDS}) == 1
     assert len({speculates(flag, name, None) for name in IDS}) == 2
 
 
 def test_another_salt_draws_another_share() -> None:
-    one, other = (Flag(Mode.SHARE, 0.5, "request", salt) for salt in ("a", "b"))
+    one, other = (SpeculationFlag(FlagMode.SHARE, 0.5, "request", salt) for salt in ("a", "b"))
     both = sum(speculates(one, name, None) and speculates(other, name, None) for name in IDS)
     assert both / len(IDS) == pytest.approx(0.25, abs=0.03)
 
@@ -89,8 +97,10 @@ def test_position_is_the_same_everywhere() -> None:
 
 def test_rules_can_be_read_from_json() -> None:
     body = b'{"flag": {"mode": "share", "share": 0.25}, "workload_depths": {"agent": 2}}'
-    rules = TypeAdapter(Rules).validate_json(body)
-    assert rules == Rules(flag=Flag(Mode.SHARE, 0.25), workload_depths={"agent": 2})
+    rules = TypeAdapter(SpeculationRules).validate_json(body)
+    assert rules == SpeculationRules(
+        flag=SpeculationFlag(FlagMode.SHARE, 0.25), workload_depths={"agent": 2}
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,4 +108,4 @@ def test_rules_can_be_read_from_json() -> None:
 )
 def test_impossible_rules_are_refused(body: str) -> None:
     with pytest.raises(ValidationError, match="must be"):
-        TypeAdapter(Rules).validate_json(body)
+        TypeAdapter(SpeculationRules).validate_json(body)

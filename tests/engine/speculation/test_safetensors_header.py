@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.speculation.inspection.safetensors_header import BadWeights, read_array, read_header
+from engine.speculation.inspection.safetensors_header import (
+    InvalidCheckpoint,
+    read_array,
+    read_header,
+)
 from tests.engine.speculation.draft_folder import Array, bf16, write_safetensors
 
 
@@ -41,7 +45,7 @@ def test_names_shapes_and_values(tmp_path: Path):
 )
 def test_an_entry_that_cannot_be(tmp_path: Path, entry: Any, rule: str):
     file = with_header(tmp_path / "model.safetensors", {"a": entry}, b"\0" * 4)
-    with pytest.raises(BadWeights) as fault:
+    with pytest.raises(InvalidCheckpoint) as fault:
         read_header(file)
     assert fault.value.rule == rule
 
@@ -50,10 +54,10 @@ def test_an_entry_that_cannot_be(tmp_path: Path, entry: Any, rule: str):
 def test_what_is_no_header(tmp_path: Path, content: bytes):
     file = tmp_path / "model.safetensors"
     file.write_bytes(content)
-    with pytest.raises(BadWeights):
+    with pytest.raises(InvalidCheckpoint):
         read_header(file)
 
 
 def test_a_header_that_is_a_list(tmp_path: Path):
-    with pytest.raises(BadWeights, match="not a JSON object"):
+    with pytest.raises(InvalidCheckpoint, match="not a JSON object"):
         read_header(with_header(tmp_path / "model.safetensors", [1, 2]))

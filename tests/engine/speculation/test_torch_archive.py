@@ -11,7 +11,7 @@ import pytest
 
 from engine.speculation.inspection import Severity, inspect_draft
 from engine.speculation.inspection.safetensors_header import read_array
-from engine.speculation.inspection.torch_archive import Unreadable, read_archive
+from engine.speculation.inspection.torch_archive import UnreadableArchive, read_archive
 from tests.engine.speculation.draft_changes import reduced
 from tests.engine.speculation.draft_folder import DEMO, Folder, read_folder
 
@@ -63,7 +63,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path, capsys: pytest.CaptureFix
     file = tmp_path / "pytorch_model.bin"
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps({"fc.weight": Shout()}))
-    with pytest.raises(Unreadable, match=r"builtins\.print"):
+    with pytest.raises(UnreadableArchive, match=r"builtins\.print"):
         read_archive(file)
     assert capsys.readouterr().out == ""
 

@@ -6,7 +6,7 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 
 from engine.remote.account import Told, decode_steps
 from engine.speculation.accounting import total
-from engine.vllm_backend.scheduler import AnswerAccounts
+from engine.vllm_backend.scheduler import RequestAccounts
 
 
 def output(*token_ids: int, finish: FinishReason | None = None) -> EngineCoreOutput:
@@ -14,7 +14,7 @@ def output(*token_ids: int, finish: FinishReason | None = None) -> EngineCoreOut
 
 
 def test_the_whole_answers_account_comes_with_its_last_output():
-    accounts = AnswerAccounts(3)
+    accounts = RequestAccounts(3)
     steps = [
         (output(1), 0, 0),
         (output(2, 3, 4), 3, 2),
@@ -36,7 +36,7 @@ def test_the_whole_answers_account_comes_with_its_last_output():
 
 
 def test_what_has_ended_is_forgotten():
-    accounts = AnswerAccounts(3)
+    accounts = RequestAccounts(3)
     accounts.add(output(1), 0, 0)
     accounts.keep({"r": None})
     accounts.add(output(2, 3), 3, 1)

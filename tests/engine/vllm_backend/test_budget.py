@@ -9,21 +9,21 @@ import pytest
 from vllm.sampling_params import SamplingParams
 
 from engine.types import Undrafted
-from engine.vllm_backend.budget import BudgetWatch, Thought
+from engine.vllm_backend.budget import ReasoningSpan, ThinkingBudgetTracker
 from engine.vllm_backend.names import SKIP
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
 
 START, END = [7, 8], [9]
 
 
-def watch(**changes: Any) -> BudgetWatch:
+def watch(**changes: Any) -> ThinkingBudgetTracker:
     reasoning = SimpleNamespace(
         reasoning_start_token_ids=START,
         reasoning_end_token_ids=END,
         natural_reasoning_end_token_ids=END,
     )
     given: Any = SimpleNamespace(reasoning_config=reasoning, **changes)
-    return BudgetWatch(given, depth=1)
+    return ThinkingBudgetTracker(given, depth=1)
 
 
 def request(budget: int | None, *tokens: int) -> Any:
@@ -31,8 +31,8 @@ def request(budget: int | None, *tokens: int) -> Any:
     return SimpleNamespace(request_id="r", sampling_params=params, all_token_ids=list(tokens))
 
 
-def read(*parts: list[int]) -> Thought:
-    thought = Thought(START, END)
+def read(*parts: list[int]) -> ReasoningSpan:
+    thought = ReasoningSpan(START, END)
     tokens: list[int] = []
     for part in parts:
         tokens += part
@@ -67,7 +67,7 @@ def test_near_is_two_steps_ahead_until_the_thought_has_ended() -> None:
 def test_without_a_budget_or_markers_nothing_is_near() -> None:
     assert not watch().near(request(None, 7, 8, 5))
     nothing: Any = SimpleNamespace(reasoning_config=None)
-    assert not BudgetWatch(nothing, depth=1).near(request(0, 7, 8, 5))
+    assert not ThinkingBudgetTracker(nothing, depth=1).near(request(0, 7, 8, 5))
 
 
 def test_ended_requests_are_forgotten() -> None:

@@ -13,7 +13,7 @@ from vllm.v1.engine.core_client import BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
-from engine.vllm_backend.intake import Intake, differences, take_over
+from engine.vllm_backend.intake import OutputReader, differences, take_over
 
 
 class Lab:
@@ -47,7 +47,7 @@ class Lab:
 async def running() -> AsyncIterator[tuple[Lab, asyncio.Task[None]]]:
     context: zmq.Context[Any] = zmq.Context()
     lab = Lab(context)
-    task = asyncio.create_task(Intake(lab.core).run())
+    task = asyncio.create_task(OutputReader(lab.core).run())
     try:
         yield lab, task
     finally:
@@ -73,7 +73,7 @@ async def test_what_came_before_the_intake_is_read() -> None:
     context: zmq.Context[Any] = zmq.Context()
     lab = Lab(context)
     lab.say(outputs=[EngineCoreOutput("a", [1])])
-    task = asyncio.create_task(Intake(lab.core).run())
+    task = asyncio.create_task(OutputReader(lab.core).run())
     assert (await lab.heard()).outputs[0].new_token_ids == [1]
     task.cancel()
     await task

@@ -16,7 +16,7 @@ from engine.errors import EngineDead, EngineFailed
 from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend import outputs as module
 from engine.vllm_backend.accounts import decode_step
-from engine.vllm_backend.outputs import Inbox, StepOutputs, check
+from engine.vllm_backend.outputs import StepOutputProcessor, StepQueue, check
 
 FIRST = PrefillStats(num_prompt_tokens=3, num_computed_tokens=1, num_cached_tokens=2)
 
@@ -28,12 +28,12 @@ def output(
     return EngineCoreOutput(name, [5] * tokens, spec_decode_metrics=account, **more)
 
 
-def processor(interval: int = 1) -> StepOutputs:
+def processor(interval: int = 1) -> StepOutputProcessor:
     replaced = OutputProcessor(None, log_stats=True, stream_interval=interval)
-    return StepOutputs(replaced, decode_step)
+    return StepOutputProcessor(replaced, decode_step)
 
 
-def begin(outputs: StepOutputs, name: str = "a", **sampling: Any) -> Inbox:
+def begin(outputs: StepOutputProcessor, name: str = "a", **sampling: Any) -> StepQueue:
     params = SamplingParams(
         detokenize=False, output_kind=RequestOutputKind.DELTA, max_tokens=99, **sampling
     )
@@ -41,7 +41,7 @@ def begin(outputs: StepOutputs, name: str = "a", **sampling: Any) -> Inbox:
     request.external_req_id = name
     queue = RequestOutputCollector(RequestOutputKind.DELTA, name)
     outputs.add_request(request, None, None, 0, queue)
-    inbox: Inbox = queue.inbox
+    inbox: StepQueue = queue.inbox
     return inbox
 
 

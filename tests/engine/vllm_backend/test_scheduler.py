@@ -22,7 +22,7 @@ from engine.types import DecodeStep, Undrafted
 from engine.vllm_backend.accounts import decode_step
 from engine.vllm_backend.arguments import demo_arguments
 from engine.vllm_backend.names import DEPTH, SKIP, declared_depths
-from engine.vllm_backend.scheduler import DepthScheduling, scheduler
+from engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
 
 BLOCK = 32
 MOST = 3
@@ -40,7 +40,7 @@ class Pretence:
         config.scheduler_config.async_scheduling = asynchronous
         config.cache_config.num_gpu_blocks = 64
         spec = FullAttentionSpec(BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-        self.scheduler: DepthScheduling = scheduler(
+        self.scheduler: DepthSchedulerBase = scheduler(
             config,
             kv_cache_config=KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], spec)]),
             structured_output_manager=StructuredOutputManager(config),

@@ -17,7 +17,7 @@ from vllm.v1.metrics.stats import (
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from engine.vllm_backend import statistics as module
-from engine.vllm_backend.statistics import GatheredStatistics, differences, observe
+from engine.vllm_backend.statistics import BatchedStatLogger, differences, observe
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 Recorded = tuple[SchedulerStats | None, IterationStats | None]
@@ -95,7 +95,7 @@ def changed(after: dict[Any, float], before: dict[Any, float]) -> set[str]:
 @pytest.mark.parametrize("count", [1, 7, 255, 256, 257, 900])
 def test_what_is_read_is_what_vllm_counts(config: Any, count: int) -> None:
     theirs = told(PrometheusStatLogger(config), [step(rng) for rng in seeded(count)])
-    ours = told(GatheredStatistics(config), [step(rng) for rng in seeded(count)])
+    ours = told(BatchedStatLogger(config), [step(rng) for rng in seeded(count)])
     assert ours == pytest.approx(theirs, rel=1e-9)
     assert len(ours) > 300
 
@@ -105,7 +105,7 @@ def seeded(count: int) -> list[random.Random]:
 
 
 def test_steps_are_kept_until_they_are_read_or_many(config: Any) -> None:
-    logger = GatheredStatistics(config)
+    logger = BatchedStatLogger(config)
     plain = going_on()
     logger.record(*plain)
     counter = logger.counter_generation_tokens[0]
@@ -141,7 +141,7 @@ def going_on() -> Recorded:
 
 
 def test_what_is_kept_comes_before_a_step_that_is_not(config: Any) -> None:
-    logger = GatheredStatistics(config)
+    logger = BatchedStatLogger(config)
     logger.record(*going_on())
     scheduler = SchedulerStats(num_running_reqs=5)
     logger.record(scheduler, None)

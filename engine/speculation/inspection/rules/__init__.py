@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.speculation.inspection.case import Rule
+from engine.speculation.inspection.case import InspectionRule
 from engine.speculation.inspection.rules import (
     config,
     layers,
@@ -12,6 +12,6 @@ from engine.speculation.inspection.rules import (
     vocabulary,
 )
 
-ALWAYS: tuple[Rule, ...] = settings.RULES + other_methods.RULES
-EAGLE3_CONFIG: tuple[Rule, ...] = config.RULES + layers.RULES
-EAGLE3_TENSORS: tuple[Rule, ...] = tensors.RULES + vocabulary.RULES
+ALWAYS: tuple[InspectionRule, ...] = settings.RULES + other_methods.RULES
+EAGLE3_CONFIG: tuple[InspectionRule, ...] = config.RULES + layers.RULES
+EAGLE3_TENSORS: tuple[InspectionRule, ...] = tensors.RULES + vocabulary.RULES

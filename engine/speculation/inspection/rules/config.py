@@ -6,8 +6,21 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from engine.speculation.inspection.case import Case, Rule, Verdict, error, note, warning
-from engine.speculation.inspection.draft import ARCHITECTURES, LAYER_IDS, LAYER_PART, Shape, mapping
+from engine.speculation.inspection.case import (
+    InspectionCase,
+    InspectionRule,
+    Verdict,
+    error,
+    note,
+    warning,
+)
+from engine.speculation.inspection.draft import (
+    ARCHITECTURES,
+    LAYER_IDS,
+    LAYER_PART,
+    DecoderLayer,
+    mapping,
+)
 
 FLAGS = (
     "fc_norm", "norm_output", "norm_before_fc", "norm_before_residual", "target_hidden_size",
@@ -33,7 +46,7 @@ CONVERTED = frozenset(
 """What the speculators conversion takes from the top level."""
 
 
-def architecture(case: Case) -> Iterator[Verdict]:
+def architecture(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.shape is None:
         given = case.draft.read.get("architectures") or case.draft.raw.get("architectures")
         near = get_close_matches(case.draft.architecture, ARCHITECTURES, 1)
@@ -43,7 +56,7 @@ def architecture(case: Case) -> Iterator[Verdict]:
         )
 
 
-def sizes(case: Case) -> Iterator[Verdict]:
+def sizes(case: InspectionCase) -> Iterator[Verdict]:
     draft = case.draft
     absent = [key for key in SIZES if draft.number(key) is None]
     if absent:
@@ -61,7 +74,7 @@ def parts(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {TOP: raw, NESTED: nested, INNER: inner}
 
 
-def misspelt(case: Case) -> Iterator[Verdict]:
+def misspelt(case: InspectionCase) -> Iterator[Verdict]:
     for place, part in parts(case.draft.raw).items():
         for key in part:
             near = get_close_matches(str(key), FLAGS, 1, NEAR)
@@ -76,7 +89,7 @@ KNOWN = frozenset({"norm_before_qkv", "num_hidden_states"})
 """Real keys of other models that look like ours."""
 
 
-def places_read(case: Case, key: str) -> tuple[str, ...]:
+def places_read(case: InspectionCase, key: str) -> tuple[str, ...]:
     """Where vLLM looks for a key, in its order."""
     base = TOP
     if case.draft.speculators and key not in CONVERTED:
@@ -88,7 +101,7 @@ def places_read(case: Case, key: str) -> tuple[str, ...]:
     return (base, NESTED) if key in NESTED_TOO else (base,)
 
 
-def in_effect(case: Case, key: str) -> Any:
+def in_effect(case: InspectionCase, key: str) -> Any:
     """What vLLM goes by when it reads nothing for a key."""
     facts = {
         "num_aux_hidden_states": case.draft.num_aux,
@@ -99,7 +112,7 @@ def in_effect(case: Case, key: str) -> Any:
     return facts.get(key, case.draft.read.get(key))
 
 
-def misplaced(case: Case) -> Iterator[Verdict]:
+def misplaced(case: InspectionCase) -> Iterator[Verdict]:
     found = parts(case.draft.raw)
     for key in FLAGS:
         if key == NESTED:
@@ -117,7 +130,7 @@ def misplaced(case: Case) -> Iterator[Verdict]:
             )
 
 
-def norm_output(case: Case) -> Iterator[Verdict]:
+def norm_output(case: InspectionCase) -> Iterator[Verdict]:
     draft = case.draft
     trained_so = draft.fc_norm or any(name.startswith("fc_norm.") for name in case.tensors)
     if trained_so and not draft.norm_output and "norm_output" not in draft.raw:
@@ -127,7 +140,7 @@ def norm_output(case: Case) -> Iterator[Verdict]:
         )
 
 
-def two_norms(case: Case) -> Iterator[Verdict]:
+def two_norms(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.fc_norm and case.draft.norm_before_fc:
         yield warning(
             "'fc_norm' and 'norm_before_fc' are both on; vLLM applies both",
@@ -135,17 +148,17 @@ def two_norms(case: Case) -> Iterator[Verdict]:
         )
 
 
-def mla_norm(case: Case) -> Iterator[Verdict]:
+def mla_norm(case: InspectionCase) -> Iterator[Verdict]:
     draft = case.draft
     wanted = draft.flag("norm_before_fc") or draft.eagle_config.get("norm_before_fc")
-    if draft.shape is Shape.MLA and wanted:
+    if draft.shape is DecoderLayer.MLA and wanted:
         yield error(
             "'norm_before_fc' is on, which vLLM's MLA draft does not have",
             "use a draft with fc_norm instead",
         )
 
 
-def residual_default(case: Case) -> Iterator[Verdict]:
+def residual_default(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.speculators and "norm_before_residual" not in case.draft.raw:
         yield warning(
             "'norm_before_residual' is absent: vLLM takes true, the speculators library false",
@@ -153,7 +166,7 @@ def residual_default(case: Case) -> Iterator[Verdict]:
         )
 
 
-def parallel_mask(case: Case) -> Iterator[Verdict]:
+def parallel_mask(case: InspectionCase) -> Iterator[Verdict]:
     wanted = case.draft.raw.get("speculators_model_type") == "peagle"
     if wanted and "mask_token_id" not in case.draft.raw:
         yield error("a P-EAGLE draft without 'mask_token_id'", "write the id it was trained with")
@@ -164,7 +177,7 @@ def parallel_mask(case: Case) -> Iterator[Verdict]:
         )
 
 
-def target_width(case: Case) -> Iterator[Verdict]:
+def target_width(case: InspectionCase) -> Iterator[Verdict]:
     """One captured state is as wide as the target."""
     wide = case.target.hidden_size if case.target else None
     taken = case.draft.target_hidden_size
@@ -175,9 +188,9 @@ def target_width(case: Case) -> Iterator[Verdict]:
         )
 
 
-def heads(case: Case) -> Iterator[Verdict]:
+def heads(case: InspectionCase) -> Iterator[Verdict]:
     draft = case.draft
-    if draft.shape is Shape.MLA or not draft.num_heads or not draft.num_kv_heads:
+    if draft.shape is DecoderLayer.MLA or not draft.num_heads or not draft.num_kv_heads:
         return
     if draft.num_heads % draft.num_kv_heads:
         yield error(
@@ -192,13 +205,13 @@ def heads(case: Case) -> Iterator[Verdict]:
         )
 
 
-def sharding(case: Case) -> Iterator[Verdict]:
+def sharding(case: InspectionCase) -> Iterator[Verdict]:
     """The draft is split over the target's ranks, whatever draft_tensor_parallel_size says."""
     size, draft = case.tensor_parallel_size, case.draft
     if size < 2:
         return
     kv = draft.num_kv_heads
-    uneven_kv = draft.shape is not Shape.MLA and kv and kv % size and size % kv
+    uneven_kv = draft.shape is not DecoderLayer.MLA and kv and kv % size and size % kv
     for what, count, uneven in (
         ("num_attention_heads", draft.num_heads, draft.num_heads and draft.num_heads % size),
         ("num_key_value_heads", kv, uneven_kv),
@@ -212,7 +225,7 @@ def sharding(case: Case) -> Iterator[Verdict]:
             )
 
 
-def positions(case: Case) -> Iterator[Verdict]:
+def positions(case: InspectionCase) -> Iterator[Verdict]:
     own, served = case.draft.max_positions, case.served_len
     if own is None or served is None or own >= served:
         return
@@ -224,7 +237,7 @@ def positions(case: Case) -> Iterator[Verdict]:
     )
 
 
-def rope(case: Case) -> Iterator[Verdict]:
+def rope(case: InspectionCase) -> Iterator[Verdict]:
     own = rope_base(case.draft.read)
     stated = case.draft.read.get("rope_theta")
     if own is not None and stated is not None and own != stated:
@@ -245,18 +258,18 @@ def rope_base(config: Mapping[str, Any]) -> Any:
 
 
 RULES = (
-    Rule("architecture", "vLLM has a model for this draft", architecture),
-    Rule("sizes", "the sizes are stated", sizes),
-    Rule("key-misspelt", "no key looks like a flag without being one", misspelt),
-    Rule("key-misplaced", "a flag stands where vLLM reads it", misplaced),
-    Rule("norm-output", "EAGLE 3.1 states norm_output", norm_output),
-    Rule("two-norms", "fc_norm and norm_before_fc exclude each other", two_norms),
-    Rule("mla-norm", "MLA drafts know fc_norm only", mla_norm),
-    Rule("residual-default", "norm_before_residual is stated", residual_default),
-    Rule("parallel-mask", "P-EAGLE drafts have what the conversion needs", parallel_mask),
-    Rule("target-width", "captured states are as wide as the target", target_width),
-    Rule("heads", "heads divide", heads),
-    Rule("sharding", "the draft divides over the ranks", sharding),
-    Rule("positions", "the draft reaches as far as a request", positions),
-    Rule("rope", "rope_theta is stated once", rope),
+    InspectionRule("architecture", "vLLM has a model for this draft", architecture),
+    InspectionRule("sizes", "the sizes are stated", sizes),
+    InspectionRule("key-misspelt", "no key looks like a flag without being one", misspelt),
+    InspectionRule("key-misplaced", "a flag stands where vLLM reads it", misplaced),
+    InspectionRule("norm-output", "EAGLE 3.1 states norm_output", norm_output),
+    InspectionRule("two-norms", "fc_norm and norm_before_fc exclude each other", two_norms),
+    InspectionRule("mla-norm", "MLA drafts know fc_norm only", mla_norm),
+    InspectionRule("residual-default", "norm_before_residual is stated", residual_default),
+    InspectionRule("parallel-mask", "P-EAGLE drafts have what the conversion needs", parallel_mask),
+    InspectionRule("target-width", "captured states are as wide as the target", target_width),
+    InspectionRule("heads", "heads divide", heads),
+    InspectionRule("sharding", "the draft divides over the ranks", sharding),
+    InspectionRule("positions", "the draft reaches as far as a request", positions),
+    InspectionRule("rope", "rope_theta is stated once", rope),
 )

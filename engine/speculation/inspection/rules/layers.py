@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.speculation.inspection.case import Case, Rule, Verdict, error, warning
-from engine.speculation.inspection.draft import LAYER_IDS, Shape
+from engine.speculation.inspection.case import (
+    InspectionCase,
+    InspectionRule,
+    Verdict,
+    error,
+    warning,
+)
+from engine.speculation.inspection.draft import LAYER_IDS, DecoderLayer
 
 
-def ids_are_layers(case: Case) -> Iterator[Verdict]:
+def ids_are_layers(case: InspectionCase) -> Iterator[Verdict]:
     """Id 0 is the embedding's output, id L the output of the last of L layers."""
     ids, layers = case.draft.captured, case.target.num_layers if case.target else None
     for one in ids or ():
@@ -21,7 +27,7 @@ def ids_are_layers(case: Case) -> Iterator[Verdict]:
             )
 
 
-def ids_distinct(case: Case) -> Iterator[Verdict]:
+def ids_distinct(case: InspectionCase) -> Iterator[Verdict]:
     ids = case.draft.layers_of(case.target)
     if ids is None or not case.draft.uses_aux or len(set(map(str, ids))) == len(ids):
         return
@@ -37,7 +43,7 @@ def ids_distinct(case: Case) -> Iterator[Verdict]:
         )
 
 
-def ids_ascending(case: Case) -> Iterator[Verdict]:
+def ids_ascending(case: InspectionCase) -> Iterator[Verdict]:
     ids = [one for one in case.draft.captured or () if isinstance(one, int)]
     if ids != sorted(ids):
         yield warning(
@@ -46,7 +52,7 @@ def ids_ascending(case: Case) -> Iterator[Verdict]:
         )
 
 
-def ids_agree(case: Case) -> Iterator[Verdict]:
+def ids_agree(case: InspectionCase) -> Iterator[Verdict]:
     top, nested = case.draft.read.get(LAYER_IDS), case.draft.eagle_config.get(LAYER_IDS)
     if top and nested and top != nested:
         yield warning(
@@ -55,7 +61,7 @@ def ids_agree(case: Case) -> Iterator[Verdict]:
         )
 
 
-def count_captured(case: Case) -> Iterator[Verdict]:
+def count_captured(case: InspectionCase) -> Iterator[Verdict]:
     """The target hands out as many states as fc is built for."""
     ids, built = case.draft.captured, case.draft.num_aux
     if ids is None or not case.draft.uses_aux or len(ids) == built:
@@ -66,15 +72,15 @@ def count_captured(case: Case) -> Iterator[Verdict]:
     )
 
 
-def where_to_count(case: Case, count: int) -> str:
+def where_to_count(case: InspectionCase, count: int) -> str:
     if case.draft.speculators:
         return f'add "num_aux_hidden_states": {count} to transformer_layer_config'
-    if case.draft.shape is Shape.QWEN3:
+    if case.draft.shape is DecoderLayer.QWEN3:
         return f"remove num_aux_layers and num_aux_hidden_states, or set them to {count}"
     return f'move {LAYER_IDS} into eagle_config, or add "num_aux_hidden_states": {count}'
 
 
-def fc_width(case: Case) -> Iterator[Verdict]:
+def fc_width(case: InspectionCase) -> Iterator[Verdict]:
     shape, one, built = (
         case.shape_of("fc.weight"),
         case.draft.target_hidden_size,
@@ -93,7 +99,7 @@ def fc_width(case: Case) -> Iterator[Verdict]:
     yield error(found, advice)
 
 
-def aux_unused(case: Case) -> Iterator[Verdict]:
+def aux_unused(case: InspectionCase) -> Iterator[Verdict]:
     if not case.draft.uses_aux and "fc.weight" in case.tensors:
         yield error(
             "use_aux_hidden_state is false and the file has fc.weight, which vLLM drops",
@@ -102,11 +108,11 @@ def aux_unused(case: Case) -> Iterator[Verdict]:
 
 
 RULES = (
-    Rule("aux-unused", "a draft with fc gets captured states", aux_unused),
-    Rule("layers-exist", "the captured layers are layers of the target", ids_are_layers),
-    Rule("layers-distinct", "each captured layer is another one", ids_distinct),
-    Rule("layers-ascending", "captured layers are in order", ids_ascending),
-    Rule("layers-agree", "the captured layers are stated once", ids_agree),
-    Rule("layers-counted", "as many layers are captured as fc takes", count_captured),
-    Rule("fc-width", "fc is as wide as the captured states", fc_width),
+    InspectionRule("aux-unused", "a draft with fc gets captured states", aux_unused),
+    InspectionRule("layers-exist", "the captured layers are layers of the target", ids_are_layers),
+    InspectionRule("layers-distinct", "each captured layer is another one", ids_distinct),
+    InspectionRule("layers-ascending", "captured layers are in order", ids_ascending),
+    InspectionRule("layers-agree", "the captured layers are stated once", ids_agree),
+    InspectionRule("layers-counted", "as many layers are captured as fc takes", count_captured),
+    InspectionRule("fc-width", "fc is as wide as the captured states", fc_width),
 )

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib.util import find_spec
 
-from engine.speculation.inspection.case import Case, Rule, Verdict, error, note, warning
+from engine.speculation.inspection.case import (
+    InspectionCase,
+    InspectionRule,
+    Verdict,
+    error,
+    note,
+    warning,
+)
 from engine.speculation.inspection.method import FROM_TARGET, METHODS, MODEL_FREE
 from engine.speculation.inspection.target import whole
 
@@ -38,7 +45,7 @@ LIBRARIES = {"suffix": ("arctic_inference", "arctic-inference"), "ngram": ("numb
 EAGLE_FAMILY = ("eagle", "eagle3", "eagle3.1")
 
 
-def unknown_key(case: Case) -> Iterator[Verdict]:
+def unknown_key(case: InspectionCase) -> Iterator[Verdict]:
     for key in sorted(set(case.settings) - KEYS):
         near = get_close_matches(key, KEYS, 1)
         yield error(
@@ -52,7 +59,7 @@ def unknown_key(case: Case) -> Iterator[Verdict]:
         )
 
 
-def unknown_method(case: Case) -> Iterator[Verdict]:
+def unknown_method(case: InspectionCase) -> Iterator[Verdict]:
     given = case.settings.get("method")
     if given is None or case.method in METHODS:
         return
@@ -66,7 +73,7 @@ def unknown_method(case: Case) -> Iterator[Verdict]:
     yield error(f"method {given!r} is not one of vLLM's", advice)
 
 
-def method_absent(case: Case) -> Iterator[Verdict]:
+def method_absent(case: InspectionCase) -> Iterator[Verdict]:
     if "method" in case.settings or case.kind is None or case.kind == case.method:
         return
     yield error(
@@ -75,7 +82,7 @@ def method_absent(case: Case) -> Iterator[Verdict]:
     )
 
 
-def method_mismatch(case: Case) -> Iterator[Verdict]:
+def method_mismatch(case: InspectionCase) -> Iterator[Verdict]:
     if "method" not in case.settings or case.kind is None or case.kind == case.method:
         return
     if case.method not in METHODS or case.method in MODEL_FREE:
@@ -89,7 +96,7 @@ def method_mismatch(case: Case) -> Iterator[Verdict]:
     )
 
 
-def depth(case: Case) -> Iterator[Verdict]:
+def depth(case: InspectionCase) -> Iterator[Verdict]:
     given = case.settings.get("num_speculative_tokens")
     if given is None:
         if case.method not in FROM_TARGET | KNOWS_DEPTH:
@@ -115,12 +122,12 @@ def depth(case: Case) -> Iterator[Verdict]:
         )
 
 
-def model_missing(case: Case) -> Iterator[Verdict]:
+def model_missing(case: InspectionCase) -> Iterator[Verdict]:
     if case.settings.get("model") is None and case.method not in MODEL_FREE | FROM_TARGET:
         yield error(f"method {case.method!r} needs a draft and no 'model' is given", "add 'model'")
 
 
-def draft_parallelism(case: Case) -> Iterator[Verdict]:
+def draft_parallelism(case: InspectionCase) -> Iterator[Verdict]:
     given = case.settings.get("draft_tensor_parallel_size")
     allowed = (1, case.tensor_parallel_size)
     if given is not None and given not in allowed:
@@ -130,7 +137,7 @@ def draft_parallelism(case: Case) -> Iterator[Verdict]:
         )
 
 
-def draft_length(case: Case) -> Iterator[Verdict]:
+def draft_length(case: InspectionCase) -> Iterator[Verdict]:
     given = whole(case.settings, "max_model_len")
     own = case.draft.max_positions if case.checkpoint else None
     for limit, whose in ((case.served_len, "the target's"), (own, "the draft's")):
@@ -141,7 +148,7 @@ def draft_length(case: Case) -> Iterator[Verdict]:
             )
 
 
-def forced_acceptance(case: Case) -> Iterator[Verdict]:
+def forced_acceptance(case: InspectionCase) -> Iterator[Verdict]:
     if case.settings.get("rejection_sample_method") == "synthetic":
         yield warning(
             "rejection_sample_method 'synthetic' accepts drafts by dice: the text is wrong",
@@ -149,7 +156,7 @@ def forced_acceptance(case: Case) -> Iterator[Verdict]:
         )
 
 
-def lookup_window(case: Case) -> Iterator[Verdict]:
+def lookup_window(case: InspectionCase) -> Iterator[Verdict]:
     least, most = (whole(case.settings, f"prompt_lookup_{end}") for end in ("min", "max"))
     if case.method == "ngram" and least is not None and most is not None and least > most:
         yield error(
@@ -157,7 +164,7 @@ def lookup_window(case: Case) -> Iterator[Verdict]:
         )
 
 
-def library(case: Case) -> Iterator[Verdict]:
+def library(case: InspectionCase) -> Iterator[Verdict]:
     module, package = LIBRARIES.get(case.method, ("", ""))
     if module and find_spec(module) is None:
         yield error(
@@ -166,7 +173,7 @@ def library(case: Case) -> Iterator[Verdict]:
         )
 
 
-def pickled_weights(case: Case) -> Iterator[Verdict]:
+def pickled_weights(case: InspectionCase) -> Iterator[Verdict]:
     if case.checkpoint and case.checkpoint.pickled:
         yield note(
             f"the weights ({case.checkpoint.pickled}) cannot be listed without running their code",
@@ -175,16 +182,18 @@ def pickled_weights(case: Case) -> Iterator[Verdict]:
 
 
 RULES = (
-    Rule("setting-unknown", "every key is one vLLM knows", unknown_key),
-    Rule("method-unknown", "the method is one vLLM knows", unknown_method),
-    Rule("method-absent", "a draft is not mistaken for another kind", method_absent),
-    Rule("method-mismatch", "method and files are of one kind", method_mismatch),
-    Rule("depth", "K is a whole number that can pay", depth),
-    Rule("draft-absent", "a method that needs a draft has one", model_missing),
-    Rule("draft-parallelism", "the draft's TP size is 1 or the target's", draft_parallelism),
-    Rule("draft-length", "the draft's length limit fits", draft_length),
-    Rule("forced-acceptance", "acceptance is real", forced_acceptance),
-    Rule("lookup-window", "the n-gram window is not empty", lookup_window),
-    Rule("library", "the package a method needs is there", library),
-    Rule("weights-pickled", "weights are safetensors", pickled_weights),
+    InspectionRule("setting-unknown", "every key is one vLLM knows", unknown_key),
+    InspectionRule("method-unknown", "the method is one vLLM knows", unknown_method),
+    InspectionRule("method-absent", "a draft is not mistaken for another kind", method_absent),
+    InspectionRule("method-mismatch", "method and files are of one kind", method_mismatch),
+    InspectionRule("depth", "K is a whole number that can pay", depth),
+    InspectionRule("draft-absent", "a method that needs a draft has one", model_missing),
+    InspectionRule(
+        "draft-parallelism", "the draft's TP size is 1 or the target's", draft_parallelism
+    ),
+    InspectionRule("draft-length", "the draft's length limit fits", draft_length),
+    InspectionRule("forced-acceptance", "acceptance is real", forced_acceptance),
+    InspectionRule("lookup-window", "the n-gram window is not empty", lookup_window),
+    InspectionRule("library", "the package a method needs is there", library),
+    InspectionRule("weights-pickled", "weights are safetensors", pickled_weights),
 )

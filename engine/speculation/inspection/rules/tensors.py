@@ -8,16 +8,16 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from engine.speculation.inspection.case import Case, Rule, Verdict, error, note
+from engine.speculation.inspection.case import InspectionCase, InspectionRule, Verdict, error, note
 from engine.speculation.inspection.expected import allowed, expected_tensors
-from engine.speculation.inspection.safetensors_header import Tensor, read_array
+from engine.speculation.inspection.safetensors_header import TensorEntry, read_array
 
 SHOWN = 3
 SMALL_BYTES = 262_144
 FLOATS = ("F16", "BF16", "F32", "F64")
 
 
-def by_vllm_name(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def by_vllm_name(tensors: Mapping[str, TensorEntry]) -> dict[str, str]:
     """vLLM's name of each tensor -> its name on disk; those it skips are left out."""
     return {
         re.sub(r"midlayer\.", "layers.0.", name, count=1): name
@@ -31,7 +31,7 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def prefix(case: Case) -> Iterator[Verdict]:
+def prefix(case: InspectionCase) -> Iterator[Verdict]:
     prefixed = [name for name in case.tensors if name.startswith("model.")]
     if prefixed:
         yield error(
@@ -41,7 +41,7 @@ def prefix(case: Case) -> Iterator[Verdict]:
         )
 
 
-def unknown(case: Case) -> Iterator[Verdict]:
+def unknown(case: InspectionCase) -> Iterator[Verdict]:
     wanted = expected_tensors(case.draft)
     here = by_vllm_name(case.tensors)
     strange = [
@@ -71,7 +71,7 @@ def why_strange(name: str, near: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else "drop it, or export the draft again"
 
 
-def missing(case: Case) -> Iterator[Verdict]:
+def missing(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.quantized or any(name.startswith("model.") for name in case.tensors):
         return
     here = by_vllm_name(case.tensors)
@@ -91,7 +91,7 @@ def missing(case: Case) -> Iterator[Verdict]:
         )
 
 
-def shapes(case: Case) -> Iterator[Verdict]:
+def shapes(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.quantized:
         return
     here = by_vllm_name(case.tensors)
@@ -106,13 +106,13 @@ def shapes(case: Case) -> Iterator[Verdict]:
             )
 
 
-def fc_rows(case: Case) -> Iterator[Verdict]:
+def fc_rows(case: InspectionCase) -> Iterator[Verdict]:
     shape, rows = case.shape_of("fc.weight"), case.draft.hidden_size
     if shape and rows is not None and shape[0] != rows and not case.draft.quantized:
         yield error(f"fc.weight has {shape[0]} rows for hidden size {rows}", "correct hidden_size")
 
 
-def input_norm(case: Case) -> Iterator[Verdict]:
+def input_norm(case: InspectionCase) -> Iterator[Verdict]:
     if "input_norm.weight" in case.tensors and not case.draft.norm_before_fc:
         yield error(
             "the file has input_norm.weight and 'norm_before_fc' is off: vLLM drops the tensor",
@@ -120,7 +120,7 @@ def input_norm(case: Case) -> Iterator[Verdict]:
         )
 
 
-def parallel_hidden(case: Case) -> Iterator[Verdict]:
+def parallel_hidden(case: InspectionCase) -> Iterator[Verdict]:
     wanted = case.settings.get("parallel_drafting") or (
         case.draft.raw.get("speculators_model_type") == "peagle"
     )
@@ -131,7 +131,7 @@ def parallel_hidden(case: Case) -> Iterator[Verdict]:
         )
 
 
-def quantised(case: Case) -> Iterator[Verdict]:
+def quantised(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.quantized:
         yield note(
             "the draft is quantised: its shapes, and whether tensors are missing, were not checked",
@@ -139,7 +139,7 @@ def quantised(case: Case) -> Iterator[Verdict]:
         )
 
 
-def finite(case: Case) -> Iterator[Verdict]:
+def finite(case: InspectionCase) -> Iterator[Verdict]:
     """Norms and biases are small enough to look at; a diverged training shows there."""
     for name, tensor in case.tensors.items():
         if len(tensor.shape) != 1 or tensor.dtype not in FLOATS or tensor.num_bytes > SMALL_BYTES:
@@ -152,13 +152,13 @@ def finite(case: Case) -> Iterator[Verdict]:
 
 
 RULES = (
-    Rule("tensor-prefix", "names carry no 'model.'", prefix),
-    Rule("tensor-unknown", "every tensor is one of vLLM's draft", unknown),
-    Rule("tensor-missing", "no tensor is missing", missing),
-    Rule("tensor-shape", "shapes follow from config.json", shapes),
-    Rule("fc-rows", "fc gives the draft's hidden size", fc_rows),
-    Rule("input-norm", "input_norm comes with its flag", input_norm),
-    Rule("parallel-hidden", "parallel drafting has its mask", parallel_hidden),
-    Rule("tensor-quantised", "tensors are as trained", quantised),
-    Rule("tensor-finite", "norms are finite and not zero", finite),
+    InspectionRule("tensor-prefix", "names carry no 'model.'", prefix),
+    InspectionRule("tensor-unknown", "every tensor is one of vLLM's draft", unknown),
+    InspectionRule("tensor-missing", "no tensor is missing", missing),
+    InspectionRule("tensor-shape", "shapes follow from config.json", shapes),
+    InspectionRule("fc-rows", "fc gives the draft's hidden size", fc_rows),
+    InspectionRule("input-norm", "input_norm comes with its flag", input_norm),
+    InspectionRule("parallel-hidden", "parallel drafting has its mask", parallel_hidden),
+    InspectionRule("tensor-quantised", "tensors are as trained", quantised),
+    InspectionRule("tensor-finite", "norms are finite and not zero", finite),
 )

@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.speculation.inspection.case import Case, Rule, Verdict, error, warning
-from engine.speculation.inspection.safetensors_header import Tensor, read_array
+from engine.speculation.inspection.case import (
+    InspectionCase,
+    InspectionRule,
+    Verdict,
+    error,
+    warning,
+)
+from engine.speculation.inspection.safetensors_header import TensorEntry, read_array
 
 PADDING = 0.01
 """Checkpoints of one family differ by so much at most in padding and image tokens."""
@@ -17,7 +23,7 @@ MANY = 64
 """A map this long has neighbouring ids; none at all means it does not hold offsets."""
 
 
-def vocabulary(case: Case) -> Iterator[Verdict]:
+def vocabulary(case: InspectionCase) -> Iterator[Verdict]:
     own, target = case.draft.vocab_size, case.target.vocab_size if case.target else None
     if own is not None and target is not None and own != target:
         found = f"the draft's vocab_size is {own}, the target's {target}"
@@ -31,7 +37,7 @@ def vocabulary(case: Case) -> Iterator[Verdict]:
         yield error(f"draft_vocab_size {small} exceeds vocab_size {own}", "correct it")
 
 
-def head(case: Case) -> Iterator[Verdict]:
+def head(case: InspectionCase) -> Iterator[Verdict]:
     if "lm_head.weight" in case.tensors:
         return
     draft, target = case.draft, case.target
@@ -49,7 +55,7 @@ def head(case: Case) -> Iterator[Verdict]:
         )
 
 
-def embedding(case: Case) -> Iterator[Verdict]:
+def embedding(case: InspectionCase) -> Iterator[Verdict]:
     if "embed_tokens.weight" in case.tensors or case.target is None:
         return
     own, target = case.draft.hidden_size, case.target.hidden_size
@@ -60,13 +66,13 @@ def embedding(case: Case) -> Iterator[Verdict]:
         )
 
 
-def map_of(case: Case) -> tuple[str, Tensor] | None:
+def map_of(case: InspectionCase) -> tuple[str, TensorEntry] | None:
     """vLLM takes any tensor with d2t in its name."""
     found = [(name, case.tensors[name]) for name in case.tensors if "d2t" in name]
     return found[0] if found else None
 
 
-def map_needed(case: Case) -> Iterator[Verdict]:
+def map_needed(case: InspectionCase) -> Iterator[Verdict]:
     small, full = case.draft.draft_vocab_size, case.draft.vocab_size
     if small is None or full is None:
         return
@@ -86,7 +92,7 @@ def map_needed(case: Case) -> Iterator[Verdict]:
         )
 
 
-def map_values(case: Case) -> Iterator[Verdict]:
+def map_values(case: InspectionCase) -> Iterator[Verdict]:
     found = map_of(case)
     small, full = case.draft.draft_vocab_size, case.draft.vocab_size
     if found is None or small is None or full is None or small == full:
@@ -137,7 +143,7 @@ def offsets(values: NDArray[Any], full: int) -> Iterator[Verdict]:
         )
 
 
-def mask(case: Case, values: NDArray[Any], full: int) -> Iterator[Verdict]:
+def mask(case: InspectionCase, values: NDArray[Any], full: int) -> Iterator[Verdict]:
     """t2d marks the target ids the draft can say; vLLM ignores it, so it is a second witness."""
     found = [case.tensors[name] for name in case.tensors if "t2d" in name]
     if not found or found[0].dtype != "BOOL" or len(found[0].shape) != 1:
@@ -153,9 +159,9 @@ def mask(case: Case, values: NDArray[Any], full: int) -> Iterator[Verdict]:
 
 
 RULES = (
-    Rule("vocabulary", "draft and target share a vocabulary", vocabulary),
-    Rule("head", "the draft has its head", head),
-    Rule("embedding", "the draft has an embedding of its width", embedding),
-    Rule("map-needed", "a reduced vocabulary has a map, a full one none", map_needed),
-    Rule("map-values", "the map holds offsets into the target's vocabulary", map_values),
+    InspectionRule("vocabulary", "draft and target share a vocabulary", vocabulary),
+    InspectionRule("head", "the draft has its head", head),
+    InspectionRule("embedding", "the draft has an embedding of its width", embedding),
+    InspectionRule("map-needed", "a reduced vocabulary has a map, a full one none", map_needed),
+    InspectionRule("map-values", "the map holds offsets into the target's vocabulary", map_values),
 )
