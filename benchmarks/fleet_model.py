@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 
-from engine.fleet.balancer import Assignment, Balancer
-from engine.fleet.prefix import Memory, chain
-from engine.fleet.rules import BalanceRules
+from engine.fleet.balancer import Assignment, LoadBalancer
+from engine.fleet.prefix import PrefixMemory, hash_blocks
+from engine.fleet.rules import RoutingSettings
 from engine.types import EngineRequest, Sampling
 
 
@@ -92,7 +92,7 @@ class Job:
 @dataclass
 class Worker:
     machine: Machine
-    cache: Memory
+    cache: PrefixMemory
     waiting: deque[Job] = field(default_factory=deque)
     running: list[Job] = field(default_factory=list)
     busy: bool = False
@@ -122,7 +122,7 @@ class Simulation:
         self.seed = seed
         self.names = [f"worker-{at}" for at in range(workers)]
         blocks = machine.cache_tokens // CACHE_BLOCK
-        self.workers = {name: Worker(machine, Memory(blocks)) for name in self.names}
+        self.workers = {name: Worker(machine, PrefixMemory(blocks)) for name in self.names}
         self.gateways = [Gateway(policy, self.names, machine) for _ in range(gateways)]
         self.events: list[tuple[float, int, Callable[[float], None]]] = []
         self.count = 0
@@ -164,7 +164,7 @@ class Simulation:
             Sampling(max_tokens=4 * answer),
             affinity=session.name,
         )
-        blocks = chain(session.prompt, CACHE_BLOCK, len(session.prompt))
+        blocks = hash_blocks(session.prompt, CACHE_BLOCK, len(session.prompt))
         gateway = self.door.choice(self.gateways)
         name, assignment = gateway.place(request)
         job = Job(session, request, now, answer, blocks, gateway, assignment)
@@ -237,7 +237,7 @@ class Simulation:
         session = job.session
         job.gateway.ended(job.assignment, job.made)
         session.prompt += words(session.dice, job.made)
-        worker.cache.meet(chain(session.prompt, CACHE_BLOCK, len(session.prompt)))
+        worker.cache.meet(hash_blocks(session.prompt, CACHE_BLOCK, len(session.prompt)))
         session.turns -= 1
         if session.turns > 0 and len(session.prompt) < self.trace.longest:
             pause = session.dice.expovariate(1 / self.trace.pause_s)
@@ -262,7 +262,7 @@ class Gateway:
     """One gateway's balancer, with what the policy does without taken from it."""
 
     def __init__(self, policy: str, names: list[str], machine: Machine) -> None:
-        rules = BalanceRules(memory_blocks=machine.cache_tokens // BalanceRules().block)
+        rules = RoutingSettings(memory_blocks=machine.cache_tokens // RoutingSettings().block)
         if policy == "least outstanding":
             rules = replace(rules, most_blocks=0)
         if policy == "hash":
@@ -270,7 +270,7 @@ class Gateway:
         self._by_session = policy == "session"
         self._names = names
         self._turn = cycle(names) if policy == "round robin" else None
-        self._balancer = Balancer(rules)
+        self._balancer = LoadBalancer(rules)
         for name in names:
             self._balancer.join(name)
 

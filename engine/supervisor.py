@@ -15,17 +15,34 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from engine.base import DepthBound, DepthSet, Engine, Explaining, Killable, Losing
+from engine.base import (
+    AppliedDepth,
+    Engine,
+    SupportsDepth,
+    SupportsKilled,
+    SupportsPostMortem,
+    SupportsUnclaimed,
+)
 from engine.clock import now
 from engine.errors import EngineDead, EngineError, EngineStartError
 from engine.speculation.accounting import Totals
-from engine.supervision.continuation import seeded
-from engine.supervision.losses import Losses, loss_of
-from engine.supervision.probation import Probation, Trial
-from engine.supervision.pulse import Pulse
-from engine.supervision.restarts import Restarts
-from engine.supervision.rules import Cause, NullWatcher, Patience, Watcher
-from engine.supervision.survival import EngineFault, Fate, Survival, Survivor
+from engine.supervision.continuation import is_seeded
+from engine.supervision.losses import LossLog, create_loss
+from engine.supervision.probation import PendingStart, PoisonIsolation
+from engine.supervision.pulse import StallDetector
+from engine.supervision.restarts import RestartPolicy
+from engine.supervision.rules import (
+    LossCause,
+    NullRecoveryObserver,
+    RecoveryObserver,
+    SupervisionTimeouts,
+)
+from engine.supervision.survival import (
+    FailureKind,
+    RecoverableError,
+    RecoverableRequest,
+    RequestRecovery,
+)
 from engine.types import EngineInfo, EngineRequest, Health, Step
 
 log = logging.getLogger(__name__)
@@ -37,27 +54,27 @@ BOUND_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
-class Life:
+class EngineInstance:
     """One engine, from ready to lost."""
 
     engine: Engine
     began: float
     watch: asyncio.Task[None] = field(init=False)
-    pulse: Pulse = field(default_factory=Pulse)
+    pulse: StallDetector = field(default_factory=StallDetector)
     num_delivered: int = 0
     """Tokens that clients got of it."""
     lost: bool = False
-    fate: Fate = Fate.DIED
+    fate: FailureKind = FailureKind.DIED
     """Of the requests that were in it."""
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class EngineSubmission:
     """See ``engine.supervision.survival.Place``: one submission of a request to one life."""
 
-    life: Life
-    trial: Trial
-    report: Callable[[Life, str], None]
+    life: EngineInstance
+    trial: PendingStart
+    report: Callable[[EngineInstance, str], None]
     """What to tell of the life's end."""
 
     @property
@@ -75,7 +92,7 @@ class Attempt:
     def delivered(self, step: Step) -> None:
         self.life.num_delivered += len(step.token_ids)
 
-    async def fate(self, error: EngineFault) -> Fate:
+    async def fate(self, error: RecoverableError) -> FailureKind:
         if not isinstance(error, EngineDead):
             raise error
         self.report(self.life, str(error))
@@ -87,21 +104,21 @@ class SupervisedEngine:
     """See ``engine.base.Engine``; ``make`` makes the engines. One event loop."""
 
     make: Callable[[], Engine]
-    patience: Patience = field(default_factory=Patience)
-    watcher: Watcher = field(default_factory=NullWatcher)
+    patience: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
+    watcher: RecoveryObserver = field(default_factory=NullRecoveryObserver)
 
     def __post_init__(self) -> None:
         self._info: EngineInfo | None = None
-        self._life: Life | None = None
+        self._life: EngineInstance | None = None
         self._changed = asyncio.Event()
         self._reason = "Not started yet."
-        self._restarts = Restarts(self.patience)
+        self._restarts = RestartPolicy(self.patience)
         self._depth: int | None = None
-        self._losses = Losses()
+        self._losses = LossLog()
         self._unclaimed = Totals()
         """Of past lives."""
-        self._probation = Probation()
-        self._survival = Survival(self, self.patience, self.watcher)
+        self._probation = PoisonIsolation()
+        self._survival = RequestRecovery(self, self.patience, self.watcher)
         self._replacing: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         """There will be no engine any more."""
@@ -115,19 +132,19 @@ class SupervisedEngine:
     def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         return self._survival.generate(self._fixed(request))
 
-    async def set_depth(self, depth: int) -> DepthSet:
+    async def set_depth(self, depth: int) -> AppliedDepth:
         """Bound every request's depth, now and in engines to come."""
         life = self._life
         if life is None or self._info is None:
             raise ValueError("no engine has started yet")
-        if not isinstance(life.engine, DepthBound):
+        if not isinstance(life.engine, SupportsDepth):
             raise ValueError("this engine has no depth to set")
         self._depth = depth
         if not life.lost:
             with suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(BOUND_S):
-                    return DepthSet(await life.engine.set_depth(depth))
-        return DepthSet(min(depth, self._info.speculation.depth), pending=True)
+                    return AppliedDepth(await life.engine.set_depth(depth))
+        return AppliedDepth(min(depth, self._info.speculation.depth), pending=True)
 
     async def health(self) -> Health:
         """From what is known: this answers at once, whatever the engine does."""
@@ -147,7 +164,7 @@ class SupervisedEngine:
         return self._unclaimed + self._survival.replayed + current
 
     @property
-    def losses(self) -> Losses:
+    def losses(self) -> LossLog:
         """How the last engines were lost, oldest first."""
         return self._losses
 
@@ -176,12 +193,12 @@ class SupervisedEngine:
         self._restarts.absolve()
 
     @asynccontextmanager
-    async def place(self, survivor: Survivor) -> AsyncIterator[Attempt]:
+    async def place(self, survivor: RecoverableRequest) -> AsyncIterator[EngineSubmission]:
         rank = {"strikes": survivor.strikes, "submissions": survivor.submissions}
         async with self._probation.trial(**rank) as trial:
             life = await self._living()
             with life.pulse.running():
-                yield Attempt(life, trial, partial(self._lost, cause=Cause.DIED))
+                yield EngineSubmission(life, trial, partial(self._lost, cause=LossCause.DIED))
 
     def _fixed(self, request: EngineRequest) -> EngineRequest:
         """A seeded request keeps the depth it begins with.
@@ -190,17 +207,17 @@ class SupervisedEngine:
         same seed gives another text, and a replay would not repeat what was delivered.
         """
         most = 0 if self._info is None else self._info.speculation.depth
-        if not most or not seeded(request):
+        if not most or not is_seeded(request):
             return request
         depths = (request.depth, self._depth, most)
         depth = min(depth for depth in depths if depth is not None)
         return replace(request, depth=depth, keeps_depth=True)
 
     @property
-    def _alive(self) -> Life | None:
+    def _alive(self) -> EngineInstance | None:
         return None if self._life is None or self._life.lost else self._life
 
-    async def _living(self) -> Life:
+    async def _living(self) -> EngineInstance:
         """The engine at hand; waits for one that is on its way. Raises EngineDead."""
         if self._info is None:
             raise EngineDead(self._reason)
@@ -214,7 +231,7 @@ class SupervisedEngine:
             raise EngineDead("No engine came back in time.") from None
         return life
 
-    def _lost(self, life: Life, reason: str, *, cause: Cause) -> None:
+    def _lost(self, life: EngineInstance, reason: str, *, cause: LossCause) -> None:
         """Begin to replace ``life``, once."""
         if life.lost:
             return
@@ -225,11 +242,13 @@ class SupervisedEngine:
         log.error("the engine was lost (%s): %s", cause, reason)
         self.watcher.engine_lost(cause)
         self._restarts.life_ended(
-            now() - life.began, useful=life.num_delivered > 0, killed=life.fate is Fate.KILLED
+            now() - life.began,
+            useful=life.num_delivered > 0,
+            killed=life.fate is FailureKind.KILLED,
         )
         self._replacing = asyncio.create_task(self._replace(life, cause, reason))
 
-    async def _replace(self, life: Life, cause: Cause, reason: str) -> None:
+    async def _replace(self, life: EngineInstance, cause: LossCause, reason: str) -> None:
         lost_at = now()
         life.watch.cancel()
         await _close(life.engine)
@@ -241,11 +260,11 @@ class SupervisedEngine:
         log.warning("the engine is back after %.1f s", now() - lost_at)
 
     async def _record(
-        self, engine: Engine, cause: Cause, reason: str, lived_s: float | None
+        self, engine: Engine, cause: LossCause, reason: str, lived_s: float | None
     ) -> None:
         """Log how a closed engine ended, and remember it for operators."""
-        found = await engine.post_mortem() if isinstance(engine, Explaining) else None
-        loss = loss_of(cause, reason, lived_s, found)
+        found = await engine.post_mortem() if isinstance(engine, SupportsPostMortem) else None
+        loss = create_loss(cause, reason, lived_s, found)
         self._losses.add(loss)
         words = "".join(f"\n    {line}" for line in loss.log)
         log.error("cause of the engine's end: %s%s", loss.summary, words)
@@ -278,11 +297,11 @@ class SupervisedEngine:
         told = str(error) if isinstance(error, EngineError) else type(error).__name__
         expected = isinstance(error, EngineError)
         log.error("the engine did not start again: %s", told, exc_info=not expected)
-        self.watcher.engine_lost(Cause.START)
+        self.watcher.engine_lost(LossCause.START)
         self._restarts.start_failed()
         if engine is not None:
             await _close(engine)
-            await self._record(engine, Cause.START, told, None)
+            await self._record(engine, LossCause.START, told, None)
         self._reason = told
 
     async def _started(self, engine: Engine) -> EngineInfo:
@@ -297,7 +316,7 @@ class SupervisedEngine:
 
     async def _bind(self, engine: Engine) -> None:
         """Give a new engine the bound in force, also one that comes meanwhile."""
-        if not isinstance(engine, DepthBound):
+        if not isinstance(engine, SupportsDepth):
             return
         given = None
         async with asyncio.timeout(self.patience.hang_s):
@@ -306,7 +325,7 @@ class SupervisedEngine:
                 given = wanted
 
     def _begin(self, engine: Engine) -> None:
-        self._life = life = Life(engine, began=now())
+        self._life = life = EngineInstance(engine, began=now())
         life.watch = asyncio.create_task(self._watch(life))
         self._tell()
 
@@ -319,27 +338,27 @@ class SupervisedEngine:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def _watch(self, life: Life) -> None:
+    async def _watch(self, life: EngineInstance) -> None:
         while not life.lost:
             await asyncio.sleep(self.patience.poll_s)
             cause, reason = await self._ask(life)
             if cause is not None:
                 self._lost(life, reason, cause=cause)
 
-    async def _ask(self, life: Life) -> tuple[Cause | None, str]:
+    async def _ask(self, life: EngineInstance) -> tuple[LossCause | None, str]:
         patience = self.patience
         try:
             async with asyncio.timeout(patience.hang_s):
                 health = await life.engine.health()
         except TimeoutError:
-            return Cause.HUNG, f"no answer for {patience.hang_s:g} s"
+            return LossCause.HUNG, f"no answer for {patience.hang_s:g} s"
         except Exception:
             log.exception("the engine's health is not known")
             return None, ""
         if not health.live:
-            return Cause.DIED, health.reason
+            return LossCause.DIED, health.reason
         if life.pulse.silent_s > patience.stall_s:
-            return Cause.HUNG, f"no step for {patience.stall_s:g} s"
+            return LossCause.HUNG, f"no step for {patience.stall_s:g} s"
         return None, ""
 
 
@@ -353,13 +372,13 @@ async def _close(engine: Engine) -> None:
         log.exception("the lost engine could not be closed")
 
 
-def _fate(life: Life, cause: Cause) -> Fate:
+def _fate(life: EngineInstance, cause: LossCause) -> FailureKind:
     """What a loss says about the requests that were in it, before it is closed."""
-    if isinstance(life.engine, Killable) and life.engine.killed:
-        return Fate.KILLED
+    if isinstance(life.engine, SupportsKilled) and life.engine.killed:
+        return FailureKind.KILLED
     crowded = life.pulse.num_running > 1
-    return Fate.HUNG if cause is Cause.HUNG and crowded else Fate.DIED
+    return FailureKind.HUNG if cause is LossCause.HUNG and crowded else FailureKind.DIED
 
 
 def _unclaimed(engine: Engine) -> Totals:
-    return engine.unclaimed if isinstance(engine, Losing) else Totals()
+    return engine.unclaimed if isinstance(engine, SupportsUnclaimed) else Totals()

@@ -16,7 +16,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
-class Undrafted(StrEnum):
+class UndraftedReason(StrEnum):
     """Why a decode step verified no draft token (DESIGN.md, fallback ratio)."""
 
     OFF = "off"
@@ -26,7 +26,7 @@ class Undrafted(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Repetition:
+class RepetitionStop:
     """``min_count`` times the same ``min_pattern_size`` to ``max_pattern_size`` tokens."""
 
     max_pattern_size: int
@@ -55,7 +55,7 @@ class Sampling:
     """Texts whose token sequences must not be generated."""
     thinking_token_budget: int | None = None
     """Reasoning tokens after which the reasoning is ended; None sets no bound."""
-    repetition: Repetition | None = None
+    repetition: RepetitionStop | None = None
     """When to stop because the output repeats itself; None never stops for that."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -129,7 +129,7 @@ class DecodeStep:
     accepted: int
     delivered: int
     cut: int = 0
-    undrafted: Undrafted | None = None
+    undrafted: UndraftedReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

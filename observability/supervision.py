@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.supervision.rules import Cause, Outcome
+from engine.supervision.rules import LossCause, RecoveryOutcome
 from engine.types import EngineInfo
 from observability.telemetry import Telemetry
 
@@ -14,11 +14,11 @@ class SupervisionObserver:
         self._telemetry = telemetry
         self._name = name
 
-    def engine_lost(self, cause: Cause) -> None:
+    def engine_lost(self, cause: LossCause) -> None:
         self._telemetry.engine_lost(self._name, cause.value)
 
     def engine_back(self, info: EngineInfo, seconds: float) -> None:
         self._telemetry.engine_started(self._name, info, seconds)
 
-    def interrupted(self, outcome: Outcome) -> None:
+    def interrupted(self, outcome: RecoveryOutcome) -> None:
         self._telemetry.interrupted(outcome.value)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 
-from engine.base import Losing
+from engine.base import SupportsUnclaimed
 from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo, EngineRequest
@@ -55,7 +55,7 @@ class Telemetry:
         self._workloads = KnownNames.of(settings.workloads)
         self._live: set[RequestObservation | DirectRequest] = set()
         self._sequences: dict[str, SequenceTimeline] = {}
-        self._losing: dict[str, Losing] = {}
+        self._losing: dict[str, SupportsUnclaimed] = {}
         self._admission: Callable[[], Admission | None] = _nothing
         self._workers: Callable[[], Iterable[WorkerStatus]] = tuple
         self._process: Callable[[], Mapping[str, float]] = dict
@@ -156,7 +156,7 @@ class Telemetry:
 
     def watch(self, engine: str, what: object) -> None:
         """Read from ``what`` how many steps it makes for nobody, if it knows."""
-        if isinstance(what, Losing):
+        if isinstance(what, SupportsUnclaimed):
             self._losing[engine] = what
 
     def watch_admission(self, find: Callable[[], Admission | None]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.errors import EngineStartError
-from engine.machine import Machine, port_is_free, this_machine
+from engine.machine import Machine, inspect_machine, is_port_free
 from engine.preflight import EnginePlan, preflight
 from engine.speculation.inspection import Severity, SpeculationReport
 from engine.types import EngineInfo
@@ -34,7 +34,7 @@ class Checked:
 
 
 def check(plan: EnginePlan, wanted: Wanted, machine: Machine | None = None) -> Checked:
-    found = preflight(plan, machine or this_machine())
+    found = preflight(plan, machine or inspect_machine())
     parsers, unknown = resolve_parsers(wanted)
     stops = [*found.obstacles, *unknown, *busy_port(wanted)]
     lines = ["engine", *aligned(found.facts)]
@@ -91,7 +91,7 @@ def resolve_parsers(wanted: Wanted) -> tuple[dict[str, str], list[str]]:
 
 
 def busy_port(wanted: Wanted) -> Iterator[str]:
-    if wanted.port and not port_is_free(wanted.host, wanted.port):
+    if wanted.port and not is_port_free(wanted.host, wanted.port):
         yield f"port {wanted.port} on {wanted.host} is in use: give another --port"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from engine.rendering.limits import Limits
+from engine.rendering.limits import RenderLimits
 from server.errors import InvalidRequest
 
 Side = Literal["left", "right"]
@@ -40,11 +40,11 @@ def shorten(token_ids: list[int], keep: int | None, side: Side, longest: int) ->
     return token_ids[-keep:] if side == "left" else token_ids[:keep]
 
 
-def limits(keep: int | None, side: Side, longest: int) -> Limits:
+def limits(keep: int | None, side: Side, longest: int) -> RenderLimits:
     """What a prompt may come to before all of it is known; ``keep`` as in ``shorten``."""
     if keep is None:
-        return Limits(max_tokens=longest)
-    return Limits(keep=longest - LEAST if keep == AS_FITS else keep, side=side)
+        return RenderLimits(max_tokens=longest)
+    return RenderLimits(keep=longest - LEAST if keep == AS_FITS else keep, side=side)
 
 
 def room_for_messages(asked: int, longest: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.base import DepthSet
+from engine.base import AppliedDepth
 from engine.fleet.status import WorkerStatus
 from engine.supervision.losses import EngineLoss
 from server.background import Runs
@@ -29,7 +29,7 @@ class Controls:
 
     reload: Callable[[], Awaitable[dict[str, Any]]]
     """Read keys and limits again; returns what is in force. Raises ConfigError."""
-    bound_depth: Callable[[int], Awaitable[DepthSet]]
+    bound_depth: Callable[[int], Awaitable[AppliedDepth]]
     """Bound the depth of every request, running ones too."""
 
 

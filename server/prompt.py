@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from engine.rendering.limits import NO_LIMITS, Limits, PromptTooLong
+from engine.rendering.limits import NO_LIMITS, PromptTooLong, RenderLimits
 from server.budget import SMALL_BYTES, charge
 from server.errors import InvalidRequest
 from server.events import Phase
@@ -27,12 +27,14 @@ class Renderer(Protocol):
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        limits: Limits = NO_LIMITS,
+        limits: RenderLimits = NO_LIMITS,
     ) -> list[int]:
         """``chat_template`` is a request's own. Raises PromptTooLong, too."""
         ...
 
-    def encode(self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
+    ) -> list[int]:
         """Raises PromptTooLong."""
         ...
 
@@ -72,21 +74,21 @@ class Prompt:
 
 
 async def encode(
-    text: str, renderer: Renderer, add_special_tokens: bool, limits: Limits | None = None
+    text: str, renderer: Renderer, add_special_tokens: bool, limits: RenderLimits | None = None
 ) -> list[int]:
     """Tokenize off the event loop. Raises PromptTooLong."""
-    limits = limits or Limits()
+    limits = limits or RenderLimits()
     return await _apart(lambda: renderer.encode(text, add_special_tokens, limits), limits)
 
 
 async def render(
-    conversation: Conversation, renderer: Renderer, limits: Limits | None = None
+    conversation: Conversation, renderer: Renderer, limits: RenderLimits | None = None
 ) -> list[int]:
     """Render off the event loop.
 
     Raises InvalidRequest when the template refuses the messages, PromptTooLong.
     """
-    limits = limits or Limits()
+    limits = limits or RenderLimits()
     own = {} if conversation.template is None else {"chat_template": conversation.template}
 
     def work() -> list[int]:
@@ -110,7 +112,7 @@ async def render(
         ) from error
 
 
-async def _apart(work: Callable[[], Result], limits: Limits) -> Result:
+async def _apart(work: Callable[[], Result], limits: RenderLimits) -> Result:
     """In a thread; a large request waits for its key's turn. Who leaves ends the work."""
     current = charge.get()
     if current.num_bytes <= SMALL_BYTES:
@@ -119,7 +121,7 @@ async def _apart(work: Callable[[], Result], limits: Limits) -> Result:
         return await _endable(work, limits)
 
 
-async def _endable(work: Callable[[], Result], limits: Limits) -> Result:
+async def _endable(work: Callable[[], Result], limits: RenderLimits) -> Result:
     try:
         return await asyncio.to_thread(work)
     except asyncio.CancelledError:

@@ -17,7 +17,7 @@ import uvloop
 
 from engine.errors import EngineDead
 from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
-from engine.supervision.rules import Patience
+from engine.supervision.rules import SupervisionTimeouts
 from engine.types import EngineInfo
 from observability.http import routes
 from observability.logs import AccessLog
@@ -276,8 +276,8 @@ def tls(settings: Settings) -> Tls:
     )
 
 
-def patience(settings: Settings) -> Patience:
-    return Patience(
+def patience(settings: Settings) -> SupervisionTimeouts:
+    return SupervisionTimeouts(
         start_s=settings.engine_start_s,
         hang_s=settings.engine_hang_s,
         stall_s=settings.engine_stall_s,

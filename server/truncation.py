@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.rendering.limits import Limits, PromptTooLong
+from engine.rendering.limits import PromptTooLong, RenderLimits
 from server.prompt import Conversation, Renderer, render
 
 
@@ -27,13 +27,15 @@ async def fitted(
             enough = middle
         else:
             too_few = middle
-    return await render(without_oldest(conversation, enough), renderer, Limits(max_tokens=longest))
+    return await render(
+        without_oldest(conversation, enough), renderer, RenderLimits(max_tokens=longest)
+    )
 
 
 async def _within(room: int, conversation: Conversation, renderer: Renderer) -> list[int] | None:
     """The tokens, if they are no more than ``room``."""
     try:
-        token_ids = await render(conversation, renderer, Limits(max_tokens=room))
+        token_ids = await render(conversation, renderer, RenderLimits(max_tokens=room))
     except PromptTooLong:
         return None
     return token_ids if len(token_ids) <= room else None

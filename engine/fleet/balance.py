@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 
-from engine.fleet.rules import BalanceRules
+from engine.fleet.rules import RoutingSettings
 
 
-class Why(StrEnum):
+class RoutingReason(StrEnum):
     """What decided where a request went."""
 
     SESSION = "session"
@@ -44,7 +44,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RoutingRequest:
     """What a request asks for."""
 
     tie: bytes
@@ -55,7 +55,7 @@ class Wish:
     """Its prompt's leading blocks; None without a whole one."""
 
 
-def rendezvous(key: bytes, names: Sequence[str]) -> list[str]:
+def order_by_hash(key: bytes, names: Sequence[str]) -> list[str]:
     """All ``names``, in an order of the key's own (highest random weight).
 
     When a name joins or leaves, the order of the others stays: 1/n of the keys move, to it or
@@ -64,45 +64,47 @@ def rendezvous(key: bytes, names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: blake2b(name.encode(), key=key, digest_size=8).digest())
 
 
-def bound(loads: Sequence[float], cost: float, rules: BalanceRules) -> float:
+def compute_bound(loads: Sequence[float], cost: float, rules: RoutingSettings) -> float:
     """The load above which a worker is passed over. One worker is always at or below it."""
     mean = (sum(loads) + cost) / len(loads)
     return max((1 + rules.epsilon) * mean, rules.slack)
 
 
-def least(candidates: Sequence[Candidate], tie: bytes) -> Candidate:
+def choose_least_loaded(candidates: Sequence[Candidate], tie: bytes) -> Candidate:
     """The one with the least to do; which of equals, the tie decides."""
     lightest = min(candidate.load for candidate in candidates)
     equals = [candidate for candidate in candidates if candidate.load == lightest]
     return _ordered(equals, tie)[0]
 
 
-def preferred(candidates: Sequence[Candidate], wish: Wish) -> tuple[Why, list[Candidate]]:
+def order_candidates(
+    candidates: Sequence[Candidate], wish: RoutingRequest
+) -> tuple[RoutingReason, list[Candidate]]:
     """All of them, in the order the request would like."""
     if wish.session is not None:
-        return Why.SESSION, _ordered(candidates, _digest(wish.session))
+        return RoutingReason.SESSION, _ordered(candidates, _digest(wish.session))
     assert wish.key is not None
     order = _ordered(candidates, wish.key)
     if any(candidate.known for candidate in order):
-        return Why.PREFIX, sorted(order, key=lambda c: (-c.known, c.load))
-    return Why.HASH, order
+        return RoutingReason.PREFIX, sorted(order, key=lambda c: (-c.known, c.load))
+    return RoutingReason.HASH, order
 
 
-def choose(
-    candidates: Sequence[Candidate], wish: Wish, rules: BalanceRules
-) -> tuple[Candidate, Why]:
+def choose_worker(
+    candidates: Sequence[Candidate], wish: RoutingRequest, rules: RoutingSettings
+) -> tuple[Candidate, RoutingReason]:
     """One of ``candidates``, of which there is at least one."""
     if wish.session is None and wish.key is None:
-        return least(candidates, wish.tie), Why.LEAST
-    why, order = preferred(candidates, wish)
-    most = bound([candidate.load for candidate in candidates], wish.cost, rules)
+        return choose_least_loaded(candidates, wish.tie), RoutingReason.LEAST
+    why, order = order_candidates(candidates, wish)
+    most = compute_bound([candidate.load for candidate in candidates], wish.cost, rules)
     at = next(at for at, candidate in enumerate(order) if candidate.load <= most)
-    return order[at], why if at == 0 else Why.SPILLED
+    return order[at], why if at == 0 else RoutingReason.SPILLED
 
 
 def _ordered(candidates: Sequence[Candidate], key: bytes) -> list[Candidate]:
     by_name = {candidate.name: candidate for candidate in candidates}
-    return [by_name[name] for name in rendezvous(key, list(by_name))]
+    return [by_name[name] for name in order_by_hash(key, list(by_name))]
 
 
 def _digest(text: str) -> bytes:

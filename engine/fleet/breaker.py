@@ -14,31 +14,31 @@ from collections.abc import Callable
 from enum import StrEnum
 from random import random
 
-from engine.fleet.rules import BreakerRules
+from engine.fleet.rules import BreakerSettings
 
 
-class Circuit(StrEnum):
+class CircuitState(StrEnum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
 
 
-class Breaker:
+class CircuitBreaker:
     """Begins half-open: a new worker has to pass a probe, too. ``now`` is any clock in seconds."""
 
-    def __init__(self, rules: BreakerRules, chance: Callable[[], float] = random) -> None:
+    def __init__(self, rules: BreakerSettings, chance: Callable[[], float] = random) -> None:
         self._rules = rules
         self._chance = chance
         self._failures = 0
         self._trouble = 0
         """Openings since the last request that succeeded."""
-        self.circuit = Circuit.HALF_OPEN
+        self.circuit = CircuitState.HALF_OPEN
         self.retry_at = 0.0
         self.num_opened = 0
 
     @property
     def closed(self) -> bool:
-        return self.circuit is Circuit.CLOSED
+        return self.circuit is CircuitState.CLOSED
 
     def succeeded(self) -> None:
         """A request made progress."""
@@ -53,17 +53,17 @@ class Breaker:
     def open(self, now: float) -> None:
         """Give nothing more, until a probe passes."""
         self.num_opened += self.closed
-        self.circuit = Circuit.OPEN
+        self.circuit = CircuitState.OPEN
         self.retry_at = now + self._pause()
         self._trouble += 1
 
     def probe(self) -> None:
         """The pause is over."""
-        self.circuit = Circuit.HALF_OPEN
+        self.circuit = CircuitState.HALF_OPEN
 
     def close(self) -> None:
         """The probe passed."""
-        self.circuit = Circuit.CLOSED
+        self.circuit = CircuitState.CLOSED
         self._failures = 0
 
     def _pause(self) -> float:

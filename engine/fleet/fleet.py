@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from engine.base import DepthSet, Engine, Losing
+from engine.base import AppliedDepth, Engine, SupportsUnclaimed
 from engine.clock import now
 from engine.errors import (
     EngineDead,
@@ -27,18 +27,28 @@ from engine.errors import (
     EngineUnreachable,
     RequestRejected,
 )
-from engine.fleet.balance import Why
-from engine.fleet.balancer import Assignment, Balancer
-from engine.fleet.discovery import DiscoveryError, Source
-from engine.fleet.link import Link
-from engine.fleet.rules import FleetRules
+from engine.fleet.balance import RoutingReason
+from engine.fleet.balancer import Assignment, LoadBalancer
+from engine.fleet.discovery import DiscoveryError, WorkerSource
+from engine.fleet.link import WorkerSession
+from engine.fleet.rules import FleetSettings
 from engine.fleet.status import WorkerStatus
-from engine.fleet.worker import Misfit, Worker
+from engine.fleet.worker import IncompatibleWorker, Worker
 from engine.speculation.accounting import Totals
-from engine.supervision.losses import Losses, loss_of
-from engine.supervision.probation import Trial
-from engine.supervision.rules import Cause, NullWatcher, Patience, Watcher
-from engine.supervision.survival import EngineFault, Fate, Survival, Survivor
+from engine.supervision.losses import LossLog, create_loss
+from engine.supervision.probation import PendingStart
+from engine.supervision.rules import (
+    LossCause,
+    NullRecoveryObserver,
+    RecoveryObserver,
+    SupervisionTimeouts,
+)
+from engine.supervision.survival import (
+    FailureKind,
+    RecoverableError,
+    RecoverableRequest,
+    RequestRecovery,
+)
 from engine.types import EngineInfo, EngineRequest, Health, Step
 
 log = logging.getLogger(__name__)
@@ -48,14 +58,14 @@ SHOWN = 3
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class WorkerSlot:
     """See ``engine.supervision.survival.Place``: one submission of a request to one worker."""
 
     fleet: Fleet
-    survivor: Survivor
+    survivor: RecoverableRequest
     worker: Worker
-    link: Link
-    trial: Trial
+    link: WorkerSession
+    trial: PendingStart
     assignment: Assignment
 
     @property
@@ -78,7 +88,7 @@ class Seat:
     def delivered(self, step: Step) -> None:
         """The balancer counts what the worker made, delivered or not."""
 
-    async def fate(self, error: EngineFault) -> Fate:
+    async def fate(self, error: RecoverableError) -> FailureKind:
         self.survivor.avoided.add(self.link)
         fate = await self._fate(error)
         if self.survivor.begun:
@@ -87,29 +97,29 @@ class Seat:
             self.worker.tally.retried += 1
         return fate
 
-    async def _fate(self, error: EngineFault) -> Fate:
+    async def _fate(self, error: RecoverableError) -> FailureKind:
         if isinstance(error, EngineOverloaded):
             if not self.survivor.begun and not self.fleet.others(self.survivor):
                 raise error
-            return Fate.TURNED_AWAY
+            return FailureKind.TURNED_AWAY
         if isinstance(error, RequestRejected):
             return self._doubt(error)
         self.worker.failed(str(error))
         if isinstance(error, EngineUnreachable):
-            return Fate.TURNED_AWAY
+            return FailureKind.TURNED_AWAY
         if not (await self.worker.ask()).live:
-            return Fate.HUNG if self.link.stood_still else Fate.DIED
+            return FailureKind.HUNG if self.link.stood_still else FailureKind.DIED
         if isinstance(error, EngineFailed):
             self._try_elsewhere(error)
-        return Fate.CUT_OFF
+        return FailureKind.CUT_OFF
 
-    def _doubt(self, error: RequestRejected) -> Fate:
+    def _doubt(self, error: RequestRejected) -> FailureKind:
         """One worker's word is not enough: if another one runs the request, the first was wrong."""
         if self.survivor.begun or self.survivor.refusals or not self.fleet.others(self.survivor):
             raise error
         wrong = f"it refused a request that another worker ran: {error}"
         self.survivor.refusals.append(partial(self.worker.failed, wrong))
-        return Fate.TURNED_AWAY
+        return FailureKind.TURNED_AWAY
 
     def _try_elsewhere(self, error: EngineFailed) -> None:
         """A living worker failed on it: others may, too."""
@@ -124,15 +134,15 @@ class Fleet:
     """See ``engine.base.Engine``; ``make`` makes an engine for an address. One event loop."""
 
     make: Callable[[str], Engine]
-    sources: Sequence[Source]
-    patience: Patience = field(default_factory=Patience)
-    rules: FleetRules = field(default_factory=FleetRules)
-    watcher: Watcher = field(default_factory=NullWatcher)
+    sources: Sequence[WorkerSource]
+    patience: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
+    rules: FleetSettings = field(default_factory=FleetSettings)
+    watcher: RecoveryObserver = field(default_factory=NullRecoveryObserver)
 
     def __post_init__(self) -> None:
         self.workers: dict[str, Worker] = {}
-        self._balancer = Balancer(self.rules.balance)
-        self._survival = Survival(self, self.patience, self.watcher)
+        self._balancer = LoadBalancer(self.rules.balance)
+        self._survival = RequestRecovery(self, self.patience, self.watcher)
         self._found: dict[int, frozenset[str]] = {}
         """By source: whom it named last."""
         self._background: set[asyncio.Task[None]] = set()
@@ -140,7 +150,7 @@ class Fleet:
         self._depth: int | None = None
         self._changed = asyncio.Event()
         self._closed = False
-        self._losses = Losses()
+        self._losses = LossLog()
 
     async def start(self) -> EngineInfo:
         """Returns when one worker serves. Raises EngineStartError when none does in time."""
@@ -159,12 +169,12 @@ class Fleet:
     def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         return self._survival.generate(self._bounded(request))
 
-    async def set_depth(self, depth: int) -> DepthSet:
+    async def set_depth(self, depth: int) -> AppliedDepth:
         """Bound the depth of requests from now on; those that run keep theirs."""
         if self._info is None or not self._info.speculation.per_request:
             raise ValueError("these workers do not let requests choose their depth")
         self._depth = min(depth, self._info.speculation.depth)
-        return DepthSet(self._depth)
+        return AppliedDepth(self._depth)
 
     async def gave_up(self) -> str:
         """Never: workers may come back as long as there is a gateway."""
@@ -184,11 +194,11 @@ class Fleet:
         """Steps whose tokens went to nobody: those of replays, and those the engines count."""
         links = (worker.link for worker in self.workers.values())
         engines = (link.engine for link in links if link is not None)
-        counted = (engine.unclaimed for engine in engines if isinstance(engine, Losing))
+        counted = (engine.unclaimed for engine in engines if isinstance(engine, SupportsUnclaimed))
         return sum(counted, self._survival.replayed)
 
     @property
-    def losses(self) -> Losses:
+    def losses(self) -> LossLog:
         """When circuits were opened, and why; oldest first."""
         return self._losses
 
@@ -217,7 +227,7 @@ class Fleet:
         """Workers restart themselves: there is nothing to forgive."""
 
     @asynccontextmanager
-    async def place(self, survivor: Survivor) -> AsyncIterator[Seat]:
+    async def place(self, survivor: RecoverableRequest) -> AsyncIterator[WorkerSlot]:
         async with AsyncExitStack() as inside:
             while True:
                 worker, assignment = await self._assign(survivor)
@@ -228,13 +238,13 @@ class Fleet:
                     break
                 await inside.aclose()  # lost while the request waited for its trial
             inside.enter_context(link.running())
-            yield Seat(self, survivor, worker, link, trial, assignment)
+            yield WorkerSlot(self, survivor, worker, link, trial, assignment)
 
-    def others(self, survivor: Survivor) -> list[Worker]:
+    def others(self, survivor: RecoverableRequest) -> list[Worker]:
         """Who serves, and is not to be avoided."""
         return [w for w in self.workers.values() if w.serves and w.link not in survivor.avoided]
 
-    async def _assign(self, survivor: Survivor) -> tuple[Worker, Assignment]:
+    async def _assign(self, survivor: RecoverableRequest) -> tuple[Worker, Assignment]:
         """Waits for a worker. Raises EngineDead."""
         if self._info is None:
             raise EngineDead("Not started yet.")
@@ -250,7 +260,7 @@ class Fleet:
         worker.tally.why[assignment.why] += 1
         return worker, assignment
 
-    async def _wait(self, survivor: Survivor) -> None:
+    async def _wait(self, survivor: RecoverableRequest) -> None:
         """Until something may be different: a worker comes, or those it avoids have had a pause."""
         if self._closed:
             raise EngineDead("The engine was closed.")
@@ -267,12 +277,12 @@ class Fleet:
         if worker.draining:
             self._part()
 
-    async def _watch(self, number: int, source: Source) -> None:
+    async def _watch(self, number: int, source: WorkerSource) -> None:
         while True:
             await asyncio.sleep(source.every_s)
             await self._read(number, source)
 
-    async def _read(self, number: int, source: Source) -> None:
+    async def _read(self, number: int, source: WorkerSource) -> None:
         try:
             found = await source.read()
         except DiscoveryError as error:
@@ -336,8 +346,8 @@ class Fleet:
         self._part()
         self._tell()
 
-    def _given_up(self, worker: Worker, cause: Cause) -> None:
-        self._losses.add(loss_of(cause, worker.reason, None, None, worker.name))
+    def _given_up(self, worker: Worker, cause: LossCause) -> None:
+        self._losses.add(create_loss(cause, worker.reason, None, None, worker.name))
 
     def _why_none(self) -> str:
         if not self.workers:
@@ -354,7 +364,7 @@ class Fleet:
             reason=worker.reason,
             running=0 if worker.link is None else worker.link.pulse.num_running,
             outstanding=self._balancer.load(worker.name).tokens,
-            requests={why.value: tally.why[why] for why in Why},
+            requests={why.value: tally.why[why] for why in RoutingReason},
             tokens=tally.tokens,
             retried=tally.retried,
             continued=tally.continued,
@@ -377,8 +387,8 @@ def _check_fit(info: EngineInfo, ours: EngineInfo) -> None:
     for what in ("model", "vocab_size", "reports_decode_steps", "accounts_at_end"):
         theirs, wanted = getattr(info, what), getattr(ours, what)
         if theirs != wanted:
-            raise Misfit(f"its {what} is {theirs}, the others' is {wanted}")
+            raise IncompatibleWorker(f"its {what} is {theirs}, the others' is {wanted}")
     if info.max_model_len < ours.max_model_len:
-        raise Misfit(
+        raise IncompatibleWorker(
             f"its max_model_len is {info.max_model_len}, less than the others' {ours.max_model_len}"
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine.base import Engine
-from engine.supervision.pulse import Pulse
+from engine.supervision.pulse import StallDetector
 from engine.types import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -17,13 +17,13 @@ CLOSE_S = 10.0
 """An engine that cannot be closed in this time is left behind."""
 
 
-class Link:
+class WorkerSession:
     """Retired, it takes no new requests and is closed when the last one has ended."""
 
     def __init__(self, engine: Engine, info: EngineInfo) -> None:
         self.engine = engine
         self.info = info
-        self.pulse = Pulse()
+        self.pulse = StallDetector()
         self.closed = asyncio.Event()
         self.stood_still = False
         """It was given up in silence, with several requests in it."""
@@ -54,11 +54,11 @@ class Link:
             self.cut()
 
     async def _close(self) -> None:
-        await close(self.engine)
+        await close_engine(self.engine)
         self.closed.set()
 
 
-async def close(engine: Engine) -> None:
+async def close_engine(engine: Engine) -> None:
     """Within bounds."""
     try:
         async with asyncio.timeout(CLOSE_S):

@@ -7,7 +7,7 @@ first becomes nothing with the first token; the second shrinks with every one.
 from __future__ import annotations
 
 
-class Load:
+class WorkerLoad:
     """The work of one worker."""
 
     __slots__ = ("requests", "tokens")
@@ -16,16 +16,16 @@ class Load:
         self.tokens = 0.0
         self.requests = 0
 
-    def take(self, prefill: float, output: float, weight: float = 1.0) -> Charge:
-        return Charge(self, prefill, output, weight)
+    def take(self, prefill: float, output: float, weight: float = 1.0) -> LoadCharge:
+        return LoadCharge(self, prefill, output, weight)
 
 
-class Charge:
+class LoadCharge:
     """One request's part of a load, from submission to ``settle``."""
 
     __slots__ = ("_left", "_load", "_output", "_weight", "num_made")
 
-    def __init__(self, load: Load, prefill: float, output: float, weight: float) -> None:
+    def __init__(self, load: WorkerLoad, prefill: float, output: float, weight: float) -> None:
         self._load = load
         self._output = output
         self._weight = weight
@@ -51,7 +51,7 @@ class Charge:
         self._left = left
 
 
-class Expectation:
+class OutputEstimate:
     """How many tokens an answer will have: as many as those before it, within its own limit."""
 
     def __init__(self, first: float = 256.0, forget: float = 0.02) -> None:

@@ -11,11 +11,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-Chain = Sequence[bytes]
+BlockHashes = Sequence[bytes]
 """Entry i names the first i + 1 blocks of a prompt."""
 
 
-def chain(prompt: Sequence[int], block: int, most: int, salt: str | None = None) -> list[bytes]:
+def hash_blocks(
+    prompt: Sequence[int], block: int, most: int, salt: str | None = None
+) -> list[bytes]:
     """The names of the leading whole blocks, ``most`` at most.
 
     Prompts with different salts share nothing: the workers' caches do not, either.
@@ -29,7 +31,7 @@ def chain(prompt: Sequence[int], block: int, most: int, salt: str | None = None)
     return names
 
 
-class Memory:
+class PrefixMemory:
     """Blocks one worker has met, the least recently used forgotten first.
 
     A guess at its cache: nobody asks the worker.
@@ -39,7 +41,7 @@ class Memory:
         self._most = blocks
         self._met: OrderedDict[bytes, None] = OrderedDict()
 
-    def meet(self, names: Chain) -> None:
+    def meet(self, names: BlockHashes) -> None:
         """The worker gets a prompt. Its first block is the last to be forgotten."""
         for name in reversed(names):
             self._met[name] = None
@@ -47,7 +49,7 @@ class Memory:
         while len(self._met) > self._most:
             self._met.popitem(last=False)
 
-    def known(self, names: Chain) -> int:
+    def known(self, names: BlockHashes) -> int:
         """How many leading blocks of a prompt it has met."""
         for at, name in enumerate(names):
             if name not in self._met:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class BalanceRules:
+class RoutingSettings:
     """Which worker gets a request. Amounts are tokens."""
 
     block: int = 64
@@ -26,7 +26,7 @@ class BalanceRules:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerRules:
+class BreakerSettings:
     """When a worker is left alone, and for how long. Seconds unless it says otherwise."""
 
     failures: int = 3
@@ -39,7 +39,7 @@ class BreakerRules:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetRules:
+class FleetSettings:
     """How a fleet is tended. Seconds unless it says otherwise."""
 
     start_s: float = 600.0
@@ -58,5 +58,5 @@ class FleetRules:
     """Other workers that are tried with a request which a living worker failed on."""
     pause_s: float = 0.2
     """Before a request goes back to a worker it has been to."""
-    balance: BalanceRules = field(default_factory=BalanceRules)
-    breaker: BreakerRules = field(default_factory=BreakerRules)
+    balance: RoutingSettings = field(default_factory=RoutingSettings)
+    breaker: BreakerSettings = field(default_factory=BreakerSettings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.fleet.worker import State
+from engine.fleet.worker import WorkerState
 from engine.speculation.accounting import Totals
 
 
@@ -14,7 +14,7 @@ class WorkerStatus:
     """A snapshot; counts are since it joined, ``counted`` since its process began."""
 
     name: str
-    state: State
+    state: WorkerState
     reason: str
     """Why it does not serve; empty when it does."""
     running: int

@@ -10,16 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.base import Counting, Engine
+from engine.base import Engine, SupportsCounters
 from engine.clock import now
 from engine.errors import EngineError
-from engine.fleet.balance import Why
-from engine.fleet.breaker import Breaker, Circuit
-from engine.fleet.link import Link, close
-from engine.fleet.rules import FleetRules
+from engine.fleet.balance import RoutingReason
+from engine.fleet.breaker import CircuitBreaker, CircuitState
+from engine.fleet.link import WorkerSession, close_engine
+from engine.fleet.rules import FleetSettings
 from engine.speculation.accounting import Totals
-from engine.supervision.probation import Probation
-from engine.supervision.rules import Cause
+from engine.supervision.probation import PoisonIsolation
+from engine.supervision.rules import LossCause
 from engine.types import EngineInfo, EngineRequest, Health, Sampling
 
 log = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 PROBE_PROMPT = (1, 2, 3, 4)
 
 
-class Misfit(EngineError):
+class IncompatibleWorker(EngineError):
     """The worker serves something else than the others."""
 
 
-class State(StrEnum):
+class WorkerState(StrEnum):
     """What a worker does, as people and metrics are told."""
 
     SERVING = "serving"
@@ -44,10 +44,10 @@ class State(StrEnum):
 
 
 @dataclass(slots=True)
-class Tally:
+class WorkerCounters:
     """What became of the requests that were given to a worker."""
 
-    why: Counter[Why] = field(default_factory=Counter)
+    why: Counter[RoutingReason] = field(default_factory=Counter)
     """How many it was given, by what decided so."""
     tokens: int = 0
     retried: int = 0
@@ -65,23 +65,23 @@ class Worker:
 
     name: str
     make: Callable[[str], Engine]
-    rules: FleetRules
+    rules: FleetSettings
     stall_s: float
     accept: Callable[[EngineInfo], None]
     changed: Callable[[Worker], None]
-    given_up: Callable[[Worker, Cause], None]
-    breaker: Breaker = field(init=False)
-    probation: Probation = field(default_factory=Probation)
-    link: Link | None = None
+    given_up: Callable[[Worker, LossCause], None]
+    breaker: CircuitBreaker = field(init=False)
+    probation: PoisonIsolation = field(default_factory=PoisonIsolation)
+    link: WorkerSession | None = None
     reason: str = "not asked yet"
     """Why it does not serve."""
     draining: bool = False
     counted: Totals | None = None
     """What it says itself of its speculation."""
-    tally: Tally = field(default_factory=Tally)
+    tally: WorkerCounters = field(default_factory=WorkerCounters)
 
     def __post_init__(self) -> None:
-        self.breaker = Breaker(self.rules.breaker)
+        self.breaker = CircuitBreaker(self.rules.breaker)
         self._asked: asyncio.Task[Health] | None = None
         self._tending: asyncio.Task[None] | None = None
         self._nudged = asyncio.Event()
@@ -93,12 +93,12 @@ class Worker:
         return self.link is not None and self.breaker.closed and not self.draining
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         if self.draining:
-            return State.DRAINING
-        if self.breaker.circuit is Circuit.OPEN:
-            return State.OPEN
-        return State.SERVING if self.serves else State.PROBING
+            return WorkerState.DRAINING
+        if self.breaker.circuit is CircuitState.OPEN:
+            return WorkerState.OPEN
+        return WorkerState.SERVING if self.serves else WorkerState.PROBING
 
     def begin(self) -> None:
         """Tend it from now on."""
@@ -137,7 +137,7 @@ class Worker:
         self.breaker.failed(now())
         if was_closed and not self.breaker.closed:
             failures = self.rules.breaker.failures
-            self._out(f"{failures} requests in a row failed: {reason}", Cause.DIED)
+            self._out(f"{failures} requests in a row failed: {reason}", LossCause.DIED)
         self._nudged.set()
 
     async def ask(self) -> Health:
@@ -163,19 +163,19 @@ class Worker:
         health = await self.ask()
         self._missed = 0 if health.live else self._missed + 1
         if self._missed >= self.rules.missed:
-            self._give_up(health.reason, Cause.DIED)
+            self._give_up(health.reason, LossCause.DIED)
         elif not health.live:
             self._nudged.set()
             await asyncio.sleep(self.rules.pause_s)
         elif link.pulse.silent_s > self.stall_s:
-            self._give_up(f"no step for {self.stall_s:g} s", Cause.HUNG)
+            self._give_up(f"no step for {self.stall_s:g} s", LossCause.HUNG)
         elif now() >= self._count_at:
             await self._count(link.engine)
 
     async def _count(self, engine: Engine) -> None:
         """Ask for its own counters, if it has any; those it had stand when it does not answer."""
         self._count_at = now() + self.rules.count_s
-        if not isinstance(engine, Counting):
+        if not isinstance(engine, SupportsCounters):
             return
         try:
             async with asyncio.timeout(self.rules.ask_s):
@@ -183,7 +183,7 @@ class Worker:
         except (EngineError, TimeoutError) as error:
             log.debug("worker %s does not tell its counters: %s", self.name, error)
 
-    def _give_up(self, reason: str, cause: Cause) -> None:
+    def _give_up(self, reason: str, cause: LossCause) -> None:
         """It is dead or hangs: its requests go on elsewhere."""
         link, self.link = self.link, None
         if link is not None:
@@ -192,7 +192,7 @@ class Worker:
         self.breaker.open(now())
         self._out(reason, cause)
 
-    def _out(self, reason: str, cause: Cause) -> None:
+    def _out(self, reason: str, cause: LossCause) -> None:
         log.error("circuit opened for worker %s: %s", self.name, reason)
         self.reason = reason
         self.given_up(self, cause)
@@ -227,17 +227,17 @@ class Worker:
                 self.accept(info)
                 await _makes_a_token(engine)
         except (EngineError, TimeoutError) as error:
-            await close(engine)
+            await close_engine(engine)
             self._not_admitted(str(error) or f"no token for {self.rules.admit_s:g} s")
         except asyncio.CancelledError:
-            await close(engine)
+            await close_engine(engine)
             raise
         except Exception as error:
             log.exception("the probe of worker %s failed in an unforeseen way", self.name)
-            await close(engine)
+            await close_engine(engine)
             self._not_admitted(f"its probe failed: {type(error).__name__}")
         else:
-            self._admitted(Link(engine, info))
+            self._admitted(WorkerSession(engine, info))
 
     def _not_admitted(self, reason: str) -> None:
         if reason != self.reason:
@@ -246,7 +246,7 @@ class Worker:
         self.breaker.open(now())
         self.changed(self)
 
-    def _admitted(self, link: Link) -> None:
+    def _admitted(self, link: WorkerSession) -> None:
         if self.link is not None:
             self.link.retire()
         self.link, self.reason, self._missed = link, "", 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from engine.machine import Machine, hub_problem
+from engine.machine import Machine, check_hub
 from engine.preflight.checks import OBSTACLES, REMARKS
 from engine.preflight.facts import facts
 from engine.preflight.plan import EnginePlan
@@ -24,7 +24,7 @@ class PreflightReport:
 
 
 def preflight(
-    plan: EnginePlan, machine: Machine, hub: Callable[[], str | None] = hub_problem
+    plan: EnginePlan, machine: Machine, hub: Callable[[], str | None] = check_hub
 ) -> PreflightReport:
     scene = scene_of(plan, machine, hub)
     return PreflightReport(

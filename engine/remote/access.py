@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 TEXT_PREFIX = "text+"
 
 
-class Speaks(StrEnum):
+class WireProtocol(StrEnum):
     """What goes over the wire."""
 
     TOKENS = "tokens"
@@ -25,7 +25,7 @@ class Upstream:
 
     url: str
     """Scheme, host, port and perhaps a path, without a slash at the end."""
-    speaks: Speaks = Speaks.TOKENS
+    speaks: WireProtocol = WireProtocol.TOKENS
     authorization: str | None = field(default=None, repr=False, compare=False)
     """From ``http://user:password@...``; sent to this worker in place of the key."""
 
@@ -33,7 +33,7 @@ class Upstream:
     def parse(cls, given: str) -> Upstream:
         """``http://host:port`` or ``text+http://host:port``. Raises ValueError."""
         url = given.strip().removeprefix(TEXT_PREFIX).rstrip("/")
-        speaks = Speaks.TEXT if given.strip().startswith(TEXT_PREFIX) else Speaks.TOKENS
+        speaks = WireProtocol.TEXT if given.strip().startswith(TEXT_PREFIX) else WireProtocol.TOKENS
         if not _is_address(url):
             raise ValueError(
                 f"a worker's address is http://HOST:PORT, or text+http://HOST:PORT for one that "
@@ -41,10 +41,10 @@ class Upstream:
             )
         userinfo = urlsplit(url).netloc.rpartition("@")[0]
         clean = url.replace(f"//{userinfo}@", "//", 1).removesuffix("/v1")
-        return cls(clean, speaks, basic(userinfo) if userinfo else None)
+        return cls(clean, speaks, encode_basic_auth(userinfo) if userinfo else None)
 
     def __str__(self) -> str:
-        return (TEXT_PREFIX if self.speaks is Speaks.TEXT else "") + self.url
+        return (TEXT_PREFIX if self.speaks is WireProtocol.TEXT else "") + self.url
 
 
 def _is_address(url: str) -> bool:
@@ -65,14 +65,14 @@ def _without_userinfo(given: str) -> str:
     return f"***@{rest}" if found else rest
 
 
-def basic(userinfo: str) -> str:
+def encode_basic_auth(userinfo: str) -> str:
     """``user:password``, percent-encoded, as HTTP's Basic authentication has it."""
     user, _, password = userinfo.partition(":")
     return "Basic " + b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ConnectionSettings:
     """How workers are talked to; seconds unless it says otherwise."""
 
     key: str | None = None

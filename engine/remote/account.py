@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from operator import lt
 from typing import Any
 
-from engine.remote.reading import WorkerFault, integer, integers, object_of
+from engine.remote.reading import WorkerProtocolError, read_integer, read_integers, read_object
 from engine.speculation.accounting import shared_step
-from engine.types import DecodeStep, Undrafted
+from engine.types import DecodeStep, UndraftedReason
 
 MOST_DEPTH = 256
 SPARE = 16
@@ -26,7 +26,7 @@ Verified = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SpeculationAccount:
     """What the worker said at the end."""
 
     depth: int
@@ -36,29 +36,33 @@ class Told:
     """False: from a histogram, so only their sums mean anything."""
 
     @classmethod
-    def read(cls, value: Any, most: int) -> Told:
+    def read(cls, value: Any, most: int) -> SpeculationAccount:
         """From vLLM's ``metrics.speculative_decoding`` of an answer of at most ``most`` tokens.
 
         Raises WorkerFault.
         """
-        said, most = object_of(value, "speculative_decoding"), most + SPARE
-        depth = integer(said.get("num_spec_tokens"), "num_spec_tokens", 0, MOST_DEPTH)
+        said, most = read_object(value, "speculative_decoding"), most + SPARE
+        depth = read_integer(said.get("num_spec_tokens"), "num_spec_tokens", 0, MOST_DEPTH)
         if said.get("per_step_drafted") is None or said.get("per_step_accepted") is None:
             return cls(depth, _of_histogram(said, depth, most), ordered=False)
-        drafted = integers(said["per_step_drafted"], "per_step_drafted", 0, depth + 1, most)
-        accepted = integers(said["per_step_accepted"], "per_step_accepted", 0, depth + 1, most)
+        drafted = read_integers(said["per_step_drafted"], "per_step_drafted", 0, depth + 1, most)
+        accepted = read_integers(said["per_step_accepted"], "per_step_accepted", 0, depth + 1, most)
         if len(drafted) != len(accepted) or any(map(lt, drafted, accepted)):
-            raise WorkerFault("per_step_accepted does not fit per_step_drafted")
+            raise WorkerProtocolError("per_step_accepted does not fit per_step_drafted")
         return cls(depth, tuple(zip(drafted, accepted, strict=True)))
 
 
 def _of_histogram(said: Mapping[str, Any], depth: int, most: int) -> tuple[Verified, ...]:
     """Steps with the histogram's accepted counts and, together, all that was drafted."""
-    counts = integers(said.get("acceptance_histogram"), "histogram", 0, most + 1, depth + 1)
+    counts = read_integers(said.get("acceptance_histogram"), "histogram", 0, most + 1, depth + 1)
     if sum(counts) > most:
-        raise WorkerFault(f"the histogram has {sum(counts)} steps for at most {most} tokens")
+        raise WorkerProtocolError(
+            f"the histogram has {sum(counts)} steps for at most {most} tokens"
+        )
     accepted = [at for at, count in enumerate(counts) for _ in range(count)]
-    drafted = integer(said.get("num_draft_tokens"), "num_draft_tokens", 0, depth * len(accepted))
+    drafted = read_integer(
+        said.get("num_draft_tokens"), "num_draft_tokens", 0, depth * len(accepted)
+    )
     return tuple(_shared(accepted, depth, drafted - sum(accepted)))
 
 
@@ -69,8 +73,10 @@ def _shared(accepted: Sequence[int], depth: int, rejected: int) -> Iterator[Veri
         yield reached + share, reached
 
 
-def decode_steps(
-    sizes: Sequence[int], told: Told, reason: Undrafted = Undrafted.REFUSED
+def lay_decode_steps(
+    sizes: Sequence[int],
+    told: SpeculationAccount,
+    reason: UndraftedReason = UndraftedReason.REFUSED,
 ) -> tuple[DecodeStep, ...]:
     """The decode steps behind chunks of these sizes; ``reason`` for those without a draft."""
     if not sizes:
@@ -97,7 +103,7 @@ def _padded(sizes: Sequence[int], steps: Sequence[Verified]) -> bool:
 class _Layer:
     """Lays steps over chunks: each chunk holds whole steps, but for the last, which may be cut."""
 
-    def __init__(self, sizes: list[int], steps: list[Verified], reason: Undrafted) -> None:
+    def __init__(self, sizes: list[int], steps: list[Verified], reason: UndraftedReason) -> None:
         self._sizes = sizes
         self._steps = steps
         self._reason = reason

@@ -18,10 +18,16 @@ import orjson
 from engine.errors import EngineDead, EngineError, EngineOverloaded, EngineUnreachable
 from engine.redaction import redact
 from engine.remote import limits, refusals
-from engine.remote.access import Access, Upstream
-from engine.remote.limits import Limits
-from engine.remote.reading import WorkerFault, json_of, message_of, message_of_error, quote
-from engine.remote.sse import Payloads
+from engine.remote.access import ConnectionSettings, Upstream
+from engine.remote.limits import ReplyLimits
+from engine.remote.reading import (
+    WorkerProtocolError,
+    extract_error_message,
+    extract_message,
+    quote,
+    read_json,
+)
+from engine.remote.sse import SseDecoder
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 seconds after which vLLM's server closes a connection nobody uses."""
@@ -39,7 +45,7 @@ EVENT_STREAM = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class WorkerReply:
     """A whole answer, within bounds."""
 
     status: int
@@ -54,10 +60,10 @@ class Reply:
         return self.body.decode("utf-8", "replace")
 
 
-class Connection:
+class WorkerConnection:
     """Made in the event loop that uses it."""
 
-    def __init__(self, upstream: Upstream, access: Access) -> None:
+    def __init__(self, upstream: Upstream, access: ConnectionSettings) -> None:
         self.upstream = upstream
         self._access = access
         self._closed = False
@@ -80,7 +86,7 @@ class Connection:
 
     async def ask(
         self, path: str, body: Mapping[str, Any] | None = None, patience_s: float = ASK_S
-    ) -> Reply:
+    ) -> WorkerReply:
         """One question, one answer of whatever status. Raises EngineDead without one."""
         method = "GET" if body is None else "POST"
         content = None if body is None else orjson.dumps(body)
@@ -92,25 +98,25 @@ class Connection:
                     said = await self._body(response, limits.QUESTION)
                 finally:
                     await response.aclose()
-        return Reply(response.status_code, said)
+        return WorkerReply(response.status_code, said)
 
     async def whole(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], most: Limits
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], most: ReplyLimits
     ) -> Any:
         """An answer that is not streamed. Raises EngineError."""
         async with self._sent(path, body, headers) as response:
             async with asyncio.timeout(self._access.first_token_s):
                 said = await self._body(response, most.event)
-        return json_of(said, "the answer")
+        return read_json(said, "the answer")
 
     async def stream(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], most: Limits
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], most: ReplyLimits
     ) -> AsyncGenerator[Any, None]:
         """The data of a stream's events, parsed. Raises EngineError.
 
         Closing it closes the connection, by which the worker aborts the request.
         """
-        payloads, frames, done = Payloads(most.event), 0, False
+        payloads, frames, done = SseDecoder(most.event), 0, False
         async with self._sent(path, body, headers) as response:
             _check_type(response)
             async with aclosing(_pieces(response)) as pieces:
@@ -119,7 +125,9 @@ class Connection:
                     for data in payloads.feed(piece):
                         frames += 1
                         if done or frames > most.frames:
-                            raise WorkerFault(f"the stream goes on after {frames - 1} events")
+                            raise WorkerProtocolError(
+                                f"the stream goes on after {frames - 1} events"
+                            )
                         if data == DONE:
                             done = True
                         else:
@@ -148,8 +156,8 @@ class Connection:
         """Whatever goes wrong inside is the worker's failure: an EngineError, with its name."""
         try:
             yield
-        except WorkerFault as error:
-            raise WorkerFault(f"{self.upstream}: {error}") from error
+        except WorkerProtocolError as error:
+            raise WorkerProtocolError(f"{self.upstream}: {error}") from error
         except EngineError:
             raise
         except TimeoutError:
@@ -165,11 +173,11 @@ class Connection:
             async for piece in pieces:
                 body += piece
                 if len(body) > most:
-                    raise WorkerFault(f"an answer is longer than {most} bytes")
+                    raise WorkerProtocolError(f"an answer is longer than {most} bytes")
         return bytes(body)
 
     async def _read(self, data: bytes) -> Any:
-        payload = json_of(data, "an event of the stream")
+        payload = read_json(data, "an event of the stream")
         if isinstance(payload, dict) and payload.get("error"):
             raise await self._failed(payload["error"])
         return payload
@@ -178,26 +186,26 @@ class Connection:
         """What a status that is not 200 means."""
         status = response.status_code
         async with asyncio.timeout(ASK_S):
-            message = message_of(await self._body(response, limits.REFUSAL))
+            message = extract_message(await self._body(response, limits.REFUSAL))
         if status in BUSY and await self.healthy():
             return EngineOverloaded("The workers are at their limits.", _wait_of(response))
         if 300 <= status < 500 and status not in BUSY:
-            return refusals.refusal(str(self.upstream), status, message)
+            return refusals.map_refusal(str(self.upstream), status, message)
         return await self._broken(status, message)
 
     async def _failed(self, error: Any) -> EngineError:
         """What an error within a stream means."""
         status = error.get("code") if isinstance(error, dict) else None
-        message = message_of_error(error)
+        message = extract_error_message(error)
         if isinstance(status, int) and 400 <= status < 500:
-            return refusals.refusal(str(self.upstream), status, message)
+            return refusals.map_refusal(str(self.upstream), status, message)
         return await self._broken(status, message)
 
     async def _broken(self, status: Any, message: str) -> EngineError:
         """This request alone, or the worker?"""
         shown = status if type(status) is int else "error"
         if status not in (502, 504) and await self.healthy():
-            return refusals.failure(str(self.upstream), shown, message)
+            return refusals.map_failure(str(self.upstream), shown, message)
         return EngineDead(f"{self.upstream} failed ({shown}): {message}")
 
     async def healthy(self) -> bool:
@@ -229,7 +237,7 @@ def _clock() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _authorization(upstream: Upstream, access: Access) -> dict[str, str]:
+def _authorization(upstream: Upstream, access: ConnectionSettings) -> dict[str, str]:
     if upstream.authorization is not None:
         return {"authorization": upstream.authorization}
     return {"authorization": f"Bearer {access.key}"} if access.key else {}
@@ -243,14 +251,16 @@ def _check_type(response: httpx.Response) -> None:
     _check_encoding(response)
     given = response.headers.get("content-type", EVENT_STREAM)
     if given.partition(";")[0].strip().lower() != EVENT_STREAM:
-        raise WorkerFault(f"a stream must be {EVENT_STREAM}, is {quote(given)}")
+        raise WorkerProtocolError(f"a stream must be {EVENT_STREAM}, is {quote(given)}")
 
 
 def _check_encoding(response: httpx.Response) -> None:
     """Nothing compressed was asked for: a few bytes could become very many."""
     given = response.headers.get("content-encoding", "identity")
     if given.strip().lower() != "identity":
-        raise WorkerFault(f"an answer is encoded as {quote(given)}, which was not asked for")
+        raise WorkerProtocolError(
+            f"an answer is encoded as {quote(given)}, which was not asked for"
+        )
 
 
 def _wait_of(response: httpx.Response) -> float | None:

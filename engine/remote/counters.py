@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from engine.remote.reading import WorkerFault
+from engine.remote.reading import WorkerProtocolError
 from engine.speculation.accounting import Totals
 
 SAMPLE = re.compile(
@@ -17,7 +17,7 @@ POSITION = re.compile(r'position="(\d{1,4})"')
 MOST_POSITIONS = 64
 
 
-def totals_of(exposition: str) -> Totals | None:
+def parse_totals(exposition: str) -> Totals | None:
     """Summed over the worker's engines; None when it does not speculate. Raises WorkerFault."""
     sums: Counter[str] = Counter()
     positions: Counter[int] = Counter()
@@ -43,4 +43,4 @@ def _count(value: str) -> int:
     try:
         return int(float(value))
     except (ValueError, OverflowError):
-        raise WorkerFault(f"a counter of the worker is {value}") from None
+        raise WorkerProtocolError(f"a counter of the worker is {value}") from None

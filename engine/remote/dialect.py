@@ -9,15 +9,15 @@ from typing import Any
 import orjson
 
 from engine.errors import EngineStartError
-from engine.remote.connection import Connection, Reply
+from engine.remote.connection import WorkerConnection, WorkerReply
 from engine.remote.model import LocalModel
 from engine.remote.reading import (
-    integer,
-    json_of,
-    list_of,
-    message_of,
-    object_of,
-    optional_object,
+    extract_message,
+    read_integer,
+    read_json,
+    read_list,
+    read_object,
+    read_optional_object,
 )
 from engine.types import Constraint
 
@@ -56,7 +56,7 @@ class Dialect:
         return f"{prompt}, {special}, {'JSON schemas' if self.holds_to_json else 'no constraints'}"
 
 
-async def find(connection: Connection, model: LocalModel, name: str) -> Dialect:
+async def detect_dialect(connection: WorkerConnection, model: LocalModel, name: str) -> Dialect:
     """Raises EngineStartError."""
     token_ids = model.codec.encode(PROBE, False)
     attempts: tuple[tuple[str | list[int], dict[str, Any]], ...] = (
@@ -73,17 +73,19 @@ async def find(connection: Connection, model: LocalModel, name: str) -> Dialect:
             _check_length(answer, len(token_ids), connection, model)
             holds = await _holds_to_json(connection, asked)
             return Dialect(not isinstance(prompt, str), extras, holds)
-        refusal = f"{answer.status}: {message_of(answer.body)}"
+        refusal = f"{answer.status}: {extract_message(answer.body)}"
     raise EngineStartError(f"{connection.upstream}{COMPLETIONS} does not generate: {refusal}")
 
 
-def _check_length(answer: Reply, ours: int, connection: Connection, model: LocalModel) -> None:
+def _check_length(
+    answer: WorkerReply, ours: int, connection: WorkerConnection, model: LocalModel
+) -> None:
     """The prompt must have reached the model as it was. Raises EngineStartError."""
-    said = object_of(json_of(answer.body, "the answer"), "the answer")
-    counted = optional_object(said.get("usage"), "usage").get("prompt_tokens")
+    said = read_object(read_json(answer.body, "the answer"), "the answer")
+    counted = read_optional_object(said.get("usage"), "usage").get("prompt_tokens")
     if counted is None:
         return
-    theirs = integer(counted, "prompt_tokens", 0, MOST_TOKENS)
+    theirs = read_integer(counted, "prompt_tokens", 0, MOST_TOKENS)
     if abs(theirs - ours) > SPARE:
         raise EngineStartError(
             f"{connection.upstream} makes {theirs} tokens of a prompt that is {ours} for "
@@ -92,18 +94,18 @@ def _check_length(answer: Reply, ours: int, connection: Connection, model: Local
         )
 
 
-async def _holds_to_json(connection: Connection, asked: Mapping[str, Any]) -> bool:
+async def _holds_to_json(connection: WorkerConnection, asked: Mapping[str, Any]) -> bool:
     schema = orjson.dumps({"enum": [WORD]}).decode()
-    wanted = {**asked, "max_tokens": 24, "response_format": json_schema(schema)}
+    wanted = {**asked, "max_tokens": 24, "response_format": build_json_schema(schema)}
     answer = await connection.ask(COMPLETIONS, wanted, GENERATE_S)
     if not answer.ok:
         return False
-    said = object_of(json_of(answer.body, "the answer"), "the answer")
-    choices = list_of(said.get("choices"), "choices", 1)
-    texts = (object_of(choice, "a choice").get("text") for choice in choices)
+    said = read_object(read_json(answer.body, "the answer"), "the answer")
+    choices = read_list(said.get("choices"), "choices", 1)
+    texts = (read_object(choice, "a choice").get("text") for choice in choices)
     return any(str(text).strip() == f'"{WORD}"' for text in texts)
 
 
-def json_schema(schema: str) -> dict[str, Any]:
+def build_json_schema(schema: str) -> dict[str, Any]:
     named = {"name": "answer", "schema": orjson.loads(schema), "strict": True}
     return {"type": "json_schema", "json_schema": named}

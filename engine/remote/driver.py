@@ -6,38 +6,38 @@ from collections.abc import Callable
 
 from engine.errors import EngineDead, EngineStartError
 from engine.remote import probe
-from engine.remote.access import Access, Upstream
-from engine.remote.connection import Connection
+from engine.remote.access import ConnectionSettings, Upstream
+from engine.remote.connection import WorkerConnection
 from engine.remote.model import LocalModel
 from engine.types import EngineInfo, Health
 
 
-def quiet(_: str) -> None:
+def ignore_progress(_: str) -> None:
     """Progress nobody asked for."""
 
 
-class Driver:
+class RemoteEngineBase:
     """The part of ``engine.base.Engine`` that does not depend on the worker's language."""
 
     def __init__(
         self,
         upstream: Upstream,
         model: LocalModel,
-        access: Access,
-        progress: Callable[[str], None] = quiet,
+        access: ConnectionSettings,
+        progress: Callable[[str], None] = ignore_progress,
     ) -> None:
         self._upstream = upstream
         self._model = model
         self._access = access
         self._progress = progress
-        self._connection: Connection | None = None
+        self._connection: WorkerConnection | None = None
         self._closed = False
 
     async def start(self) -> EngineInfo:
-        connection = self._connection = Connection(self._upstream, self._access)
+        connection = self._connection = WorkerConnection(self._upstream, self._access)
         try:
             await probe.wait_ready(connection, self._access.start_s, self._progress)
-            name, longest = await probe.served_model(connection, self._model)
+            name, longest = await probe.find_served_model(connection, self._model)
             return await self._meet(connection, name, longest)
         except EngineDead as error:
             await self.aclose()
@@ -46,21 +46,21 @@ class Driver:
             await self.aclose()
             raise
 
-    async def _meet(self, connection: Connection, name: str, longest: int) -> EngineInfo:
+    async def _meet(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
         """Find out what the worker can do. Raises EngineStartError or EngineDead."""
         raise NotImplementedError
 
     async def health(self) -> Health:
         if self._connection is None:
             return Health(live=False, reason="closed" if self._closed else "not started")
-        return await probe.health(self._connection)
+        return await probe.ask_health(self._connection)
 
     async def aclose(self) -> None:
         connection, self._connection, self._closed = self._connection, None, True
         if connection is not None:
             await connection.aclose()
 
-    def _running(self) -> Connection:
+    def _running(self) -> WorkerConnection:
         if self._connection is None:
             raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
         return self._connection

@@ -11,21 +11,21 @@ from typing import Any
 from engine.base import Engine
 from engine.errors import EngineDead, EngineError, EngineFailed
 from engine.remote import probe, wire
-from engine.remote.access import Access, Speaks, Upstream
-from engine.remote.account import Told, decode_steps
-from engine.remote.connection import Connection
-from engine.remote.counters import totals_of
-from engine.remote.driver import Driver, quiet
-from engine.remote.limits import limits_of
+from engine.remote.access import ConnectionSettings, Upstream, WireProtocol
+from engine.remote.account import SpeculationAccount, lay_decode_steps
+from engine.remote.connection import WorkerConnection
+from engine.remote.counters import parse_totals
+from engine.remote.driver import RemoteEngineBase, ignore_progress
+from engine.remote.limits import compute_limits
 from engine.remote.model import LocalModel
 from engine.remote.reading import (
-    WorkerFault,
-    integer,
-    integers,
-    list_of,
-    object_of,
-    optional_object,
+    WorkerProtocolError,
     quote,
+    read_integer,
+    read_integers,
+    read_list,
+    read_object,
+    read_optional_object,
 )
 from engine.remote.text import TextEngine
 from engine.speculation.accounting import Totals, shared_step
@@ -36,7 +36,7 @@ from engine.types import (
     FinishReason,
     PositionLogprobs,
     Step,
-    Undrafted,
+    UndraftedReason,
 )
 
 ACCOUNT_S = 5.0
@@ -44,28 +44,28 @@ ACCOUNT_S = 5.0
 ACCOUNT_EVENTS = 16
 
 
-class RemoteEngine(Driver):
+class RemoteEngine(RemoteEngineBase):
     """See ``engine.base.Engine``: token ids over HTTP to and from one vLLM server.
 
     The account of an answer's decode steps comes with its last step, because the worker tells it
     then. Answers that are broken off have none.
     """
 
-    _speculation = probe.Speculation(active=False, told=False)
+    _speculation = probe.WorkerSpeculation(active=False, told=False)
 
-    async def _meet(self, connection: Connection, name: str, longest: int) -> EngineInfo:
+    async def _meet(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
         await probe.check_vocabulary(connection, self._model, name)
         self._progress(f"warming up {self._upstream}")
-        self._speculation = await probe.speculation(connection, self._model)
-        found = probe.Found(name, longest, self._speculation)
-        return probe.info_of(found, self._model, connection)
+        self._speculation = await probe.probe_speculation(connection, self._model)
+        found = probe.WorkerFacts(name, longest, self._speculation)
+        return probe.build_info(found, self._model, connection)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         connection = self._running()
         stream = request.sampling.prompt_logprobs is None
-        body = wire.body(request, stream=stream, depth=self._speculation.per_request)
-        most, headers = limits_of(request), request.trace_headers
-        answer = Answer(request, self._speculation, most.tokens, self._model.vocab_size)
+        body = wire.build_body(request, stream=stream, depth=self._speculation.per_request)
+        most, headers = compute_limits(request), request.trace_headers
+        answer = AnswerAssembler(request, self._speculation, most.tokens, self._model.vocab_size)
         if stream:
             payloads = connection.stream(wire.GENERATE, body, headers, most)
             async with aclosing(_steps(payloads, answer)) as steps:
@@ -77,10 +77,12 @@ class RemoteEngine(Driver):
 
     async def counted(self) -> Totals | None:
         reply = await self._running().ask("/metrics")
-        return totals_of(reply.text) if reply.ok else None
+        return parse_totals(reply.text) if reply.ok else None
 
 
-async def _steps(payloads: AsyncGenerator[Any, None], answer: Answer) -> AsyncGenerator[Step, None]:
+async def _steps(
+    payloads: AsyncGenerator[Any, None], answer: AnswerAssembler
+) -> AsyncGenerator[Step, None]:
     """All but the last. A stream that breaks behind its last token has lost its account alone."""
     async with aclosing(payloads):
         async for payload in payloads:
@@ -91,7 +93,7 @@ async def _steps(payloads: AsyncGenerator[Any, None], answer: Answer) -> AsyncGe
                 return
 
 
-async def _account(payloads: AsyncGenerator[Any, None], answer: Answer) -> None:
+async def _account(payloads: AsyncGenerator[Any, None], answer: AnswerAssembler) -> None:
     """Read what follows the last token: the account, and not much else."""
     with suppress(TimeoutError, EngineError):
         async with asyncio.timeout(ACCOUNT_S):
@@ -101,11 +103,15 @@ async def _account(payloads: AsyncGenerator[Any, None], answer: Answer) -> None:
                 answer.read(payload)
 
 
-class Answer:
+class AnswerAssembler:
     """One answer as it comes. Its last step waits for the account, which comes right behind it."""
 
     def __init__(
-        self, request: EngineRequest, speculation: probe.Speculation, most: int, vocab_size: int
+        self,
+        request: EngineRequest,
+        speculation: probe.WorkerSpeculation,
+        most: int,
+        vocab_size: int,
     ) -> None:
         self._request = request
         self._speculation = speculation
@@ -114,7 +120,7 @@ class Answer:
         self._vocab_size = vocab_size
         self._sizes: list[int] = []
         self._last: Step | None = None
-        self._told: Told | None = None
+        self._told: SpeculationAccount | None = None
         self._cached: int | None = None
         self._prompt: tuple[PositionLogprobs | None, ...] | None = None
 
@@ -128,11 +134,11 @@ class Answer:
 
         Raises WorkerFault.
         """
-        payload = object_of(said, "a chunk")
+        payload = read_object(said, "a chunk")
         self._note(payload)
         out = []
-        for entry in list_of(payload.get("choices"), "choices", 1):
-            choice = object_of(entry, "a choice")
+        for entry in read_list(payload.get("choices"), "choices", 1):
+            choice = read_object(entry, "a choice")
             step = self._step(self._tokens(choice.get("token_ids")), choice)
             if step.finish is not None:
                 self._last = step
@@ -143,7 +149,7 @@ class Answer:
     def read_whole(self, said: Any) -> None:
         """An answer that is not streamed: only such a one tells about the prompt."""
         self.read(said)
-        self._prompt = wire.prompt_logprobs(
+        self._prompt = wire.read_prompt_logprobs(
             self._request.prompt,
             said.get("prompt_logprobs"),
             self._request.sampling.prompt_logprobs,
@@ -161,21 +167,21 @@ class Answer:
         )
 
     def _note(self, payload: Mapping[str, Any]) -> None:
-        metrics = optional_object(payload.get("metrics"), "metrics")
+        metrics = read_optional_object(payload.get("metrics"), "metrics")
         if metrics.get("speculative_decoding"):
             most = sum(self._sizes) + self._left
-            self._told = Told.read(metrics["speculative_decoding"], most)
-        usage = optional_object(payload.get("usage"), "usage")
-        details = optional_object(usage.get("prompt_tokens_details"), "prompt_tokens_details")
+            self._told = SpeculationAccount.read(metrics["speculative_decoding"], most)
+        usage = read_optional_object(payload.get("usage"), "usage")
+        details = read_optional_object(usage.get("prompt_tokens_details"), "prompt_tokens_details")
         if details.get("cached_tokens") is not None:
             most = len(self._request.prompt)
-            self._cached = integer(details["cached_tokens"], "cached_tokens", 0, most)
+            self._cached = read_integer(details["cached_tokens"], "cached_tokens", 0, most)
 
     def _tokens(self, said: Any) -> tuple[int, ...]:
         """Of one chunk, within the model's vocabulary and what was asked for."""
         if self._last is not None:
-            raise WorkerFault("a token came behind the last one")
-        token_ids = integers(said, "token_ids", 0, self._vocab_size, self._left)
+            raise WorkerProtocolError("a token came behind the last one")
+        token_ids = read_integers(said, "token_ids", 0, self._vocab_size, self._left)
         self._left -= len(token_ids)
         if token_ids:
             self._sizes.append(len(token_ids))
@@ -188,7 +194,7 @@ class Answer:
         return Step(
             token_ids,
             decode=() if self._speculation.active else self._plain(len(token_ids)),
-            logprobs=wire.output_logprobs(choice.get("logprobs"), top, len(token_ids)),
+            logprobs=wire.read_output_logprobs(choice.get("logprobs"), top, len(token_ids)),
             finish=finish,
             stop_token=token_ids[-1] if stopped else None,
         )
@@ -196,15 +202,15 @@ class Answer:
     def _plain(self, tokens: int) -> tuple[DecodeStep, ...]:
         """Of a worker without speculation: one step a token, but for the prefill's."""
         steps = tokens - (len(self._sizes) == 1)
-        return (shared_step(0, 0, 1, 0, Undrafted.OFF),) * max(0, steps)
+        return (shared_step(0, 0, 1, 0, UndraftedReason.OFF),) * max(0, steps)
 
     def _decode(self, last: Step) -> tuple[DecodeStep, ...]:
         """The account of all decode steps; none when the worker did not give one."""
         if not self._speculation.active or self._told is None:
             return last.decode
         off = self._speculation.per_request and self._request.depth == 0
-        reason = Undrafted.OFF if off else Undrafted.REFUSED
-        return decode_steps(self._sizes, self._told, reason)
+        reason = UndraftedReason.OFF if off else UndraftedReason.REFUSED
+        return lay_decode_steps(self._sizes, self._told, reason)
 
 
 def _finish(reason: Any) -> FinishReason | None:
@@ -214,16 +220,16 @@ def _finish(reason: Any) -> FinishReason | None:
     if reason == "error":
         raise EngineFailed("The worker failed on this request.")
     if not isinstance(reason, str) or reason not in wire.FINISH:
-        raise WorkerFault(f"a finish_reason is unknown: {quote(str(reason))}")
+        raise WorkerProtocolError(f"a finish_reason is unknown: {quote(str(reason))}")
     return wire.FINISH[reason]
 
 
 def remote_engine(
     upstream: Upstream,
     model: LocalModel,
-    access: Access,
-    progress: Callable[[str], None] = quiet,
+    access: ConnectionSettings,
+    progress: Callable[[str], None] = ignore_progress,
 ) -> Engine:
     """The engine that speaks the worker's language; made cheaply, connects when started."""
-    kind = TextEngine if upstream.speaks is Speaks.TEXT else RemoteEngine
+    kind = TextEngine if upstream.speaks is WireProtocol.TEXT else RemoteEngine
     return kind(upstream, model, access, progress)

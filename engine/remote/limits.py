@@ -22,7 +22,7 @@ PADDING = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReplyLimits:
     event: int
     """One event of a stream, or an answer that is not streamed."""
     frames: int
@@ -31,13 +31,13 @@ class Limits:
     """In all of it."""
 
 
-def limits_of(request: EngineRequest, *, text: bool = False) -> Limits:
+def compute_limits(request: EngineRequest, *, text: bool = False) -> ReplyLimits:
     sampling, prompt = request.sampling, len(request.prompt)
     most = sampling.max_tokens * (RETOKENISED if text else 1) + (PADDING if text else 0)
     output = most * (PER_TOKEN + PER_LOGPROB * _entries(sampling.logprobs))
     about_prompt = prompt * (PER_TOKEN + PER_LOGPROB * _entries(sampling.prompt_logprobs))
     size = BASE + output + about_prompt
-    return Limits(min(size, MOST), 2 * most + FRAMES_BESIDE, most)
+    return ReplyLimits(min(size, MOST), 2 * most + FRAMES_BESIDE, most)
 
 
 def _entries(top: int | None) -> int:

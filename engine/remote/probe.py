@@ -12,19 +12,19 @@ import httpx
 
 from engine.errors import EngineDead, EngineError, EngineStartError
 from engine.remote import wire
-from engine.remote.account import Told
-from engine.remote.connection import Connection
-from engine.remote.limits import limits_of
+from engine.remote.account import SpeculationAccount
+from engine.remote.connection import WorkerConnection
+from engine.remote.limits import compute_limits
 from engine.remote.model import LocalModel
 from engine.remote.reading import (
-    integer,
-    integers,
-    json_of,
-    list_of,
-    message_of,
-    object_of,
-    optional_object,
-    string,
+    extract_message,
+    read_integer,
+    read_integers,
+    read_json,
+    read_list,
+    read_object,
+    read_optional_object,
+    read_string,
 )
 from engine.types import EngineInfo, EngineRequest, Health, Sampling, SpeculationInfo
 
@@ -39,7 +39,7 @@ SPECULATES = re.compile(r"^vllm:spec_decode_num_drafts", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class WorkerSpeculation:
     """``told``: every answer's account comes with its end. ``depth`` is None where unknown."""
 
     active: bool
@@ -50,17 +50,17 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class WorkerFacts:
     """A worker, as far as it lets itself be known."""
 
     name: str
     """The name under which it serves the model."""
     max_model_len: int
-    speculation: Speculation
+    speculation: WorkerSpeculation
 
 
 async def wait_ready(
-    connection: Connection, patience_s: float, tell: Callable[[str], None]
+    connection: WorkerConnection, patience_s: float, tell: Callable[[str], None]
 ) -> None:
     """Until ``/health`` says yes. Raises EngineStartError."""
     last = ""
@@ -77,12 +77,12 @@ async def wait_ready(
         ) from None
 
 
-async def _not_ready(connection: Connection) -> str | None:
-    found = await health(connection)
+async def _not_ready(connection: WorkerConnection) -> str | None:
+    found = await ask_health(connection)
     return None if found.live else found.reason
 
 
-async def health(connection: Connection) -> Health:
+async def ask_health(connection: WorkerConnection) -> Health:
     """As the worker says; one that has no ``/health`` is asked for its models."""
     try:
         answer = await connection.ask(connection.health_path)
@@ -90,18 +90,19 @@ async def health(connection: Connection) -> Health:
         return Health(live=False, reason=str(error))
     if answer.status == httpx.codes.NOT_FOUND and connection.health_path != MODELS:
         connection.health_path = MODELS
-        return await health(connection)
+        return await ask_health(connection)
     return Health(answer.ok, "" if answer.ok else f"{connection.upstream}: status {answer.status}")
 
 
-async def served_model(connection: Connection, model: LocalModel) -> tuple[str, int]:
+async def find_served_model(connection: WorkerConnection, model: LocalModel) -> tuple[str, int]:
     """Its name there and the longest sequence it takes. Raises EngineStartError."""
     said = await _json(connection, MODELS, "--upstream-key")
     listed = [
-        object_of(entry, "a model") for entry in list_of(said.get("data"), "data", MOST_MODELS)
+        read_object(entry, "a model") for entry in read_list(said.get("data"), "data", MOST_MODELS)
     ]
     models = {
-        string(entry.get("id"), "a model's id", LONGEST_NAME): _length(entry) for entry in listed
+        read_string(entry.get("id"), "a model's id", LONGEST_NAME): _length(entry)
+        for entry in listed
     }
     if not models:
         raise EngineStartError(f"The worker {connection.upstream} serves no model.")
@@ -117,19 +118,19 @@ async def served_model(connection: Connection, model: LocalModel) -> tuple[str, 
 
 def _length(entry: Mapping[str, Any]) -> int | None:
     length = entry.get("max_model_len")
-    return None if length is None else integer(length, "max_model_len", 1, MOST_LENGTH)
+    return None if length is None else read_integer(length, "max_model_len", 1, MOST_LENGTH)
 
 
-async def check_vocabulary(connection: Connection, model: LocalModel, name: str) -> None:
+async def check_vocabulary(connection: WorkerConnection, model: LocalModel, name: str) -> None:
     """The same text must be the same tokens on both sides. Raises EngineStartError."""
     asked = {"model": name, "prompt": PROBE, "add_special_tokens": False}
     answer = await connection.ask("/tokenize", asked)
     if answer.status == httpx.codes.NOT_FOUND:
         return
-    said = object_of(json_of(answer.body, "/tokenize"), "/tokenize").get("tokens")
+    said = read_object(read_json(answer.body, "/tokenize"), "/tokenize").get("tokens")
     if said is None:
         return
-    theirs = integers(said, "tokens", 0, MOST_LENGTH, 100 * len(PROBE))
+    theirs = read_integers(said, "tokens", 0, MOST_LENGTH, 100 * len(PROBE))
     ours = await asyncio.to_thread(model.codec.encode, PROBE, False)
     if list(theirs) != list(ours):
         raise EngineStartError(
@@ -139,19 +140,21 @@ async def check_vocabulary(connection: Connection, model: LocalModel, name: str)
         )
 
 
-async def speculation(connection: Connection, model: LocalModel) -> Speculation:
+async def probe_speculation(connection: WorkerConnection, model: LocalModel) -> WorkerSpeculation:
     """Found by generating: also what makes a draft that kills its engine do so now."""
     told = await _generate(connection, model, None)
     if told is None:
         metrics = await connection.ask("/metrics")
         active = SPECULATES.search(metrics.text) is not None
-        return Speculation(active=active, told=not active, depth=None if active else 0)
+        return WorkerSpeculation(active=active, told=not active, depth=None if active else 0)
     without = await _generate(connection, model, 0)
     honours = without is not None and not any(drafted for drafted, _ in without.steps)
-    return Speculation(active=True, told=True, depth=told.depth, per_request=honours)
+    return WorkerSpeculation(active=True, told=True, depth=told.depth, per_request=honours)
 
 
-async def _generate(connection: Connection, model: LocalModel, depth: int | None) -> Told | None:
+async def _generate(
+    connection: WorkerConnection, model: LocalModel, depth: int | None
+) -> SpeculationAccount | None:
     """A few tokens at this depth; what was told of them. Raises EngineStartError."""
     request = EngineRequest(
         id=f"probe-{'any' if depth is None else depth}",
@@ -159,12 +162,12 @@ async def _generate(connection: Connection, model: LocalModel, depth: int | None
         sampling=Sampling(max_tokens=10, temperature=0.0, ignore_eos=True),
         depth=depth,
     )
-    body = wire.body(request, stream=False, depth=True)
+    body = wire.build_body(request, stream=False, depth=True)
     try:
-        said = await connection.whole(wire.GENERATE, body, {}, limits_of(request))
-        metrics = optional_object(object_of(said, "the answer").get("metrics"), "metrics")
+        said = await connection.whole(wire.GENERATE, body, {}, compute_limits(request))
+        metrics = read_optional_object(read_object(said, "the answer").get("metrics"), "metrics")
         told = metrics.get("speculative_decoding")
-        return None if told is None else Told.read(told, request.sampling.max_tokens)
+        return None if told is None else SpeculationAccount.read(told, request.sampling.max_tokens)
     except EngineError as error:
         raise EngineStartError(
             f"The worker {connection.upstream} does not generate from token ids: {error}. Start it "
@@ -173,24 +176,24 @@ async def _generate(connection: Connection, model: LocalModel, depth: int | None
         ) from error
 
 
-async def _json(connection: Connection, path: str, flag: str) -> Mapping[str, Any]:
+async def _json(connection: WorkerConnection, path: str, flag: str) -> Mapping[str, Any]:
     answer = await connection.ask(path)
     if not answer.ok:
         raise EngineStartError(
             f"{connection.upstream}{path} answers {answer.status}: "
-            f"{message_of(answer.body)} ({flag}?)"
+            f"{extract_message(answer.body)} ({flag}?)"
         )
-    return object_of(json_of(answer.body, path), path)
+    return read_object(read_json(answer.body, path), path)
 
 
-def info_of(found: Found, model: LocalModel, connection: Connection) -> EngineInfo:
+def build_info(found: WorkerFacts, model: LocalModel, connection: WorkerConnection) -> EngineInfo:
     """In the words of ``engine.types``; what is not known is called unknown."""
     spec = found.speculation
     return EngineInfo(
         model=found.name,
         max_model_len=found.max_model_len,
         vocab_size=model.vocab_size,
-        speculation=describe(spec),
+        speculation=describe_speculation(spec),
         reports_decode_steps=spec.told,
         accounts_at_end=spec.active and spec.told,
         default_sampling=model.default_sampling,
@@ -198,7 +201,7 @@ def info_of(found: Found, model: LocalModel, connection: Connection) -> EngineIn
     )
 
 
-def describe(spec: Speculation) -> SpeculationInfo:
+def describe_speculation(spec: WorkerSpeculation) -> SpeculationInfo:
     if not spec.active:
         return SpeculationInfo("none", 0, summary="no speculation in the worker")
     if not spec.told:

@@ -22,7 +22,7 @@ CONSTRAINT = re.compile(
 LENGTH = re.compile(r"context length|max_model_len|maximum.{0,20}length|too long", re.IGNORECASE)
 
 
-def refusal(worker: str, status: int, message: str) -> EngineError:
+def map_refusal(worker: str, status: int, message: str) -> EngineError:
     """What a status from 300 to 499 becomes; ``message`` is a quotation."""
     log.warning("worker %s refused a request (%d): %s", worker, status, message)
     if status in ABOUT_REQUEST:
@@ -34,7 +34,7 @@ def refusal(worker: str, status: int, message: str) -> EngineError:
     )
 
 
-def failure(worker: str, status: object, message: str) -> EngineFailed:
+def map_failure(worker: str, status: object, message: str) -> EngineFailed:
     """A worker that lives failed on a request."""
     log.warning("worker %s failed on a request (%s): %s", worker, status, message)
     return EngineFailed("The worker failed on this request. The gateway's log has details.")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.remote.reading import WorkerFault
+from engine.remote.reading import WorkerProtocolError
 
 
-class Payloads:
+class SseDecoder:
     """``feed`` bytes, get the data of every event they complete: none over ``most`` bytes."""
 
     def __init__(self, most: int) -> None:
@@ -35,4 +35,4 @@ class Payloads:
 
     def _check(self, line: int) -> None:
         if max(line, self._size) > self._most:
-            raise WorkerFault(f"an event of the stream is longer than {self._most} bytes")
+            raise WorkerProtocolError(f"an event of the stream is longer than {self._most} bytes")

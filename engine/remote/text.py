@@ -13,12 +13,12 @@ from typing import Any
 
 from engine.errors import EngineDead, RequestRejected
 from engine.remote import dialect
-from engine.remote.connection import Connection
+from engine.remote.connection import WorkerConnection
 from engine.remote.dialect import COMPLETIONS
-from engine.remote.driver import Driver
-from engine.remote.limits import limits_of
+from engine.remote.driver import RemoteEngineBase
+from engine.remote.limits import compute_limits
 from engine.remote.model import Codec
-from engine.remote.reading import WorkerFault, list_of, object_of, string
+from engine.remote.reading import WorkerProtocolError, read_list, read_object, read_string
 from engine.types import (
     Constraint,
     EngineInfo,
@@ -36,13 +36,13 @@ LONGEST_TEXT = 1 << 20
 """Characters of one chunk."""
 
 
-class TextEngine(Driver):
+class TextEngine(RemoteEngineBase):
     """See ``engine.base.Engine``."""
 
-    async def _meet(self, connection: Connection, name: str, longest: int) -> EngineInfo:
+    async def _meet(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
         self._progress(f"finding out what {self._upstream} understands")
         self._name = name
-        self._dialect = await dialect.find(connection, self._model, name)
+        self._dialect = await dialect.detect_dialect(connection, self._model, name)
         return EngineInfo(
             model=name,
             max_model_len=longest,
@@ -59,17 +59,17 @@ class TextEngine(Driver):
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         connection = self._running()
         self._refuse(request)
-        most = limits_of(request, text=True)
+        most = compute_limits(request, text=True)
         body, headers = self._body(request), request.trace_headers
         finish, left = None, most.tokens
         async with aclosing(connection.stream(COMPLETIONS, body, headers, most)) as payloads:
             async for payload in payloads:
-                for choice in choices_of(payload):
-                    token_ids = tokens(text_of(choice), self._model.codec)
+                for choice in read_choices(payload):
+                    token_ids = encode_text(read_text(choice), self._model.codec)
                     finish = _finish(choice) or finish
                     left -= len(token_ids)
                     if left < 0:
-                        raise WorkerFault(f"{self._upstream} sent more than was asked for.")
+                        raise WorkerProtocolError(f"{self._upstream} sent more than was asked for.")
                     if token_ids:
                         yield Step(token_ids)
         if finish is None:
@@ -103,13 +103,13 @@ class TextEngine(Driver):
         if not self._dialect.takes_tokens:
             prompt = self._model.codec.decode(request.prompt)
         said = {"model": self._name, "prompt": prompt, "stream": True}
-        said |= sampling_of(request.sampling) | self._dialect.extras
+        said |= build_sampling(request.sampling) | self._dialect.extras
         if request.constraint is not None:
-            said["response_format"] = response_format(request.constraint)
+            said["response_format"] = build_response_format(request.constraint)
         return said
 
 
-def sampling_of(sampling: Sampling) -> dict[str, Any]:
+def build_sampling(sampling: Sampling) -> dict[str, Any]:
     """Only what differs from everybody's default: not every server knows every name."""
     said: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
     neutral = Sampling(max_tokens=0)
@@ -126,13 +126,13 @@ def sampling_of(sampling: Sampling) -> dict[str, Any]:
     return said
 
 
-def response_format(constraint: Constraint) -> dict[str, Any]:
+def build_response_format(constraint: Constraint) -> dict[str, Any]:
     if constraint.kind == "json_object":
         return {"type": "json_object"}
-    return dialect.json_schema(constraint.value)
+    return dialect.build_json_schema(constraint.value)
 
 
-def tokens(text: str, codec: Codec) -> tuple[int, ...]:
+def encode_text(text: str, codec: Codec) -> tuple[int, ...]:
     """Token ids whose text this is, in the middle of a longer one."""
     if not text:
         return ()
@@ -144,19 +144,19 @@ def tokens(text: str, codec: Codec) -> tuple[int, ...]:
     return tuple(anchored[len(anchor) :] if behind else token_ids)
 
 
-def choices_of(payload: Any) -> list[Mapping[str, Any]]:
+def read_choices(payload: Any) -> list[Mapping[str, Any]]:
     """Raises WorkerFault."""
-    said = object_of(payload, "a chunk").get("choices")
-    return [object_of(entry, "a choice") for entry in list_of(said, "choices", 1)]
+    said = read_object(payload, "a chunk").get("choices")
+    return [read_object(entry, "a choice") for entry in read_list(said, "choices", 1)]
 
 
-def text_of(choice: Mapping[str, Any]) -> str:
+def read_text(choice: Mapping[str, Any]) -> str:
     """Raises WorkerFault."""
-    return string(choice.get("text") or "", "text", LONGEST_TEXT)
+    return read_string(choice.get("text") or "", "text", LONGEST_TEXT)
 
 
 def _finish(choice: Mapping[str, Any]) -> FinishReason | None:
     reason = choice.get("finish_reason")
     if not reason:
         return None
-    return FINISH.get(string(reason, "finish_reason", 100), FinishReason.STOP)
+    return FINISH.get(read_string(reason, "finish_reason", 100), FinishReason.STOP)

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from engine.remote.reading import WorkerFault, finite, integer, list_of, object_of
+from engine.remote.reading import (
+    WorkerProtocolError,
+    read_integer,
+    read_list,
+    read_number,
+    read_object,
+)
 from engine.types import (
     Constraint,
     EngineRequest,
@@ -31,12 +37,12 @@ FINISH = {
 }
 
 
-def body(request: EngineRequest, *, stream: bool, depth: bool) -> dict[str, Any]:
+def build_body(request: EngineRequest, *, stream: bool, depth: bool) -> dict[str, Any]:
     """What to POST; with ``depth`` the worker honours one per request."""
     said: dict[str, Any] = {
         "request_id": request.id,
         "token_ids": request.prompt,
-        "sampling_params": sampling_params(request, depth=depth),
+        "sampling_params": build_sampling_params(request, depth=depth),
         "stream": stream,
     }
     if stream:
@@ -50,7 +56,7 @@ def body(request: EngineRequest, *, stream: bool, depth: bool) -> dict[str, Any]
     return said
 
 
-def sampling_params(request: EngineRequest, *, depth: bool) -> dict[str, Any]:
+def build_sampling_params(request: EngineRequest, *, depth: bool) -> dict[str, Any]:
     s = request.sampling
     said: dict[str, Any] = {
         "max_tokens": s.max_tokens,
@@ -73,7 +79,7 @@ def sampling_params(request: EngineRequest, *, depth: bool) -> dict[str, Any]:
         "stop_token_ids": s.stop_token_ids or None,
         "logprobs": _logprobs(s),
         "prompt_logprobs": s.prompt_logprobs,
-        "structured_outputs": structured_outputs(request.constraint),
+        "structured_outputs": build_structured_outputs(request.constraint),
         "extra_args": {DEPTH: request.depth} if depth and request.depth is not None else None,
     }
     return {name: value for name, value in said.items() if value is not None}
@@ -85,7 +91,7 @@ def _logprobs(sampling: Sampling) -> int | None:
     return asked + 1 if asked and sampling.temperature > 0 and asked < MOST_LOGPROBS else asked
 
 
-def structured_outputs(constraint: Constraint | None) -> dict[str, Any] | None:
+def build_structured_outputs(constraint: Constraint | None) -> dict[str, Any] | None:
     if constraint is None:
         return None
     match constraint.kind:
@@ -99,42 +105,44 @@ def structured_outputs(constraint: Constraint | None) -> dict[str, Any] | None:
             return {kind: constraint.value}
 
 
-def output_logprobs(said: Any, top: int | None, tokens: int) -> tuple[PositionLogprobs, ...]:
-    """Of one chunk's ``tokens``; ``top`` as the request asked for. Raises WorkerFault."""
+def read_output_logprobs(said: Any, top: int | None, tokens: int) -> tuple[PositionLogprobs, ...]:
+    """Of one chunk's ``tokens``; ``top`` as the request asked for. Raises WorkerProtocolError."""
     if said is None or top is None:
         return ()
-    content = list_of(object_of(said, "logprobs").get("content"), "logprobs.content", tokens)
+    content = read_list(read_object(said, "logprobs").get("content"), "logprobs.content", tokens)
     if len(content) != tokens:
-        raise WorkerFault(f"{tokens} tokens came with {len(content)} log probabilities")
-    return tuple(_output_position(object_of(entry, "a log probability"), top) for entry in content)
+        raise WorkerProtocolError(f"{tokens} tokens came with {len(content)} log probabilities")
+    return tuple(
+        _output_position(read_object(entry, "a log probability"), top) for entry in content
+    )
 
 
 def _output_position(said: Mapping[str, Any], top: int) -> PositionLogprobs:
-    listed = list_of(said.get("top_logprobs"), "top_logprobs", MOST_ALTERNATIVES)
-    others = (_logprob(object_of(entry, "a top log probability")) for entry in listed)
+    listed = read_list(said.get("top_logprobs"), "top_logprobs", MOST_ALTERNATIVES)
+    others = (_logprob(read_object(entry, "a top log probability")) for entry in listed)
     return PositionLogprobs(_logprob(said), _most_likely(others, top))
 
 
-def prompt_logprobs(
+def read_prompt_logprobs(
     token_ids: Sequence[int], said: Any, top: int | None
 ) -> tuple[PositionLogprobs | None, ...] | None:
     """Raises WorkerFault."""
     if not said or top is None:
         return None
-    entries = list_of(said, "prompt_logprobs", len(token_ids))
+    entries = read_list(said, "prompt_logprobs", len(token_ids))
     if len(entries) != len(token_ids):
-        raise WorkerFault(f"{len(token_ids)} tokens have {len(entries)} prompt_logprobs")
+        raise WorkerProtocolError(f"{len(token_ids)} tokens have {len(entries)} prompt_logprobs")
     return tuple(
-        None if entry is None else _of_prompt(token, object_of(entry, "a prompt logprob"), top)
+        None if entry is None else _of_prompt(token, read_object(entry, "a prompt logprob"), top)
         for token, entry in zip(token_ids, entries, strict=True)
     )
 
 
 def _of_prompt(token: int, said: Mapping[str, Any], top: int) -> PositionLogprobs:
     if len(said) > MOST_ALTERNATIVES or str(token) not in said:
-        raise WorkerFault("a prompt logprob lacks its token, or has too many others")
+        raise WorkerProtocolError("a prompt logprob lacks its token, or has too many others")
     entries = {
-        id_: _logprob({**object_of(entry, "a prompt logprob"), "token_id": _id_of(id_)})
+        id_: _logprob({**read_object(entry, "a prompt logprob"), "token_id": _id_of(id_)})
         for id_, entry in said.items()
     }
     return PositionLogprobs(entries[str(token)], _most_likely(entries.values(), top))
@@ -142,16 +150,16 @@ def _of_prompt(token: int, said: Mapping[str, Any], top: int) -> PositionLogprob
 
 def _id_of(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise WorkerFault("a prompt logprob is named by something that is no token id")
+        raise WorkerProtocolError("a prompt logprob is named by something that is no token id")
     return int(text)
 
 
 def _logprob(said: Mapping[str, Any]) -> TokenLogprob:
     rank = said.get("rank")
     return TokenLogprob(
-        integer(said.get("token_id"), "token_id", 0, MOST_ID),
-        finite(said.get("logprob"), "logprob"),
-        None if rank is None else integer(rank, "rank", 0, MOST_ID),
+        read_integer(said.get("token_id"), "token_id", 0, MOST_ID),
+        read_number(said.get("logprob"), "logprob"),
+        None if rank is None else read_integer(rank, "rank", 0, MOST_ID),
     )
 
 

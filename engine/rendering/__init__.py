@@ -1,6 +1,6 @@
 """Messages to token ids without vLLM: a tokenizer.json and a chat template are all it takes."""
 
-from engine.rendering.files import ModelFiles, UnfitModel
+from engine.rendering.files import ModelFiles, UnsupportedModel
 from engine.rendering.renderer import TemplateRenderer
 
-__all__ = ["ModelFiles", "TemplateRenderer", "UnfitModel"]
+__all__ = ["ModelFiles", "TemplateRenderer", "UnsupportedModel"]

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import orjson
 
 from engine.rendering.template import ChatTemplate
-from engine.rendering.writing import Writing
+from engine.rendering.writing import TemplateInput
 
 CPU_S = 5.0
 """For one prompt; the longest of a real conversation takes a tenth."""
@@ -25,22 +25,22 @@ MAX_CHARS = 32 << 20
 """In a prompt: four times the largest body."""
 
 
-def read(stream: BinaryIO) -> bytes:
+def read_message(stream: BinaryIO) -> bytes:
     """One message; empty at the end."""
     size = stream.read(8)
     return stream.read(int.from_bytes(size, "big")) if len(size) == 8 else b""
 
 
-def write(stream: BinaryIO, message: bytes) -> None:
+def write_message(stream: BinaryIO, message: bytes) -> None:
     stream.write(len(message).to_bytes(8, "big"))
     stream.write(message)
     stream.flush()
 
 
-def answer(job: bytes) -> tuple[str, str]:
+def run_job(job: bytes) -> tuple[str, str]:
     try:
-        writing = Writing(**orjson.loads(job))
-        text = writing.write(template(writing.source))
+        writing = TemplateInput(**orjson.loads(job))
+        text = writing.write(compile_template(writing.source))
     except (MemoryError, OverflowError):
         return "refused", "it needed too much memory"
     except (ValueError, RecursionError) as error:
@@ -51,18 +51,18 @@ def answer(job: bytes) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=8)
-def template(source: str) -> ChatTemplate:
+def compile_template(source: str) -> ChatTemplate:
     return ChatTemplate(source)
 
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while job := read(sys.stdin.buffer):
+    while job := read_message(sys.stdin.buffer):
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        made = orjson.dumps(answer(job))
+        made = orjson.dumps(run_job(job))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        write(sys.stdout.buffer, made)
+        write_message(sys.stdout.buffer, made)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tokenizers import Encoding, Tokenizer
 
-from engine.rendering.limits import NO_LIMITS, Limits, PromptTooLong
+from engine.rendering.limits import NO_LIMITS, PromptTooLong, RenderLimits
 
 WINDOW = 32_768
 """Characters that are tokenized at once."""
@@ -26,7 +26,7 @@ NFC_SHRINKS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TokenWindow:
     """Tokens of a part of the text; ``starts`` and ``ends`` count characters of the whole."""
 
     begin: int
@@ -36,7 +36,7 @@ class Window:
     ends: list[int]
 
     @classmethod
-    def of(cls, encoding: Encoding, begin: int, end: int) -> Window:
+    def of(cls, encoding: Encoding, begin: int, end: int) -> TokenWindow:
         offsets = encoding.offsets
         starts, ends = ([begin + pair[side] for pair in offsets] for side in (0, 1))
         return cls(begin, end, encoding.ids, starts, ends)
@@ -51,10 +51,12 @@ class TextEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.token_bytes = longest_token(tokenizer)
+        self.token_bytes = measure_longest_token(tokenizer)
         """Bytes of text one token may stand for; None where there is no bound."""
 
-    def encode(self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
+    ) -> list[int]:
         """Raises PromptTooLong or RenderingEnded."""
         self._check_size(text, limits)
         text = self._part(text, limits)
@@ -63,9 +65,9 @@ class TextEncoder:
             limits.check(len(ids))
         else:
             ids = self._long(text, add_special_tokens, limits)
-        return shortened(ids, limits)
+        return truncate_ids(ids, limits)
 
-    def _check_size(self, text: str, limits: Limits) -> None:
+    def _check_size(self, text: str, limits: RenderLimits) -> None:
         """Raises PromptTooLong where the bytes alone are too many."""
         if limits.keep is not None or limits.max_tokens is None or self.token_bytes is None:
             return
@@ -73,14 +75,14 @@ class TextEncoder:
         if num_bytes > limits.max_tokens * self.token_bytes:
             raise PromptTooLong(-(-num_bytes // self.token_bytes))
 
-    def _part(self, text: str, limits: Limits) -> str:
+    def _part(self, text: str, limits: RenderLimits) -> str:
         """As much of one end as the tokens that are kept can come from."""
         if limits.keep is None or self.token_bytes is None:
             return text
         enough = limits.keep * self.token_bytes + OVERLAP
         return text[-enough:] if limits.side == "left" else text[:enough]
 
-    def _long(self, text: str, add_special_tokens: bool, limits: Limits) -> list[int]:
+    def _long(self, text: str, add_special_tokens: bool, limits: RenderLimits) -> list[int]:
         before, after = self._around() if add_special_tokens else ([], [])
         ids = array("I", before)
         window = self._window(text, 0)
@@ -96,9 +98,9 @@ class TextEncoder:
         limits.check(len(ids))
         return ids.tolist()
 
-    def _window(self, text: str, begin: int) -> Window:
+    def _window(self, text: str, begin: int) -> TokenWindow:
         end = min(len(text), begin + WINDOW)
-        return Window.of(self._one(text[begin:end], False), begin, end)
+        return TokenWindow.of(self._one(text[begin:end], False), begin, end)
 
     def _one(self, text: str, add_special_tokens: bool) -> Encoding:
         """A batch of one: unlike ``encode`` it lets other threads run meanwhile."""
@@ -113,13 +115,13 @@ class TextEncoder:
         return whole[:at], whole[at + len(plain) :]
 
 
-def shortened(ids: list[int], limits: Limits) -> list[int]:
+def truncate_ids(ids: list[int], limits: RenderLimits) -> list[int]:
     if limits.keep is None:
         return ids
     return ids[-limits.keep :] if limits.side == "left" else ids[: limits.keep]
 
 
-def _near(window: Window, position: int) -> int:
+def _near(window: TokenWindow, position: int) -> int:
     """The token before which the text may be cut, near ``position``: it shares no character."""
     at = max(1, bisect_left(window.starts, position))
     while at < len(window.ids) - 1 and window.starts[at] < window.ends[at - 1]:
@@ -127,7 +129,7 @@ def _near(window: Window, position: int) -> int:
     return at
 
 
-def _seam(window: Window, following: Window) -> tuple[int, int] | None:
+def _seam(window: TokenWindow, following: TokenWindow) -> tuple[int, int] | None:
     """The first token in the second half of the overlap from which on both have the same."""
     first = bisect_left(window.starts, following.begin + (window.end - following.begin) // 2)
     for i in range(first, len(window.ids) - AGREED):
@@ -139,13 +141,13 @@ def _seam(window: Window, following: Window) -> tuple[int, int] | None:
     return None
 
 
-def _without(window: Window, num: int) -> Window:
-    return Window(
+def _without(window: TokenWindow, num: int) -> TokenWindow:
+    return TokenWindow(
         window.begin, window.end, window.ids[num:], window.starts[num:], window.ends[num:]
     )
 
 
-def longest_token(tokenizer: Tokenizer) -> int | None:
+def measure_longest_token(tokenizer: Tokenizer) -> int | None:
     """Bytes of text that one token may stand for; None where there is no bound.
 
     There is none where text is normalized away, or where added tokens swallow white space.

@@ -26,7 +26,7 @@ CODED = {
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class UnfitModel(Exception):
+class UnsupportedModel(Exception):
     """A model whose prompts cannot be made from a tokenizer.json and a template; says why."""
 
 
@@ -40,14 +40,14 @@ class ModelFiles:
 
     @classmethod
     def find(cls, model: str, revision: str | None, tokenizer: str | None) -> ModelFiles:
-        """``model`` and ``tokenizer`` are folders or hub names. Raises UnfitModel."""
+        """``model`` and ``tokenizer`` are folders or hub names. Raises UnsupportedModel."""
         folder = _folder(model, revision)
         files = cls(model, folder, folder if tokenizer is None else _folder(tokenizer, None))
         kind = files.config.get("model_type", "")
         if kind in CODED:
-            raise UnfitModel(f"{CODED[kind]}, not through a template")
+            raise UnsupportedModel(f"{CODED[kind]}, not through a template")
         if not files.tokenizer_json.is_file():
-            raise UnfitModel(f"{files.tokenizer_folder} has no tokenizer.json")
+            raise UnsupportedModel(f"{files.tokenizer_folder} has no tokenizer.json")
         return files
 
     @property
@@ -130,7 +130,9 @@ def _folder(name: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(WANTED)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise UnfitModel(f"{name} is no folder, and the hub did not give it: {error}") from error
+        raise UnsupportedModel(
+            f"{name} is no folder, and the hub did not give it: {error}"
+        ) from error
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -8,19 +8,19 @@ from typing import Literal
 
 
 class PromptTooLong(ValueError):
-    """A prompt of more than ``Limits.max_tokens``; it has ``at_least`` so many."""
+    """A prompt of more than ``RenderLimits.max_tokens``; it has ``at_least`` so many."""
 
     def __init__(self, at_least: int) -> None:
         super().__init__(f"the prompt has at least {at_least} tokens")
         self.at_least = at_least
 
 
-class RenderingEnded(Exception):
+class RenderingCancelled(Exception):
     """Whoever waited has left, or the time was up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RenderLimits:
     """Bounds of one rendering or tokenizing; thread-safe."""
 
     max_tokens: int | None = None
@@ -35,9 +35,9 @@ class Limits:
     def check(self, num_tokens: int) -> None:
         """Raises PromptTooLong or RenderingEnded."""
         if self.ended.is_set():
-            raise RenderingEnded("the client has left")
+            raise RenderingCancelled("the client has left")
         if self.max_tokens is not None and self.keep is None and num_tokens > self.max_tokens:
             raise PromptTooLong(num_tokens)
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = RenderLimits()

@@ -6,19 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Message = dict[str, Any]
+TemplateMessage = dict[str, Any]
 TEXT = ("text", "input_text", "output_text", "refusal", "thinking")
 """Kinds of parts that hold text, each in a field of its kind's name or in ``text``."""
 BILLING = "x-anthropic-billing-header"
 """A line some clients put first, another one each time: it would spoil every prefix cache."""
 
 
-def conversation(messages: Sequence[Mapping[str, Any]], *, in_parts: bool) -> list[Message]:
+def convert_messages(
+    messages: Sequence[Mapping[str, Any]], *, in_parts: bool
+) -> list[TemplateMessage]:
     """Raises ValueError for content that is no text."""
     return [_message(message, in_parts) for message in messages]
 
 
-def without_developer(messages: Sequence[Message]) -> list[Message]:
+def merge_developer(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """For templates that do not know the role: it is the system's, in one message at the top."""
     if not any(message["role"] == "developer" for message in messages):
         return list(messages)
@@ -31,7 +33,7 @@ def without_developer(messages: Sequence[Message]) -> list[Message]:
     return [merged, *(message for message in turned if message["role"] != "system")]
 
 
-def _as_system(message: Message) -> Message:
+def _as_system(message: TemplateMessage) -> TemplateMessage:
     if message["role"] != "developer":
         return message
     return {**{key: value for key, value in message.items() if key != "tools"}, "role": "system"}
@@ -43,14 +45,14 @@ def _joined(content: Any) -> str:
     return "\n".join(part["text"] for part in content if "text" in part)
 
 
-def _message(message: Mapping[str, Any], in_parts: bool) -> Message:
+def _message(message: Mapping[str, Any], in_parts: bool) -> TemplateMessage:
     role = message["role"]
     parts = _parts(message.get("content"))
     if role == "system":
         parts = [kept for part in parts if (kept := _without_billing(part)) is not None]
     plain = not in_parts or (role == "tool" and all(part["type"] == "text" for part in parts))
     content = "\n".join(part["text"] for part in parts) if plain else parts
-    out: Message = {"role": role, "content": content}
+    out: TemplateMessage = {"role": role, "content": content}
     if role == "assistant":
         out |= _assistant(message)
     elif role == "tool" and "tool_call_id" in message:
@@ -87,8 +89,8 @@ def _without_billing(part: dict[str, Any]) -> dict[str, Any] | None:
     return {**part, "text": rest} if rest else None
 
 
-def _assistant(message: Mapping[str, Any]) -> Message:
-    out: Message = {}
+def _assistant(message: Mapping[str, Any]) -> TemplateMessage:
+    out: TemplateMessage = {}
     if calls := message.get("tool_calls"):
         out["tool_calls"] = [_call(call) for call in calls]
     if (reasoning := message.get("reasoning")) is not None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import orjson
 
 from engine.rendering import child
-from engine.rendering.limits import Limits
+from engine.rendering.limits import RenderLimits
 from engine.rendering.template import ChatTemplate
-from engine.rendering.writing import Writing
+from engine.rendering.writing import TemplateInput
 
 SMALL_BYTES = 32 << 10
 """A conversation of so much is written in this process, by a template of the operator's."""
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 TOO_LONG = f"the template took more than {child.CPU_S:g} s"
 
 
-class Writer:
+class TemplateRunner:
     """Thread-safe; at most ``PROCESSES`` prompts are written at a time outside of this process."""
 
     def __init__(self) -> None:
@@ -36,7 +36,9 @@ class Writer:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
 
-    def write(self, writing: Writing, template: ChatTemplate | None, limits: Limits) -> str:
+    def write(
+        self, writing: TemplateInput, template: ChatTemplate | None, limits: RenderLimits
+    ) -> str:
         """``template`` is the operator's, None for a request's own.
 
         Raises ValueError where the template refuses, RenderingEnded when nobody waits any more.
@@ -57,7 +59,7 @@ class Writer:
         for process in idle:
             _kill(process)
 
-    def _outside(self, job: bytes, limits: Limits) -> str:
+    def _outside(self, job: bytes, limits: RenderLimits) -> str:
         process = self._process()
         kept = False
         try:
@@ -86,11 +88,11 @@ class Writer:
         )
 
 
-def _ask(process: subprocess.Popen[bytes], job: bytes, limits: Limits) -> tuple[str, str]:
+def _ask(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> tuple[str, str]:
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):
-        child.write(process.stdin, job)  # type: ignore[arg-type]
+        child.write_message(process.stdin, job)  # type: ignore[arg-type]
     until = time.monotonic() + PATIENCE_S
     with selectors.DefaultSelector() as ready:
         ready.register(process.stdout, selectors.EVENT_READ)
@@ -98,7 +100,7 @@ def _ask(process: subprocess.Popen[bytes], job: bytes, limits: Limits) -> tuple[
             limits.check(0)
             if time.monotonic() > until:
                 raise ValueError(TOO_LONG)
-    told = child.read(process.stdout)  # type: ignore[arg-type]
+    told = child.read_message(process.stdout)  # type: ignore[arg-type]
     if not told:
         raise ValueError(TOO_LONG)
     kind, text = orjson.loads(told)

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 
 from engine.rendering.encoding import TextEncoder
 from engine.rendering.files import ModelFiles
-from engine.rendering.limits import NO_LIMITS, Limits
-from engine.rendering.process import Writer
+from engine.rendering.limits import NO_LIMITS, RenderLimits
+from engine.rendering.process import TemplateRunner
 from engine.rendering.template import ChatTemplate
-from engine.rendering.writing import Writing
+from engine.rendering.writing import TemplateInput
 
 
 class TemplateRenderer:
@@ -24,7 +24,7 @@ class TemplateRenderer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._encoder = TextEncoder(self._tokenizer)
-        self._writer = Writer()
+        self._writer = TemplateRunner()
         self._named = files.special_tokens
         self._info = files.tokenizer_info
         given = None if chat_template is None else _read(chat_template)
@@ -52,14 +52,14 @@ class TemplateRenderer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        limits: Limits = NO_LIMITS,
+        limits: RenderLimits = NO_LIMITS,
     ) -> list[int]:
         """``chat_template`` is a request's own."""
         template = self._with_tools if tools else self._plain
         if template is None and chat_template is None:
             raise ValueError("the model has no chat template: give one with --chat-template")
         own = chat_template is None
-        writing = Writing(
+        writing = TemplateInput(
             chat_template or (template.source if template else ""),
             messages,
             tools,
@@ -71,7 +71,9 @@ class TemplateRenderer:
         text = self._writer.write(writing, template if own else None, limits)
         return self._encoder.encode(text, False, limits)
 
-    def encode(self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
+    ) -> list[int]:
         return self._encoder.encode(text, add_special_tokens, limits)
 
     def decode(self, token_ids: Sequence[int]) -> str:

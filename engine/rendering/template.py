@@ -17,7 +17,7 @@ TAG = "<eaglegate: the answer goes on here> "
 """Marks where a final message ends, so that what the template puts behind it can be cut off."""
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """``{% generation %}`` marks what a model wrote, for training; here it means nothing."""
 
     tags = {"generation"}  # noqa: RUF012
@@ -80,7 +80,7 @@ class ChatTemplate:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _refuse

@@ -24,7 +24,7 @@ CODED = frozenset((
 """For models whose prompts are written in code: no template says what they read."""
 
 
-def allowed(given: Mapping[str, Any] | None, read: Iterable[str]) -> dict[str, Any]:
+def filter_variables(given: Mapping[str, Any] | None, read: Iterable[str]) -> dict[str, Any]:
     """``given`` without what a template that reads ``read`` would not read."""
     names = frozenset(read) - RESERVED - GLOBALS
     return {name: value for name, value in (given or {}).items() if name in names}

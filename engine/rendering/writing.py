@@ -8,13 +8,13 @@ from typing import Any
 
 import orjson
 
-from engine.rendering.messages import conversation, without_developer
+from engine.rendering.messages import convert_messages, merge_developer
 from engine.rendering.template import ChatTemplate
-from engine.rendering.variables import allowed
+from engine.rendering.variables import filter_variables
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class TemplateInput:
     """What a template is given. ``kwargs`` are the request's, ``named`` the tokenizer's."""
 
     source: str
@@ -33,10 +33,10 @@ class Writing:
         """Raises ValueError where the template refuses."""
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("a final message to go on with leaves no place for a new one")
-        talk = conversation(self.messages, in_parts=template.content_in_parts)
+        talk = convert_messages(self.messages, in_parts=template.content_in_parts)
         if not template.knows_developer:
-            talk = without_developer(talk)
-        variables = {**self.named, **allowed(self.kwargs, template.variables)}
+            talk = merge_developer(talk)
+        variables = {**self.named, **filter_variables(self.kwargs, template.variables)}
         if self.continue_final_message:
             return template.render_open(talk, self.tools, variables)
         return template.render(

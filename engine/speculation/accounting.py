@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
 
-from engine.types import DecodeStep, Step, Undrafted
+from engine.types import DecodeStep, Step, UndraftedReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +192,8 @@ def total(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: int =
         cut=sum(count * step.cut for step, count in verify),
         lost_bonus=sum(count for step, count in kinds if step.delivered == step.accepted),
         rejected=sum(count for step, count in verify if step.accepted + step.cut == 0),
-        undrafted=sum(count for step, count in kinds if step.undrafted is Undrafted.REFUSED),
-        off=sum(count for step, count in kinds if step.undrafted is Undrafted.OFF),
+        undrafted=sum(count for step, count in kinds if step.undrafted is UndraftedReason.REFUSED),
+        off=sum(count for step, count in kinds if step.undrafted is UndraftedReason.OFF),
         accepted_at=_at_least(((step.accepted, count) for step, count in verify), deepest),
         proposed_at=_at_least(((step.drafted, count) for step, count in verify), deepest),
     )

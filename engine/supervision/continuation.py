@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from engine.errors import EngineDead
-from engine.supervision.rules import Outcome
-from engine.types import DecodeStep, EngineRequest, Sampling, Step, Undrafted
+from engine.supervision.rules import RecoveryOutcome
+from engine.types import DecodeStep, EngineRequest, Sampling, Step, UndraftedReason
 
 
-class Diverged(Exception):
+class ReplayDiverged(Exception):
     """A replay came out otherwise than what had been delivered."""
 
 
@@ -40,12 +40,12 @@ class Continuation:
         self._left_out: list[DecodeStep] = []
 
     @property
-    def way(self) -> Outcome:
+    def way(self) -> RecoveryOutcome:
         """How the next life will take it up."""
         if not self._delivered:
-            return Outcome.RERUN
-        replays = self._may_replay and not resumable(self._request)
-        return Outcome.REPLAYED if replays else Outcome.RESUMED
+            return RecoveryOutcome.RERUN
+        replays = self._may_replay and not is_resumable(self._request)
+        return RecoveryOutcome.REPLAYED if replays else RecoveryOutcome.RESUMED
 
     @property
     def complete(self) -> bool:
@@ -55,12 +55,12 @@ class Continuation:
     def rest(self) -> EngineRequest:
         """What to submit to the engine at hand."""
         way = self.way
-        self._replayed = 0 if way is Outcome.REPLAYED else None
-        self._rejoining = way is Outcome.RESUMED
+        self._replayed = 0 if way is RecoveryOutcome.REPLAYED else None
+        self._rejoining = way is RecoveryOutcome.RESUMED
         return self._behind_delivered() if self._rejoining else self._from_the_start()
 
     def take(self, step: Step) -> Step | None:
-        """The part of ``step`` that is new, None without any. Raises Diverged."""
+        """The part of ``step`` that is new, None without any. Raises ReplayDiverged."""
         if self._replayed is not None:
             step = self._leave_out(step)
         elif self._rejoining:
@@ -113,7 +113,7 @@ class Continuation:
         return replace(step, decode=decode, cached_tokens=None)
 
     def _plain(self, tokens: int) -> Iterator[DecodeStep]:
-        reason = Undrafted.OFF if self._request.depth == 0 else Undrafted.REFUSED
+        reason = UndraftedReason.OFF if self._request.depth == 0 else UndraftedReason.REFUSED
         for _ in range(tokens):
             yield DecodeStep(0, 0, 1, undrafted=reason)
 
@@ -129,10 +129,10 @@ class Continuation:
         self._replayed += again
         early = step.finish is not None and self._replayed < len(self._delivered)
         if list(step.token_ids[:again]) != expected or early:
-            raise Diverged
+            raise ReplayDiverged
         if self._replayed == len(self._delivered):
             self._replayed = None
-        new = step.decode if _prefilled(step) < 0 else tuple(behind(step, again))
+        new = step.decode if _prefilled(step) < 0 else tuple(skip_tokens(step, again))
         self._left_out.extend(step.decode[: len(step.decode) - len(new)])
         return Step(
             step.token_ids[again:],
@@ -143,20 +143,20 @@ class Continuation:
         )
 
 
-def resumable(request: EngineRequest) -> bool:
+def is_resumable(request: EngineRequest) -> bool:
     """Whether the tokens so far are all that the rest depends on."""
     sampling = request.sampling
     seeded = sampling.seed is not None and sampling.temperature > 0
     return request.constraint is None and not _penalised(sampling) and not seeded
 
 
-def seeded(request: EngineRequest) -> bool:
+def is_seeded(request: EngineRequest) -> bool:
     """Whether its text follows from a seed: one that was given, or one for the sake of replays."""
     sampling = request.sampling
-    return sampling.temperature > 0 and (sampling.seed is not None or not resumable(request))
+    return sampling.temperature > 0 and (sampling.seed is not None or not is_resumable(request))
 
 
-def behind(step: Step, tokens: int) -> Iterator[DecodeStep]:
+def skip_tokens(step: Step, tokens: int) -> Iterator[DecodeStep]:
     """The accounts of ``step`` without those of its first ``tokens`` tokens.
 
     A step cut in two keeps, of its accepted drafts, those behind the cut.
@@ -179,7 +179,7 @@ def _tail(step: DecodeStep, tokens: int) -> DecodeStep:
         drafted=drafted,
         accepted=step.accepted - tokens,
         delivered=step.delivered - tokens,
-        undrafted=None if drafted else Undrafted.REFUSED,
+        undrafted=None if drafted else UndraftedReason.REFUSED,
     )
 
 
@@ -198,6 +198,6 @@ def _penalised(sampling: Sampling) -> bool:
 def _repeatable(request: EngineRequest) -> EngineRequest:
     sampling = request.sampling
     sampled = sampling.temperature > 0 and sampling.seed is None
-    if not sampled or resumable(request):
+    if not sampled or is_resumable(request):
         return request
     return replace(request, sampling=replace(sampling, seed=secrets.randbits(31)))

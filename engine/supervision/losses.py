@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from engine.base import PostMortem
-from engine.supervision.rules import Cause
+from engine.supervision.rules import LossCause
 
 KEPT = 16
 """Losses remembered."""
@@ -22,7 +22,7 @@ class EngineLoss:
 
     at: str
     """UTC, as ISO 8601 writes it."""
-    cause: Cause
+    cause: LossCause
     reason: str
     """What the gateway noticed."""
     lived_s: float | None = None
@@ -44,7 +44,7 @@ class EngineLoss:
         return f"{self.cause}{lived}: {'; '.join(found)}"
 
 
-class Losses:
+class LossLog:
     """The last ones, oldest first."""
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class Losses:
         return iter(tuple(self._kept))
 
 
-def loss_of(
-    cause: Cause,
+def create_loss(
+    cause: LossCause,
     reason: str,
     lived_s: float | None,
     found: PostMortem | None,

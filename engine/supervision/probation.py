@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Trial:
+class PendingStart:
     """One submission: on trial until it passes, by a step, or is over."""
 
-    def __init__(self, probation: Probation) -> None:
+    def __init__(self, probation: PoisonIsolation) -> None:
         self._probation = probation
         self.passed = False
 
@@ -28,7 +28,7 @@ class Trial:
             self._probation.leave()
 
 
-class Probation:
+class PoisonIsolation:
     """Who may be submitted now. Proven requests (they have made a step) are of no concern."""
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class Probation:
         self._alone = False
 
     @asynccontextmanager
-    async def trial(self, *, strikes: int, submissions: int = 0) -> AsyncIterator[Trial]:
+    async def trial(self, *, strikes: int, submissions: int = 0) -> AsyncIterator[PendingStart]:
         """``strikes``: engines lost in a row without a step; ``submissions``: all there were."""
         await self.enter(strikes, submissions)
-        trial = Trial(self)
+        trial = PendingStart(self)
         try:
             yield trial
         finally:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from engine.clock import now
 
 
-class Pulse:
+class StallDetector:
     """Made on the event loop of the engine it belongs to."""
 
     def __init__(self) -> None:

@@ -7,13 +7,13 @@ about the engine and is not counted, though the pause before the next start grow
 
 from __future__ import annotations
 
-from engine.supervision.rules import Patience
+from engine.supervision.rules import SupervisionTimeouts
 
 
-class Restarts:
+class RestartPolicy:
     """``failures`` in a row, and the pause before the next start."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: SupervisionTimeouts) -> None:
         self._patience = patience
         self._starts = 0
         """Since the last life that was of use."""

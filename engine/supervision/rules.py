@@ -10,7 +10,7 @@ from engine.types import EngineInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SupervisionTimeouts:
     """Seconds unless it says otherwise."""
 
     poll_s: float = 1.0
@@ -50,7 +50,7 @@ class Patience:
         return float(min(self.max_backoff_s, self.backoff_s * 2 ** (failures - 2)))
 
 
-class Cause(StrEnum):
+class LossCause(StrEnum):
     """How an engine was lost."""
 
     DIED = "died"
@@ -59,7 +59,7 @@ class Cause(StrEnum):
     """It could not be started again."""
 
 
-class Outcome(StrEnum):
+class RecoveryOutcome(StrEnum):
     """What became of a request whose engine was lost."""
 
     RERUN = "rerun"
@@ -74,28 +74,28 @@ class Outcome(StrEnum):
     """Found to kill engines."""
 
 
-class Watcher(Protocol):
+class RecoveryObserver(Protocol):
     """Looks on; raises nothing, waits for nothing."""
 
-    def engine_lost(self, cause: Cause) -> None: ...
+    def engine_lost(self, cause: LossCause) -> None: ...
 
     def engine_back(self, info: EngineInfo, seconds: float) -> None:
         """``seconds`` from the loss to the new engine's being ready."""
         ...
 
-    def interrupted(self, outcome: Outcome) -> None:
+    def interrupted(self, outcome: RecoveryOutcome) -> None:
         """A request met the loss of its engine."""
         ...
 
 
-class NullWatcher:
+class NullRecoveryObserver:
     """Sees nothing."""
 
-    def engine_lost(self, cause: Cause) -> None:
+    def engine_lost(self, cause: LossCause) -> None:
         pass
 
     def engine_back(self, info: EngineInfo, seconds: float) -> None:
         pass
 
-    def interrupted(self, outcome: Outcome) -> None:
+    def interrupted(self, outcome: RecoveryOutcome) -> None:
         pass

@@ -25,18 +25,18 @@ from engine.errors import (
     RequestRejected,
 )
 from engine.speculation.accounting import Totals, total
-from engine.supervision.continuation import Continuation, Diverged
-from engine.supervision.rules import Outcome, Patience, Watcher
+from engine.supervision.continuation import Continuation, ReplayDiverged
+from engine.supervision.rules import RecoveryObserver, RecoveryOutcome, SupervisionTimeouts
 from engine.types import EngineRequest, FinishReason, Step
 
 log = logging.getLogger(__name__)
 
 
-EngineFault = EngineDead | EngineOverloaded | EngineFailed | RequestRejected
+RecoverableError = EngineDead | EngineOverloaded | EngineFailed | RequestRejected
 """What another engine might do better."""
 
 
-class Fate(StrEnum):
+class FailureKind(StrEnum):
     """How a submission ended that did not end well."""
 
     TURNED_AWAY = "turned_away"
@@ -53,7 +53,7 @@ class Fate(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Survivor:
+class RecoverableRequest:
     """A request and what it has been through."""
 
     request: EngineRequest
@@ -97,34 +97,34 @@ class Survivor:
         for blame in refusals:
             blame()
 
-    def met(self, fate: Fate, *, proven: bool) -> None:
+    def met(self, fate: FailureKind, *, proven: bool) -> None:
         """Its engine was lost to it; ``proven``: after a step for it."""
-        if fate is not Fate.KILLED:
+        if fate is not FailureKind.KILLED:
             self.fruitless += 1
             self.losses += 1
-        if proven or fate is Fate.CUT_OFF:
+        if proven or fate is FailureKind.CUT_OFF:
             return
-        if fate is Fate.DIED:
+        if fate is FailureKind.DIED:
             self.blamed += self.crashes > 0
             self.crashes += 1
-        elif fate is Fate.KILLED:
+        elif fate is FailureKind.KILLED:
             self.signals += self.strikes > 0
         self.strikes += 1
 
-    def kills(self, patience: Patience) -> bool:
+    def kills(self, patience: SupervisionTimeouts) -> bool:
         """It is the cause: there is nobody else to blame."""
         return self.blamed > 0 or self.signals >= patience.kills
 
-    def spent(self, patience: Patience) -> bool:
+    def spent(self, patience: SupervisionTimeouts) -> bool:
         return self.fruitless > patience.continuations or self.losses > patience.losses
 
     @property
     def begun(self) -> bool:
         """Some of it was delivered."""
-        return self.continuation.way is not Outcome.RERUN
+        return self.continuation.way is not RecoveryOutcome.RERUN
 
 
-class Place(Protocol):
+class Submission(Protocol):
     """Where one submission of a request runs."""
 
     @property
@@ -143,7 +143,7 @@ class Place(Protocol):
         """Part of a step went to the client: it had not been there before."""
         ...
 
-    async def fate(self, error: EngineFault, /) -> Fate:
+    async def fate(self, error: RecoverableError, /) -> FailureKind:
         """What the error means for the request, told to whoever cares for the engine.
 
         Raises ``error`` where no engine is going to do better.
@@ -151,11 +151,11 @@ class Place(Protocol):
         ...
 
 
-Attempt = tuple[Place, AsyncGenerator[Step, None]]
+Attempt = tuple[Submission, AsyncGenerator[Step, None]]
 """One submission of a request: where it runs, and what comes of it; each token once."""
 
 
-class Host(Protocol):
+class EngineProvider(Protocol):
     """Who has the engines."""
 
     @property
@@ -172,23 +172,23 @@ class Host(Protocol):
         """Engines were lost through one request, which is refused from now on."""
         ...
 
-    def place(self, survivor: Survivor) -> AbstractAsyncContextManager[Place]:
+    def place(self, survivor: RecoverableRequest) -> AbstractAsyncContextManager[Submission]:
         """An engine for the request, while inside; waits for one. Raises EngineDead."""
         ...
 
 
 @dataclass(eq=False)
-class Survival:
+class RequestRecovery:
     """``generate`` of an engine that is made of a host's engines."""
 
-    host: Host
-    patience: Patience
-    watcher: Watcher
+    host: EngineProvider
+    patience: SupervisionTimeouts
+    watcher: RecoveryObserver
     replayed: Totals = field(default_factory=Totals)
     """Steps made a second time, for nobody."""
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        survivor = Survivor(request, Continuation(request, accounts=self.host.accounts))
+        survivor = RecoverableRequest(request, Continuation(request, accounts=self.host.accounts))
         going_on = survivor.continuation
         while not survivor.ended:
             if going_on.complete:
@@ -207,7 +207,7 @@ class Survival:
                 survivor.ended = True
 
     @asynccontextmanager
-    async def _attempt(self, survivor: Survivor) -> AsyncGenerator[Attempt, None]:
+    async def _attempt(self, survivor: RecoverableRequest) -> AsyncGenerator[Attempt, None]:
         """One engine's steps. Ends well after a loss that the request survives."""
         going_on = survivor.continuation
         async with self.host.place(survivor) as place:
@@ -217,20 +217,22 @@ class Survival:
                     yield place, steps
             except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
                 self._interrupted(survivor, place, await place.fate(error))
-            except Diverged:
+            except ReplayDiverged:
                 going_on.diverged()
             finally:
                 self.replayed += total(going_on.take_left_out(), requests=0)
 
-    def _interrupted(self, survivor: Survivor, place: Place, fate: Fate) -> None:
+    def _interrupted(
+        self, survivor: RecoverableRequest, place: Submission, fate: FailureKind
+    ) -> None:
         """Raises what ends a request that is not to be continued."""
         if survivor.stranded_at is None:
             survivor.stranded_at = now()
-        if fate is Fate.TURNED_AWAY:
+        if fate is FailureKind.TURNED_AWAY:
             return
         survivor.met(fate, proven=place.proven)
         if survivor.kills(self.patience):
-            self.watcher.interrupted(Outcome.QUARANTINED)
+            self.watcher.interrupted(RecoveryOutcome.QUARANTINED)
             self.host.absolve()
             log.error("request %s kills engines; it is refused", survivor.request.id)
             raise RequestQuarantined(
@@ -238,6 +240,6 @@ class Survival:
                 f"{survivor.request.id}; it will not be run again."
             )
         if survivor.spent(self.patience) or self.host.over:
-            self.watcher.interrupted(Outcome.LOST)
+            self.watcher.interrupted(RecoveryOutcome.LOST)
             raise EngineDead("The engine died, and the answer could not be continued.")
         self.watcher.interrupted(survivor.continuation.way)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from vllm.v1.engine import EngineCoreOutput
 
 from engine.speculation.accounting import shared_step
-from engine.types import DecodeStep, EngineInfo, Undrafted
+from engine.types import DecodeStep, EngineInfo, UndraftedReason
 
 AccountReader = Callable[[EngineCoreOutput, bool], DecodeStep | None]
 """Finds the decode step behind an output; the flag marks a request's first output."""
@@ -31,7 +31,7 @@ def no_step(_output: EngineCoreOutput, _first: bool) -> DecodeStep | None:
 def plain_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
     """A step of an engine without speculation."""
     tokens = len(output.new_token_ids)
-    return None if first or not tokens else shared_step(0, 0, tokens, 0, Undrafted.OFF)
+    return None if first or not tokens else shared_step(0, 0, tokens, 0, UndraftedReason.OFF)
 
 
 def decode_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
@@ -42,7 +42,7 @@ def decode_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
         return None
     drafted, (reached,) = account.num_draft_tokens, account.histogram
     if not drafted:
-        reason = Undrafted.REFUSED if account.num_spec_tokens else Undrafted.OFF
+        reason = UndraftedReason.REFUSED if account.num_spec_tokens else UndraftedReason.OFF
         return shared_step(0, 0, delivered, 0, reason)
     accepted = min(reached, delivered)
     return shared_step(drafted, accepted, delivered, reached - accepted, None)

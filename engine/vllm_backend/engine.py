@@ -25,7 +25,7 @@ from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from engine.base import PostMortem
 from engine.errors import EngineDead, EngineStartError
-from engine.machine import is_stopped, oom_kills
+from engine.machine import count_oom_kills, is_stopped
 from engine.speculation.accounting import Totals
 from engine.types import (
     EngineInfo,
@@ -88,7 +88,7 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._outputs: StepOutputProcessor | None = None
         self._closed = False
-        self._oom_kills = oom_kills()
+        self._oom_kills = count_oom_kills()
         """When the engine was last well: of those before, none was of this engine."""
         self._processes: tuple[BaseProcess, ...] = ()
         self._exits: tuple[int | None, ...] = ()
@@ -150,14 +150,14 @@ class VllmEngine:
             return Health(live=False, reason="closed" if self._closed else "not started")
         if self._llm.errored or not await _answers(self._llm):
             return Health(live=False, reason=self._log.cause() or "the engine process died")
-        self._oom_kills = oom_kills()
+        self._oom_kills = count_oom_kills()
         return Health(live=True)
 
     @property
     def killed(self) -> bool:
         """An engine process was ended by a signal from outside, and not for want of memory; or it
         is stopped by one."""
-        if oom_kills() != self._oom_kills:
+        if count_oom_kills() != self._oom_kills:
             return False
         return any(p.exitcode in OUTSIDE or is_stopped(p.pid) for p in self._processes)
 
@@ -167,7 +167,7 @@ class VllmEngine:
         late = (process.exitcode or 0 for process in self._processes)
         codes = (*self._exits, *(code for code in late if code > 0))  # later signals are our own
         ended_by = next((_exit_name(code) for code in codes if code), "")
-        memory = " (the kernel was out of memory)" if oom_kills() != self._oom_kills else ""
+        memory = " (the kernel was out of memory)" if count_oom_kills() != self._oom_kills else ""
         error = fit_to_show(self._log.cause())
         return PostMortem(ended_by + memory, error, self._log.last_words())
 

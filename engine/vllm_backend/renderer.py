@@ -20,13 +20,13 @@ from vllm.renderers.hf import resolve_chat_template
 from vllm.renderers.registry import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
-from engine.rendering.encoding import WINDOW, TextEncoder, shortened
-from engine.rendering.limits import NO_LIMITS, Limits
-from engine.rendering.messages import without_developer
-from engine.rendering.process import SMALL_BYTES, Writer
+from engine.rendering.encoding import WINDOW, TextEncoder, truncate_ids
+from engine.rendering.limits import NO_LIMITS, RenderLimits
+from engine.rendering.messages import merge_developer
+from engine.rendering.process import SMALL_BYTES, TemplateRunner
 from engine.rendering.template import ChatTemplate
-from engine.rendering.variables import CODED, allowed
-from engine.rendering.writing import Writing
+from engine.rendering.variables import CODED, filter_variables
+from engine.rendering.writing import TemplateInput
 
 READ_DEVELOPER = frozenset({"HfRenderer", "CohereRenderer", "InklingRenderer"})
 """Renderers that give OpenAI's developer role to a template that knows it, else as the system's.
@@ -56,7 +56,7 @@ class VllmRenderer:
             self._renderer.default_chat_tok_params, max_total_tokens=None
         )
         """Without vLLM's check of the length: a prompt's fit is decided for all renderers alike."""
-        self._writer = Writer()
+        self._writer = TemplateRunner()
         fast = getattr(self.tokenizer, "backend_tokenizer", None)
         self._encoder = TextEncoder(fast) if isinstance(fast, Tokenizer) else None
 
@@ -81,12 +81,12 @@ class VllmRenderer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        limits: Limits = NO_LIMITS,
+        limits: RenderLimits = NO_LIMITS,
     ) -> list[int]:
         """``chat_template`` is a request's own."""
         template = self._template(bool(tools)) if self._templated else None
         if template is not None:
-            writing = Writing(
+            writing = TemplateInput(
                 chat_template or template.source,
                 messages,
                 tools,
@@ -102,7 +102,7 @@ class VllmRenderer:
         elif chat_template is not None:
             raise ValueError("the prompts of this model are written in code, not by a template")
         read = CODED if template is None else template.variables
-        kwargs = allowed(chat_template_kwargs, read) | {
+        kwargs = filter_variables(chat_template_kwargs, read) | {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
@@ -119,7 +119,7 @@ class VllmRenderer:
         """As vLLM does it."""
         conversation = [dict(message) for message in messages]
         if not self._reads_developer:
-            conversation = without_developer(conversation)
+            conversation = merge_developer(conversation)
         if self._harmony:
             return _harmony(conversation, tools, kwargs)
         kwargs["tools"] = [dict(tool) for tool in tools] if tools else None
@@ -134,15 +134,17 @@ class VllmRenderer:
             raise ValueError(str(error)) from error
         return list(prompt["prompt_token_ids"])
 
-    def encode(self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
+    ) -> list[int]:
         return self._encode(text, add_special_tokens, limits)
 
-    def _encode(self, text: str, add_special_tokens: bool, limits: Limits) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, limits: RenderLimits) -> list[int]:
         if self._encoder is not None and len(text) > WINDOW:
             return self._encoder.encode(text, add_special_tokens, limits)
         token_ids = list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
         limits.check(len(token_ids))
-        return shortened(token_ids, limits)
+        return truncate_ids(token_ids, limits)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))

@@ -27,7 +27,7 @@ from engine.types import (
     EngineRequest,
     FinishReason,
     PositionLogprobs,
-    Repetition,
+    RepetitionStop,
     TokenLogprob,
 )
 from engine.vllm_backend.names import DEPTH, KEEP
@@ -70,7 +70,7 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
     )
 
 
-def repetition_detection(wanted: Repetition | None) -> RepetitionDetectionParams | None:
+def repetition_detection(wanted: RepetitionStop | None) -> RepetitionDetectionParams | None:
     return None if wanted is None else RepetitionDetectionParams(**asdict(wanted))
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from engine.fleet.status import WorkerStatus
-from engine.fleet.worker import State
+from engine.fleet.worker import WorkerState
 from observability.labels import OTHER
 from observability.metrics.base import MetricGroup
 
@@ -82,7 +82,7 @@ class Workers(MetricGroup):
 
 
 def _states(worker: WorkerStatus) -> LabelledValues:
-    return {(state.value,): float(worker.state is state) for state in State}
+    return {(state.value,): float(worker.state is state) for state in WorkerState}
 
 
 def _counted(part: str) -> Callable[[WorkerStatus], LabelledValues]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from engine.base import Lasting
+from engine.base import ResilientEngine
 from engine.fleet.status import WorkerStatus
-from engine.supervision.rules import Patience, Watcher
+from engine.supervision.rules import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.commandline import CommandLine
 from server.parsers import Vocabulary
@@ -47,7 +47,7 @@ class Backend(Protocol):
         """What tries constraints out; None where the engine does that itself."""
         ...
 
-    def lasting(self, patience: Patience, watcher: Watcher) -> Lasting:
+    def lasting(self, patience: SupervisionTimeouts, watcher: RecoveryObserver) -> ResilientEngine:
         """The engine to serve with, not started yet. Call once."""
         ...
 
@@ -70,6 +70,6 @@ def open_backend(line: CommandLine, progress: Callable[[str], None]) -> Backend:
         from server.backends.remote import RemoteBackend
 
         return RemoteBackend(line, progress)
-    from server.backends.in_process import InProcess
+    from server.backends.in_process import InProcessBackend
 
-    return InProcess(line, progress)
+    return InProcessBackend(line, progress)

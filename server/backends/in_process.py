@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from engine.errors import EngineStartError
 from engine.fleet.status import WorkerStatus
-from engine.machine import this_machine
+from engine.machine import inspect_machine
 from engine.preflight import plan_of, preflight
-from engine.supervision.rules import Patience, Watcher
+from engine.supervision.rules import RecoveryObserver, SupervisionTimeouts
 from engine.supervisor import SupervisedEngine
 from engine.types import EngineInfo
 from engine.vllm_backend.engine import VllmEngine
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.speculation.inspection import SpeculationReport
 
 
-class InProcess:
+class InProcessBackend:
     """See ``server.backends.Backend``."""
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
@@ -60,7 +60,7 @@ class InProcess:
             return (self._arguments.model,)
         return (names,) if isinstance(names, str) else tuple(names)
 
-    def lasting(self, patience: Patience, watcher: Watcher) -> SupervisedEngine:
+    def lasting(self, patience: SupervisionTimeouts, watcher: RecoveryObserver) -> SupervisedEngine:
         return SupervisedEngine(self._new_engine, patience, watcher)
 
     def workers(self) -> Iterable[WorkerStatus]:
@@ -84,7 +84,7 @@ def _preflight(
     arguments: Arguments, settings: Settings, progress: Callable[[str], None]
 ) -> SpeculationReport | None:
     """What the draft is. Raises EngineStartError when something would stop the engine."""
-    found = preflight(plan_of(arguments), this_machine())
+    found = preflight(plan_of(arguments), inspect_machine())
     if found.draft is not None:
         progress(f"draft: {found.draft.summary}")
         for finding in found.draft.warnings:

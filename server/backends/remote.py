@@ -10,13 +10,13 @@ from pathlib import Path
 
 from engine.base import Engine
 from engine.errors import EngineStartError
-from engine.fleet import BalanceRules, Fleet, FleetRules
-from engine.fleet.discovery import DiscoveryError, Listed, Resolved, Source, Written
+from engine.fleet import Fleet, FleetSettings, RoutingSettings
+from engine.fleet.discovery import DiscoveryError, DnsSource, FileSource, StaticSource, WorkerSource
 from engine.fleet.status import WorkerStatus
 from engine.redaction import redact
-from engine.remote import Access, LocalModel, Upstream, remote_engine
-from engine.rendering import ModelFiles, TemplateRenderer, UnfitModel
-from engine.supervision.rules import Patience, Watcher
+from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
+from engine.rendering import ModelFiles, TemplateRenderer, UnsupportedModel
+from engine.supervision.rules import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.commandline import CommandLine, ModelArguments, refuse_unknown_parsers
 from server.config import ConfigError, Settings
@@ -34,13 +34,13 @@ class RemoteBackend:
         assert arguments is not None
         refuse_unknown_parsers(settings, arguments)
         self._progress = progress
-        self._addresses = Addresses()
-        self._sources = sources(settings, self._addresses.register)
-        self._access = access(settings)
-        self._rules = fleet_rules(settings)
+        self._addresses = AddressBook()
+        self._sources = build_sources(settings, self._addresses.register)
+        self._access = build_connection_settings(settings)
+        self._rules = build_fleet_settings(settings)
         self._fleet: Fleet | None = None
         progress("reading the tokenizer and the chat template")
-        files = model_files(arguments)
+        files = find_model_files(arguments)
         self.renderer = _renderer(files, settings)
         self.vocabulary = Vocabulary.from_directory(files.tokenizer_json)
         self.reasoning_parser = settings.reasoning_parser
@@ -61,7 +61,7 @@ class RemoteBackend:
             default_sampling=files.default_sampling,
         )
 
-    def lasting(self, patience: Patience, watcher: Watcher) -> Fleet:
+    def lasting(self, patience: SupervisionTimeouts, watcher: RecoveryObserver) -> Fleet:
         self._progress("waiting for a worker that serves")
         self._fleet = Fleet(self._drive, self._sources, patience, self._rules, watcher)
         return self._fleet
@@ -97,7 +97,7 @@ async def _answer(engine: Engine) -> EngineInfo | EngineStartError:
         await engine.aclose()
 
 
-class Addresses:
+class AddressBook:
     """Workers by name. A name is an address without its credentials, which stay in here."""
 
     def __init__(self) -> None:
@@ -114,21 +114,21 @@ class Addresses:
         return self._known.get(name) or Upstream.parse(name)
 
 
-def sources(settings: Settings, register: Callable[[str], str]) -> list[Source]:
+def build_sources(settings: Settings, register: Callable[[str], str]) -> list[WorkerSource]:
     """All that were given; their workers make one fleet. Raises ConfigError."""
-    out: list[Source] = []
+    out: list[WorkerSource] = []
     given = [one for one in (settings.upstream or "").split(",") if one.strip()]
     if given:
         with _blaming("--upstream"):
-            out.append(Listed(map(register, given)))
+            out.append(StaticSource(map(register, given)))
     if settings.upstream_file:
         with _blaming("--upstream-file"):
-            written = Written(Path(settings.upstream_file), register)
+            written = FileSource(Path(settings.upstream_file), register)
             written.read_now()
             out.append(written)
     if settings.upstream_dns:
         with _blaming("--upstream-dns"):
-            out.append(Resolved(_without_credentials(settings.upstream_dns)))
+            out.append(DnsSource(_without_credentials(settings.upstream_dns)))
     if not out:
         raise ConfigError("--upstream names no worker")
     return out
@@ -150,10 +150,10 @@ def _blaming(flag: str) -> Iterator[None]:
         raise ConfigError(redact(f"{flag}: {error}")) from None
 
 
-def fleet_rules(settings: Settings) -> FleetRules:
-    return FleetRules(
+def build_fleet_settings(settings: Settings) -> FleetSettings:
+    return FleetSettings(
         start_s=settings.upstream_start_s,
-        balance=BalanceRules(
+        balance=RoutingSettings(
             block=settings.affinity_block,
             epsilon=settings.affinity_epsilon,
             slack=settings.affinity_slack,
@@ -161,8 +161,8 @@ def fleet_rules(settings: Settings) -> FleetRules:
     )
 
 
-def access(settings: Settings) -> Access:
-    return Access(
+def build_connection_settings(settings: Settings) -> ConnectionSettings:
+    return ConnectionSettings(
         key=settings.upstream_key,
         connect_s=settings.upstream_connect_s,
         first_token_s=settings.upstream_first_token_s,
@@ -172,11 +172,11 @@ def access(settings: Settings) -> Access:
     )
 
 
-def model_files(arguments: ModelArguments) -> ModelFiles:
+def find_model_files(arguments: ModelArguments) -> ModelFiles:
     """Raises ConfigError."""
     try:
         return ModelFiles.find(arguments.model, arguments.revision, arguments.tokenizer)
-    except UnfitModel as error:
+    except UnsupportedModel as error:
         raise ConfigError(
             f"{arguments.model}: a gateway in front of workers makes the prompts itself and "
             f"cannot make this model's: {error}"

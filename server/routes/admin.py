@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from engine.base import DepthSet
+from engine.base import AppliedDepth
 from engine.speculation.policy import SpeculationRules
 from server.body import read_body
 from server.config import ConfigError
@@ -72,7 +72,7 @@ def router(gateway: Gateway) -> APIRouter:
     return routes
 
 
-async def _bound(gateway: Gateway, depth: int) -> DepthSet:
+async def _bound(gateway: Gateway, depth: int) -> AppliedDepth:
     try:
         return await _controls(gateway).bound_depth(depth)
     except ValueError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from engine.rendering.limits import Limits, PromptTooLong
+from engine.rendering.limits import PromptTooLong, RenderLimits
 from server.caller import caller
 from server.context import overflow
 from server.deadline import Deadline
@@ -26,12 +26,12 @@ async def admitted(path: Path, arrived: float) -> AsyncIterator[None]:
 
 
 async def counted(
-    path: Path, api: str, arrived: float, count: Callable[[Limits], Awaitable[list[int]]]
+    path: Path, api: str, arrived: float, count: Callable[[RenderLimits], Awaitable[list[int]]]
 ) -> list[int]:
     """The tokens of a prompt that nothing is generated for. Raises GatewayError."""
     longest = path.info.max_model_len
     async with admitted(path, arrived):
         try:
-            return await count(Limits(max_tokens=CONTEXTS * longest))
+            return await count(RenderLimits(max_tokens=CONTEXTS * longest))
         except PromptTooLong as error:
             raise overflow(api, error.at_least, 0, longest) from None

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.rendering.limits import Limits
+from engine.rendering.limits import RenderLimits
 from server.body import read_body
 from server.budget import charge
 from server.errors import InvalidRequest
@@ -76,7 +76,7 @@ def _answer(asked: TokenizeRequest, tokens: list[int], path: Path) -> dict[str, 
     return out
 
 
-async def _tokens(asked: TokenizeRequest, path: Path, limits: Limits) -> list[int]:
+async def _tokens(asked: TokenizeRequest, path: Path, limits: RenderLimits) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
     if asked.prompt is not None:

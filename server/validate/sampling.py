@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.types import Repetition, Sampling
+from engine.types import RepetitionStop, Sampling
 from server.errors import InvalidRequest
 from server.protocol.sampling import EngineFields, RepetitionDetection, SamplingFields
 from server.validate.served import Served
@@ -54,7 +54,7 @@ def sampling(
     )
 
 
-def repetition(asked: RepetitionDetection | None) -> Repetition | None:
+def repetition(asked: RepetitionDetection | None) -> RepetitionStop | None:
     if asked is None:
         return None
     if asked.min_pattern_size > asked.max_pattern_size:
@@ -63,7 +63,7 @@ def repetition(asked: RepetitionDetection | None) -> Repetition | None:
             f"{asked.min_pattern_size} and {asked.max_pattern_size}.",
             param="repetition_detection",
         )
-    return Repetition(asked.max_pattern_size, max(1, asked.min_pattern_size), asked.min_count)
+    return RepetitionStop(asked.max_pattern_size, max(1, asked.min_pattern_size), asked.min_count)
 
 
 def thinking_budget(asked: int | None, served: Served) -> int | None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from engine.machine import GIB, Gpu, Machine
+from engine.machine import GIB, GpuDevice, Machine
 from engine.preflight import EnginePlan, plan_of, preflight
 from engine.preflight.scene import overlaid
 from tests.engine.stand_ins import kimi, kimi_draft, llama_70b, llama_70b_draft
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 LAPTOP = Machine("cpu", cores=2, free_memory=16 * GIB)
-SERVER = Machine("cuda", 64, 900 * GIB, gpus=(Gpu("B200", 180 * GIB, 178 * GIB),) * 4)
+SERVER = Machine("cuda", 64, 900 * GIB, gpus=(GpuDevice("B200", 180 * GIB, 178 * GIB),) * 4)
 
 
 def demo(**changes: Any) -> EnginePlan:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.scripted import ScriptedEngine
 from engine.speculation.accounting import shared_step
-from engine.types import EngineRequest, FinishReason, Step, Undrafted
+from engine.types import EngineRequest, FinishReason, Step, UndraftedReason
 from observability.middleware import TelemetryMiddleware
 from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
@@ -44,7 +44,7 @@ class Script:
 
     def _step(self, piece: tuple[int, ...], depth: int, ends: FinishReason | None) -> Step:
         if depth == 0 or (len(piece) == 1 and self.dice.random() < 0.2):
-            reason = Undrafted.OFF if depth == 0 else Undrafted.REFUSED
+            reason = UndraftedReason.OFF if depth == 0 else UndraftedReason.REFUSED
             return Step(piece, (shared_step(0, 0, len(piece), 0, reason),), finish=ends)
         return Step(piece, (shared_step(depth, len(piece) - 1, len(piece)),), finish=ends)
 

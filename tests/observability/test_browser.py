@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from engine.fleet.status import WorkerStatus
-from engine.fleet.worker import State
+from engine.fleet.worker import WorkerState
 from engine.speculation.accounting import Totals
 from engine.types import (
     DecodeStep,
@@ -33,7 +33,7 @@ from engine.types import (
     Sampling,
     SpeculationInfo,
     Step,
-    Undrafted,
+    UndraftedReason,
 )
 from observability.http import routes
 from observability.settings import TelemetrySettings
@@ -48,8 +48,8 @@ GIVEN = {"session": 12, "prefix": 80, "hash": 3, "spilled": 5, "least": 0}
 WORKERS = [
     WorkerStatus(f"http://10.0.0.{at}:8000", state, "", 7, 9120.4, GIVEN, 51_000, 1, 2, 1, counted)
     for at, state, counted in (
-        (5, State.SERVING, Totals(verify_steps=10, proposed=30, accepted=16)),
-        (6, State.OPEN, None),
+        (5, WorkerState.SERVING, Totals(verify_steps=10, proposed=30, accepted=16)),
+        (6, WorkerState.OPEN, None),
     )
 ]
 EVENTS = {"chat": ContentDelta("x"), "tools": ToolCallStart(0, "i", "f")}
@@ -96,7 +96,7 @@ def one(telemetry, clock, dice, at, workload, odds) -> None:
 
 def step(dice, odds) -> Step:
     if dice.random() < 0.05:
-        return Step((1,), (DecodeStep(0, 0, 1, undrafted=Undrafted.REFUSED),))
+        return Step((1,), (DecodeStep(0, 0, 1, undrafted=UndraftedReason.REFUSED),))
     runs = itertools.takewhile(lambda at: dice.random() < odds - 0.07 * at, range(3))
     accepted = len(list(runs))
     return Step((1,) * (accepted + 1), (DecodeStep(3, accepted, accepted + 1),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.scripted import DEFAULT_INFO
-from engine.supervision.rules import Cause, Outcome
+from engine.supervision.rules import LossCause, RecoveryOutcome
 from observability.exposition import exposition
 from observability.settings import TelemetrySettings
 from observability.supervision import SupervisionObserver
@@ -13,8 +13,8 @@ from observability.telemetry import Telemetry
 def test_losses_and_what_became_of_requests_are_counted():
     telemetry = Telemetry(TelemetrySettings(models=("demo",)))
     watch = SupervisionObserver(telemetry)
-    watch.engine_lost(Cause.HUNG)
-    watch.interrupted(Outcome.RESUMED)
+    watch.engine_lost(LossCause.HUNG)
+    watch.interrupted(RecoveryOutcome.RESUMED)
     page = exposition(telemetry.registry).decode()
     assert 'eaglegate_engine_losses_total{cause="hung",engine="default"} 1.0' in page
     assert 'eaglegate_interrupted_requests_total{outcome="resumed"} 1.0' in page

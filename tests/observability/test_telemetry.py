@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.scripted import ScriptedEngine, steps
 from engine.speculation.accounting import Totals
-from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step, Undrafted
+from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step, UndraftedReason
 from observability.exposition import exposition
 from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
@@ -68,7 +68,7 @@ async def test_counts_what_the_engine_accounted_for(telemetry):
         Step((1,)),
         Step((2, 3, 4), decode=(DecodeStep(3, 2, 3),)),
         Step((5,), decode=(DecodeStep(3, 0, 1),)),
-        Step((6,), decode=(DecodeStep(0, 0, 1, undrafted=Undrafted.REFUSED),)),
+        Step((6,), decode=(DecodeStep(0, 0, 1, undrafted=UndraftedReason.REFUSED),)),
         Step((7, 8), decode=(DecodeStep(3, 1, 2),), finish=FinishReason.STOP),
     ]
     await answer(telemetry, ScriptedEngine(), script)
@@ -101,7 +101,7 @@ async def test_counts_what_the_engine_accounted_for(telemetry):
 
 
 async def test_without_speculation_acceptance_is_absent(telemetry):
-    off = DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)
+    off = DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF)
     script = [
         Step((1,)),
         Step((2,), decode=(off,)),

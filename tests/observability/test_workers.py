@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from engine.fleet.balance import Why
+from engine.fleet.balance import RoutingReason
 from engine.fleet.status import WorkerStatus
-from engine.fleet.worker import State
+from engine.fleet.worker import WorkerState
 from engine.speculation.accounting import Totals
 from observability.debug import speculation
 from observability.metrics.workers import MOST
@@ -16,8 +16,10 @@ from observability.telemetry import Telemetry
 PREFIX = "eaglegate_worker_"
 
 
-def status(name: str, state: State = State.SERVING, counted: Totals | None = None) -> WorkerStatus:
-    requests = dict.fromkeys((why.value for why in Why), 1) | {"session": 4}
+def status(
+    name: str, state: WorkerState = WorkerState.SERVING, counted: Totals | None = None
+) -> WorkerStatus:
+    requests = dict.fromkeys((why.value for why in RoutingReason), 1) | {"session": 4}
     return WorkerStatus(name, state, "", 2, 150.5, requests, 90, 3, 1, 1, counted)
 
 
@@ -29,7 +31,7 @@ def watching(*workers: WorkerStatus) -> Telemetry:
 
 def test_each_worker_has_its_series():
     counted = Totals(verify_steps=10, proposed=30, accepted=15)
-    telemetry = watching(status("http://a", counted=counted), status("http://b", State.OPEN))
+    telemetry = watching(status("http://a", counted=counted), status("http://b", WorkerState.OPEN))
 
     def read(name: str, **labels: str) -> float | None:
         return telemetry.registry.get_sample_value(PREFIX + name, labels)

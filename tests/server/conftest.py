@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
 from engine.rendering.encoding import TextEncoder
-from engine.rendering.limits import NO_LIMITS, Limits
+from engine.rendering.limits import NO_LIMITS, RenderLimits
 from engine.scripted import ScriptedEngine, steps
 from engine.speculation.policy import SpeculationPolicy
 from engine.types import (
@@ -65,7 +65,9 @@ class PlainRenderer:
             raise ValueError("the roles must alternate")
         return self.encode(text, False, options.get("limits", NO_LIMITS))
 
-    def encode(self, text: str, add_special_tokens: bool, limits: Limits = NO_LIMITS) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
+    ) -> list[int]:
         return self.encoder.encode(text, add_special_tokens, limits)
 
     def tokenizer_info(self) -> dict[str, Any]:

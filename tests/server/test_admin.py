@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.base import DepthSet
-from engine.supervision.losses import loss_of
-from engine.supervision.rules import Cause
+from engine.base import AppliedDepth
+from engine.supervision.losses import create_loss
+from engine.supervision.rules import LossCause
 from server.config import ConfigError
 from server.gateway import Controls
 
@@ -17,7 +17,7 @@ def controlled(lab):
 
     async def bound(depth):
         lab.bounds.append(depth)
-        return DepthSet(depth, pending=lab.pending)
+        return AppliedDepth(depth, pending=lab.pending)
 
     async def reload():
         if lab.bounds == ["bad"]:
@@ -60,7 +60,7 @@ async def test_an_answer_says_when_the_engine_has_not_taken_the_bound_yet(contro
 
 
 async def test_status_tells_how_engines_were_lost(controlled):
-    loss = loss_of(Cause.DIED, "the engine process died", 12.34, None)
+    loss = create_loss(LossCause.DIED, "the engine process died", 12.34, None)
     controlled.gateway.losses = lambda: [loss]
     (told,) = (await controlled.get("/admin/status")).json["engine_losses"]
     assert (told["cause"], told["lived_s"], told["log"]) == ("died", 12.3, [])

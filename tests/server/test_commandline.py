@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.backends.remote import Addresses, sources
+from server.backends.remote import AddressBook, build_sources
 from server.commandline import read
 from server.config import ConfigError, Settings
 
@@ -57,20 +57,22 @@ def test_an_engines_flags_are_for_the_workers():
 
 
 async def test_credentials_of_addresses_stay_out_of_names():
-    addresses = Addresses()
+    addresses = AddressBook()
     given = "http://user:secret@worker:8000,text+http://other:secret@worker:9000/v1"
-    (listed,) = sources(Settings(upstream=given), addresses.register)
+    (listed,) = build_sources(Settings(upstream=given), addresses.register)
     names = await listed.read()
     assert names == {"http://worker:8000", "text+http://worker:9000"}
     assert len({addresses[name].authorization for name in names}) == 2
     assert addresses["http://worker:7000"].authorization is None
     with pytest.raises(ConfigError, match="--upstream-key") as caught:
-        sources(Settings(upstream_dns="user:secret@worker:8000"), addresses.register)
+        build_sources(Settings(upstream_dns="user:secret@worker:8000"), addresses.register)
     assert "secret" not in str(caught.value)
 
 
 async def test_addresses_are_read_one_by_one():
-    (listed,) = sources(Settings(upstream=f"{WORKER}, text+{WORKER}/v1,"), Addresses().register)
+    (listed,) = build_sources(
+        Settings(upstream=f"{WORKER}, text+{WORKER}/v1,"), AddressBook().register
+    )
     assert await listed.read() == {WORKER, "text+" + WORKER}
     with pytest.raises(ConfigError, match="--upstream: a worker's address"):
-        sources(Settings(upstream="10.0.0.7:8000"), Addresses().register)
+        build_sources(Settings(upstream="10.0.0.7:8000"), AddressBook().register)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.types import Repetition
+from engine.types import RepetitionStop
 from server.notices import HEADER
 from server.protocol.chat import ChatRequest
 from server.protocol.completions import CompletionRequest
@@ -236,7 +236,7 @@ async def test_repetition_is_the_engine_s_to_find(lab):
     lab.says("x")
     asked = {"max_pattern_size": 3, "min_count": 4}
     await lab.chat(repetition_detection=asked)
-    assert lab.engine.requests[-1].sampling.repetition == Repetition(3, 1, 4)
+    assert lab.engine.requests[-1].sampling.repetition == RepetitionStop(3, 1, 4)
     answer = await lab.chat(repetition_detection=asked | {"min_pattern_size": 9})
     assert (answer.status, answer.json["error"]["param"]) == (400, "repetition_detection")
 

@@ -1,8 +1,8 @@
 """Who the workers are: a list, a file, a name. A source is read again and again."""
 
-from engine.fleet.discovery.base import DiscoveryError, Source
-from engine.fleet.discovery.dns import Resolved
-from engine.fleet.discovery.file import Written
-from engine.fleet.discovery.listed import Listed
+from engine.fleet.discovery.base import DiscoveryError, WorkerSource
+from engine.fleet.discovery.dns import DnsSource
+from engine.fleet.discovery.file import FileSource
+from engine.fleet.discovery.listed import StaticSource
 
-__all__ = ["DiscoveryError", "Listed", "Resolved", "Source", "Written"]
+__all__ = ["DiscoveryError", "DnsSource", "FileSource", "StaticSource", "WorkerSource"]

@@ -15,7 +15,7 @@ class DiscoveryError(Exception):
         super().__init__(redact(message))
 
 
-class Source(Protocol):
+class WorkerSource(Protocol):
     """Addresses are opaque here: whoever makes the engines understands them."""
 
     @property

@@ -13,7 +13,7 @@ from engine.redaction import redact
 RESOLVE_S = 10.0
 
 
-class Resolved:
+class DnsSource:
     """``name`` is HOST:PORT, or an address with a scheme.
 
     A name that cannot be resolved changes nothing: when a resolver is away, workers are not. One

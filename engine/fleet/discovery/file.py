@@ -21,7 +21,7 @@ STRUCTURED = ("[", "{", "-", "workers:")
 """How YAML and JSON begin; no address does."""
 
 
-class Written:
+class FileSource:
     """``canonical`` gives the one way to write an address, and raises ValueError for what is none.
 
     One file with one bad entry changes nothing, so that a slip of the pen drops no worker.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Listed:
+class StaticSource:
     """The addresses of a command line."""
 
     every_s = 3600.0

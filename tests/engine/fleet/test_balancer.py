@@ -8,42 +8,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fleet.balance import Why
-from engine.fleet.balancer import Balancer
-from engine.fleet.load import Expectation, Load
-from engine.fleet.prefix import Memory, chain
-from engine.fleet.rules import BalanceRules
+from engine.fleet.balance import RoutingReason
+from engine.fleet.balancer import LoadBalancer
+from engine.fleet.load import OutputEstimate, WorkerLoad
+from engine.fleet.prefix import PrefixMemory, hash_blocks
+from engine.fleet.rules import RoutingSettings
 from engine.types import EngineRequest, Sampling
 
-RULES = BalanceRules(block=4, key_blocks=2, memory_blocks=64, slack=1e9)
+RULES = RoutingSettings(block=4, key_blocks=2, memory_blocks=64, slack=1e9)
 
 
 def ask(prompt, name: str = "r", tokens: int = 10, **fields) -> EngineRequest:
     return EngineRequest(name, tuple(prompt), Sampling(max_tokens=tokens), **fields)
 
 
-def balancer(*names: str, rules: BalanceRules = RULES) -> Balancer:
-    made = Balancer(rules)
+def balancer(*names: str, rules: RoutingSettings = RULES) -> LoadBalancer:
+    made = LoadBalancer(rules)
     for name in names:
         made.join(name)
     return made
 
 
 def test_a_chain_names_whole_blocks_by_all_that_is_before_them():
-    one, two = chain(range(10), 4, 99), chain([*range(4), 9, 9, 9, 9], 4, 99)
+    one, two = hash_blocks(range(10), 4, 99), hash_blocks([*range(4), 9, 9, 9, 9], 4, 99)
     assert len(one) == len(two) == 2
     assert one[0] == two[0]
     assert one[1] != two[1]
-    assert chain(range(40), 4, 3) == chain(range(12), 4, 99)
-    assert chain(range(3), 4, 99) == []
+    assert hash_blocks(range(40), 4, 3) == hash_blocks(range(12), 4, 99)
+    assert hash_blocks(range(3), 4, 99) == []
 
 
 def test_salted_prompts_share_nothing():
-    assert not set(chain(range(8), 4, 9, "a")) & set(chain(range(8), 4, 9, "b"))
+    assert not set(hash_blocks(range(8), 4, 9, "a")) & set(hash_blocks(range(8), 4, 9, "b"))
 
 
 def test_a_memory_forgets_what_was_used_least_and_ends_first():
-    memory = Memory(3)
+    memory = PrefixMemory(3)
     memory.meet([b"a", b"b"])
     memory.meet([b"x", b"y"])
     assert memory.known([b"x", b"y"]) == 2
@@ -53,7 +53,7 @@ def test_a_memory_forgets_what_was_used_least_and_ends_first():
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=30))
 def test_a_memory_is_bounded_and_knows_what_it_met_last(prompts):
-    memory = Memory(8)
+    memory = PrefixMemory(8)
     for prompt in prompts:
         names = [bytes(prompt[: at + 1]) for at in range(len(prompt))]
         memory.meet(names)
@@ -64,9 +64,9 @@ def test_a_memory_is_bounded_and_knows_what_it_met_last(prompts):
 def test_a_conversation_that_grows_stays_and_weighs_what_is_new():
     fleet = balancer("a", "b", "c")
     first = fleet.assign(ask(range(8)), ["a", "b", "c"])
-    assert (first.why, first.known_tokens) == (Why.HASH, 0)
+    assert (first.why, first.known_tokens) == (RoutingReason.HASH, 0)
     second = fleet.assign(ask(range(16)), ["a", "b", "c"])
-    assert (second.why, second.name, second.known_tokens) == (Why.PREFIX, first.name, 8)
+    assert (second.why, second.name, second.known_tokens) == (RoutingReason.PREFIX, first.name, 8)
     assert fleet.load(first.name).tokens == (8 + 10) + (16 - 8 + 10)
     assert fleet.load(first.name).requests == 2
 
@@ -98,7 +98,7 @@ def test_a_worker_that_comes_back_has_forgotten_and_still_carries_what_runs():
 
 
 def test_a_charge_shrinks_with_every_token_and_leaves_nothing():
-    load = Load()
+    load = WorkerLoad()
     charge = load.take(100, 10)
     other = load.take(7, 1)
     assert load.tokens == 118
@@ -116,7 +116,7 @@ def test_a_charge_shrinks_with_every_token_and_leaves_nothing():
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.lists(st.integers(0, 40), max_size=5))))
 def test_loads_end_at_nothing(requests):
-    load = Load()
+    load = WorkerLoad()
     charges = [load.take(prefill, 20, 1.5) for prefill, _ in requests]
     for charge, (_, made) in zip(charges, requests, strict=True):
         for tokens in made:
@@ -128,7 +128,7 @@ def test_loads_end_at_nothing(requests):
 
 
 def test_expectations_follow_what_was_seen_within_the_requests_limit():
-    expected = Expectation(first=100, forget=0.5)
+    expected = OutputEstimate(first=100, forget=0.5)
     assert (expected.of(30), expected.of(4000)) == (30, 100)
     for _ in range(20):
         expected.learn(600)

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fleet.breaker import Breaker, Circuit
-from engine.fleet.rules import BreakerRules
+from engine.fleet.breaker import CircuitBreaker, CircuitState
+from engine.fleet.rules import BreakerSettings
 
-RULES = BreakerRules(failures=3, backoff_s=1.0, max_backoff_s=10.0, jitter=0.5)
+RULES = BreakerSettings(failures=3, backoff_s=1.0, max_backoff_s=10.0, jitter=0.5)
 
 
-def closed(chance: float = 0.0) -> Breaker:
-    breaker = Breaker(RULES, lambda: chance)
+def closed(chance: float = 0.0) -> CircuitBreaker:
+    breaker = CircuitBreaker(RULES, lambda: chance)
     breaker.close()
     return breaker
 
 
 def test_it_begins_by_probing():
-    assert Breaker(RULES).circuit is Circuit.HALF_OPEN
+    assert CircuitBreaker(RULES).circuit is CircuitState.HALF_OPEN
 
 
 def test_failures_in_a_row_open_it_and_no_others():
@@ -31,7 +31,7 @@ def test_failures_in_a_row_open_it_and_no_others():
     assert breaker.closed
     for _ in range(3):
         breaker.failed(7.0)
-    assert breaker.circuit is Circuit.OPEN
+    assert breaker.circuit is CircuitState.OPEN
     assert (breaker.retry_at, breaker.num_opened) == (8.0, 1)
 
 
@@ -61,7 +61,7 @@ def test_what_still_runs_while_it_is_open_moves_nothing():
     at = breaker.retry_at
     for _ in range(9):
         breaker.failed(6.0)
-    assert (breaker.circuit, breaker.retry_at, breaker.num_opened) == (Circuit.OPEN, at, 1)
+    assert (breaker.circuit, breaker.retry_at, breaker.num_opened) == (CircuitState.OPEN, at, 1)
 
 
 def test_a_probe_that_fails_opens_it_without_counting_as_another_opening():

@@ -18,11 +18,11 @@ from engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
-from engine.fleet.rules import BreakerRules
-from engine.fleet.worker import State
+from engine.fleet.rules import BreakerSettings
+from engine.fleet.worker import WorkerState
 from engine.scripted import DEFAULT_INFO
 from engine.speculation.accounting import Account, Totals
-from engine.supervision.rules import Outcome
+from engine.supervision.rules import RecoveryOutcome
 from engine.types import Constraint, SpeculationInfo
 from tests.engine.fleet.town import PATIENCE, town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
@@ -39,10 +39,10 @@ def account(got):
 @pytest.mark.parametrize(
     ("fields", "outcome"),
     [
-        ({}, Outcome.RESUMED),
-        ({"constraint": Constraint("json_object")}, Outcome.REPLAYED),
-        ({"sampling": {"presence_penalty": 0.5}}, Outcome.REPLAYED),
-        ({"sampling": {"logprobs": 2}}, Outcome.RESUMED),
+        ({}, RecoveryOutcome.RESUMED),
+        ({"constraint": Constraint("json_object")}, RecoveryOutcome.REPLAYED),
+        ({"sampling": {"presence_penalty": 0.5}}, RecoveryOutcome.REPLAYED),
+        ({"sampling": {"logprobs": 2}}, RecoveryOutcome.RESUMED),
     ],
 )
 async def test_the_stream_is_that_of_one_engine(dies_at, fields, outcome):
@@ -63,7 +63,7 @@ async def test_the_stream_is_that_of_one_engine(dies_at, fields, outcome):
     assert got[-1].finish is not None
     assert account(got).imbalance == 0
     assert sorted(place.served("r")) == ["a", "b"]
-    assert place.notes.outcomes == {outcome if dies_at else Outcome.RERUN: 1}
+    assert place.notes.outcomes == {outcome if dies_at else RecoveryOutcome.RERUN: 1}
     await place.fleet.aclose()
 
 
@@ -177,7 +177,7 @@ async def test_a_rejection_by_two_workers_is_the_clients():
 
 
 async def test_failures_of_one_worker_open_its_circuit_and_the_other_serves():
-    place = await town("ab", poll_s=60, breaker=BreakerRules(backoff_s=60))
+    place = await town("ab", poll_s=60, breaker=BreakerSettings(backoff_s=60))
     place["a"].error = lambda request, step: EngineFailed("500")
     for number in range(12):
         request = ask(f"r{number}", prompt=(number, 2, 3))
@@ -225,7 +225,7 @@ async def test_cut_connections_of_living_workers_are_no_crime():
     for house in place.houses.values():
         house.error = error
     assert tokens_of(await collect(place.fleet, ask())) == following(ask())
-    assert place.notes.outcomes == {Outcome.RERUN: 3}
+    assert place.notes.outcomes == {RecoveryOutcome.RERUN: 3}
     await place.fleet.aclose()
 
 
@@ -318,11 +318,11 @@ async def test_status_tells_of_every_worker():
     await collect(place.fleet, ask(affinity="s"))
     await until(lambda: place.fleet.workers["a"].counted)
     a, b = place.fleet.status()
-    assert (a.name, a.state, a.reason) == ("a", State.SERVING, "")
+    assert (a.name, a.state, a.reason) == ("a", WorkerState.SERVING, "")
     assert (a.requests["session"], a.tokens, a.running, a.outstanding) == (1, 12, 0, 0)
     assert a.counted.acceptance_length == 2.5
     assert (b.name, b.reason, b.openings) == ("b", "connection refused", 1)
-    assert b.state in (State.OPEN, State.PROBING)
+    assert b.state in (WorkerState.OPEN, WorkerState.PROBING)
     await place.fleet.aclose()
 
 

@@ -10,7 +10,7 @@ import pytest
 from engine.errors import (
     EngineStartError,
 )
-from engine.fleet.worker import State
+from engine.fleet.worker import WorkerState
 from engine.scripted import DEFAULT_INFO
 from tests.engine.fleet.town import town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
@@ -47,7 +47,7 @@ async def test_a_worker_that_leaves_ends_what_it_runs_and_gets_nothing_new():
     place.streets.names.discard(leaving.name)
     worker = place.fleet.workers[leaving.name]
     await until(lambda: worker.draining)
-    assert worker.state is State.DRAINING
+    assert worker.state is WorkerState.DRAINING
     for house in place.houses.values():
         if house is not leaving:
             house.gate.set()

@@ -10,8 +10,8 @@ import pytest
 
 from engine.errors import EngineOverloaded, RequestRejected
 from engine.fleet import Fleet
-from engine.fleet.discovery import Written
-from engine.remote import Access, LocalModel, Upstream, remote_engine
+from engine.fleet.discovery import FileSource
+from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
 from engine.remote.probe import PROBE
 from engine.speculation.accounting import Account
 from tests.engine.fleet.town import PATIENCE, RULES
@@ -28,7 +28,7 @@ class Letters:
 
 
 MODEL = LocalModel("demo", Letters(), vocab_size=2048, max_model_len=4096)
-ACCESS = Access(connect_s=2.0, first_token_s=5.0, idle_s=2.0, start_s=0.5)
+ACCESS = ConnectionSettings(connect_s=2.0, first_token_s=5.0, idle_s=2.0, start_s=0.5)
 HTTP_RULES = replace(RULES, poll_s=0.05, ask_s=1.0, admit_s=5.0)
 
 
@@ -62,7 +62,7 @@ async def fleet_of(tmp_path, *workers: Worker):
         file.write_text("\n".join(urls))
         fleet = Fleet(
             lambda url: remote_engine(Upstream.parse(url), MODEL, ACCESS),
-            [Written(file, lambda url: str(Upstream.parse(url)), every_s=0.02)],
+            [FileSource(file, lambda url: str(Upstream.parse(url)), every_s=0.02)],
             PATIENCE,
             HTTP_RULES,
         )

@@ -8,25 +8,25 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from engine.errors import EngineDead, EngineError, EngineStartError, EngineUnreachable
-from engine.fleet import BalanceRules, Fleet, FleetRules
+from engine.fleet import Fleet, FleetSettings, RoutingSettings
 from engine.fleet.discovery import DiscoveryError
-from engine.fleet.rules import BreakerRules
+from engine.fleet.rules import BreakerSettings
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from engine.speculation.accounting import Totals
-from engine.supervision.rules import Patience
+from engine.supervision.rules import SupervisionTimeouts
 from engine.types import EngineInfo, EngineRequest, FinishReason, Health
 from tests.engine.supervision.mortal import Notes, following
 
-RULES = FleetRules(
+RULES = FleetSettings(
     poll_s=0.01,
     ask_s=0.05,
     missed=3,
     admit_s=1.0,
     pause_s=0.002,
-    balance=BalanceRules(block=2, slack=0.0),
-    breaker=BreakerRules(backoff_s=0.01, max_backoff_s=0.02),
+    balance=RoutingSettings(block=2, slack=0.0),
+    breaker=BreakerSettings(backoff_s=0.01, max_backoff_s=0.02),
 )
-PATIENCE = Patience(wait_s=5, continuations=50, losses=1000, stall_s=60)
+PATIENCE = SupervisionTimeouts(wait_s=5, continuations=50, losses=1000, stall_s=60)
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Town:
 
 
 async def town(
-    names: str = "abc", patience: Patience = PATIENCE, start: bool = True, **rules
+    names: str = "abc", patience: SupervisionTimeouts = PATIENCE, start: bool = True, **rules
 ) -> Town:
     houses = {name: House(name) for name in names}
     streets, notes = Streets(names), Notes()

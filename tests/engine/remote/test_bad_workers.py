@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from engine.base import Counting
+from engine.base import SupportsCounters
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded
 from engine.fleet import Fleet
-from engine.fleet.discovery import DiscoveryError, Listed, Written
-from engine.remote import Access, RemoteEngine, Speaks, Upstream, remote_engine
-from engine.remote.connection import Connection
+from engine.fleet.discovery import DiscoveryError, FileSource, StaticSource
+from engine.remote import ConnectionSettings, RemoteEngine, Upstream, WireProtocol, remote_engine
+from engine.remote.connection import WorkerConnection
 from engine.remote.text import TextEngine
 from engine.types import Sampling
 from tests.engine.fleet.test_over_http import Worker
@@ -26,17 +26,17 @@ from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 from tests.engine.remote.test_remote_engine import MODEL, request
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 
-QUICK = Access(connect_s=1.0, first_token_s=0.6, idle_s=0.3, start_s=0.3)
+QUICK = ConnectionSettings(connect_s=1.0, first_token_s=0.6, idle_s=0.3, start_s=0.3)
 PATIENT_S = 5.0
 MUCH = 32 << 20
 """Bytes that no bad worker gets rid of: bounds are far below, socket buffers are not."""
 
 
 @asynccontextmanager
-async def engine_at(url: str, kind=RemoteEngine, access: Access = QUICK):
+async def engine_at(url: str, kind=RemoteEngine, access: ConnectionSettings = QUICK):
     """An engine that has not met its worker, so that only its answers count."""
     engine = kind(Upstream.parse(url), MODEL, access)
-    engine._connection = Connection(Upstream.parse(url), access)
+    engine._connection = WorkerConnection(Upstream.parse(url), access)
     engine._name, engine._dialect = "demo", _Dialect()
     try:
         yield engine
@@ -102,7 +102,7 @@ async def test_a_bad_probe_is_a_failed_one(name, kind):
 async def test_bad_counters_and_a_bad_health_are_errors_of_the_engine(name):
     bad = listening(BadWorker({"/": TELLING[name]}))
     async with bad as worker, engine_at(worker.url) as engine:
-        assert isinstance(engine, Counting)
+        assert isinstance(engine, SupportsCounters)
         for question in (engine.counted, engine.health):
             with suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(0.5):
@@ -178,7 +178,7 @@ async def test_probes_go_on_through_every_kind_of_bad_worker(seed):
         at = {"good": good_url, "bad": bad.url}
         fleet = Fleet(
             lambda name: remote_engine(Upstream.parse(at[name]), MODEL, QUICK),
-            [Listed(at)],
+            [StaticSource(at)],
             PATIENCE,
             rules,
         )
@@ -207,14 +207,14 @@ async def test_streams_survive_a_worker_that_turns_bad(seed):
             rules = replace(RULES, ask_s=0.5, poll_s=0.05)
             fleet = Fleet(
                 lambda name: remote_engine(Upstream.parse(at[name]), MODEL, QUICK),
-                [Listed(at)],
+                [StaticSource(at)],
                 PATIENCE,
                 rules,
             )
             await fleet.start()
             await _soon(lambda: all(worker.serves for worker in fleet.workers.values()))
             link = fleet.workers["bad"].link
-            link.engine._connection = Connection(Upstream.parse(bad.url), QUICK)
+            link.engine._connection = WorkerConnection(Upstream.parse(bad.url), QUICK)
             for name in chance.sample(sorted(ANSWERS), 5):
                 bad.talks["/"] = ANSWERS[name]
                 asked = [ask(f"{name}-{n}", tokens=20, prompt=(n, 2, 3)) for n in range(6)]
@@ -243,7 +243,7 @@ async def test_credentials_of_an_address_are_used_and_shown_nowhere():
             error = await take(engine)
         assert worker.authorizations[0] == "basic dxnlcjpwqhnz"
     assert "user" not in str(error)
-    assert upstream.speaks is Speaks.TEXT
+    assert upstream.speaks is WireProtocol.TEXT
 
 
 @pytest.mark.parametrize(
@@ -264,5 +264,5 @@ def test_errors_of_discovery_hold_no_credentials(tmp_path):
     ):
         file.write_text(content)
         with pytest.raises(DiscoveryError) as caught:
-            Written(file, lambda given: str(Upstream.parse(given))).read_now()
+            FileSource(file, lambda given: str(Upstream.parse(given))).read_now()
         assert "secret" not in str(caught.value)

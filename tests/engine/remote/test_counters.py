@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.remote.counters import totals_of
+from engine.remote.counters import parse_totals
 
 TEXT = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
@@ -20,11 +20,11 @@ vllm:num_requests_running{engine="0"} 1.0
 
 
 def test_counters_are_summed_over_engines():
-    totals = totals_of(TEXT)
+    totals = parse_totals(TEXT)
     assert (totals.verify_steps, totals.proposed, totals.accepted) == (14, 30, 15)
     assert totals.accepted_at == (9, 0, 2), "a position nobody drafts makes no room for itself"
 
 
 def test_a_worker_that_does_not_speculate_tells_nothing():
-    assert totals_of('vllm:num_requests_running{engine="0"} 1.0\n') is None
-    assert totals_of("") is None
+    assert parse_totals('vllm:num_requests_running{engine="0"} 1.0\n') is None
+    assert parse_totals("") is None

@@ -5,23 +5,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.remote.account import Told, decode_steps
+from engine.remote.account import SpeculationAccount, lay_decode_steps
 from engine.speculation.accounting import total
-from engine.types import DecodeStep, Undrafted
+from engine.types import DecodeStep, UndraftedReason
 
-PLAIN = DecodeStep(0, 0, 1, undrafted=Undrafted.REFUSED)
+PLAIN = DecodeStep(0, 0, 1, undrafted=UndraftedReason.REFUSED)
 
 
 def verified(drafted: int, accepted: int, cut: int = 0) -> DecodeStep:
     return DecodeStep(drafted, accepted, accepted + (not cut), cut=cut)
 
 
-def told(*steps: tuple[int, int]) -> Told:
-    return Told(3, steps)
+def told(*steps: tuple[int, int]) -> SpeculationAccount:
+    return SpeculationAccount(3, steps)
 
 
 def test_one_chunk_per_step():
-    assert decode_steps([1, 4, 1, 3], told((3, 3), (3, 0), (3, 2))) == (
+    assert lay_decode_steps([1, 4, 1, 3], told((3, 3), (3, 0), (3, 2))) == (
         verified(3, 3),
         verified(3, 0),
         verified(3, 2),
@@ -29,15 +29,18 @@ def test_one_chunk_per_step():
 
 
 def test_the_last_step_is_cut():
-    assert decode_steps([1, 4, 2], told((3, 3), (3, 3))) == (verified(3, 3), verified(3, 2, cut=1))
+    assert lay_decode_steps([1, 4, 2], told((3, 3), (3, 3))) == (
+        verified(3, 3),
+        verified(3, 2, cut=1),
+    )
 
 
 def test_steps_without_a_draft_are_found_by_the_size_of_their_chunks():
-    assert decode_steps([1, 1, 4, 1], told((3, 3))) == (PLAIN, verified(3, 3), PLAIN)
+    assert lay_decode_steps([1, 1, 4, 1], told((3, 3))) == (PLAIN, verified(3, 3), PLAIN)
 
 
 def test_vllms_padding_makes_the_first_token_a_verify_step():
-    assert decode_steps([1, 4, 2], told((3, 0), (3, 3), (3, 1))) == (
+    assert lay_decode_steps([1, 4, 2], told((3, 0), (3, 3), (3, 1))) == (
         verified(3, 0),
         verified(3, 3),
         verified(3, 1),
@@ -45,7 +48,7 @@ def test_vllms_padding_makes_the_first_token_a_verify_step():
 
 
 def test_all_at_once():
-    assert decode_steps([9], told((3, 3), (3, 1), (3, 1))) == (
+    assert lay_decode_steps([9], told((3, 3), (3, 1), (3, 1))) == (
         verified(3, 3),
         verified(3, 1),
         verified(3, 1),
@@ -53,12 +56,12 @@ def test_all_at_once():
 
 
 def test_plain_steps_that_are_told_are_where_they_are_told():
-    assert decode_steps([1, 6], told((3, 3), (0, 0), (0, 0))) == (verified(3, 3), PLAIN, PLAIN)
+    assert lay_decode_steps([1, 6], told((3, 3), (0, 0), (0, 0))) == (verified(3, 3), PLAIN, PLAIN)
 
 
 def test_nothing_came():
-    assert decode_steps([], told()) == ()
-    assert decode_steps([1], told()) == ()
+    assert lay_decode_steps([], told()) == ()
+    assert lay_decode_steps([1], told()) == ()
 
 
 def test_a_histogram_gives_the_sums():
@@ -68,7 +71,9 @@ def test_a_histogram_gives_the_sums():
         "acceptance_histogram": [1, 0, 2, 1],
         "num_spec_steps": 4,
     }
-    totals = total(decode_steps([1, 3, 1, 4, 3], Told.read(said, 12)), first_tokens=1)
+    totals = total(
+        lay_decode_steps([1, 3, 1, 4, 3], SpeculationAccount.read(said, 12)), first_tokens=1
+    )
     assert (totals.verify_steps, totals.proposed, totals.accepted) == (4, 11, 7)
     assert (totals.tokens, totals.imbalance) == (12, 0)
 
@@ -97,7 +102,7 @@ def answers(draw):
 def test_the_workers_own_numbers_always(answer, tells_plain):
     steps, sizes = answer
     said = [step for step in steps if step[0] or tells_plain]
-    laid = decode_steps(sizes, told(*said))
+    laid = lay_decode_steps(sizes, told(*said))
     totals = total(laid, first_tokens=sum(sizes) - sum(step.delivered for step in laid))
     assert totals.verify_steps == sum(1 for drafted, _ in steps if drafted)
     assert totals.proposed == sum(drafted for drafted, _ in steps)
@@ -110,6 +115,6 @@ def test_the_workers_own_numbers_always(answer, tells_plain):
 def test_unmerged_and_told_in_full_it_is_exact(answer):
     steps, _ = answer
     sizes = [1, *(accepted + 1 for _, accepted in steps)]
-    laid = decode_steps(sizes, told(*steps))
+    laid = lay_decode_steps(sizes, told(*steps))
     assert [(step.drafted, step.accepted) for step in laid] == list(steps)
     assert all(step.cut == 0 for step in laid)

@@ -15,12 +15,12 @@ from engine.errors import (
     EngineStartError,
     RequestRejected,
 )
-from engine.remote import Access, LocalModel, RemoteEngine, Upstream
+from engine.remote import ConnectionSettings, LocalModel, RemoteEngine, Upstream
 from engine.speculation.accounting import Account
-from engine.types import Constraint, EngineRequest, FinishReason, Sampling, Undrafted
+from engine.types import Constraint, EngineRequest, FinishReason, Sampling, UndraftedReason
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 
-ACCESS = Access(connect_s=2.0, first_token_s=5.0, idle_s=0.5, start_s=1.0)
+ACCESS = ConnectionSettings(connect_s=2.0, first_token_s=5.0, idle_s=0.5, start_s=1.0)
 
 
 class Letters:
@@ -37,7 +37,7 @@ MODEL = LocalModel("demo", Letters(), vocab_size=2048, max_model_len=4096)
 
 
 @asynccontextmanager
-async def engine_of(worker: StandIn, access: Access = ACCESS):
+async def engine_of(worker: StandIn, access: ConnectionSettings = ACCESS):
     from engine.remote.probe import PROBE
 
     worker.tokens = worker.tokens or MODEL.codec.encode(PROBE, False)
@@ -331,8 +331,8 @@ async def test_steps_at_depth_0_are_off_and_others_undrafted():
     async with engine_of(StandIn(lambda _: script)) as engine:
         off = await steps_of(engine, request(depth=0))
         undrafted = await steps_of(engine, request())
-    assert {step.undrafted for step in off[-1].decode} == {Undrafted.OFF}
-    assert {step.undrafted for step in undrafted[-1].decode} == {Undrafted.REFUSED}
+    assert {step.undrafted for step in off[-1].decode} == {UndraftedReason.OFF}
+    assert {step.undrafted for step in undrafted[-1].decode} == {UndraftedReason.REFUSED}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from engine.errors import EngineDead, EngineStartError, RequestRejected
-from engine.remote import Access, LocalModel, Upstream, remote_engine
+from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
 from engine.remote.dialect import WORD
 from engine.remote.text import TextEngine
 from engine.rendering import ModelFiles, TemplateRenderer
@@ -23,7 +23,7 @@ from engine.types import Constraint, EngineRequest, FinishReason, Sampling
 from server.parsing.vocabulary import Vocabulary
 from tests.engine.remote.stand_in_worker import serving
 
-ACCESS = Access(connect_s=2.0, first_token_s=5.0, idle_s=1.0, start_s=1.0)
+ACCESS = ConnectionSettings(connect_s=2.0, first_token_s=5.0, idle_s=1.0, start_s=1.0)
 FILES = ModelFiles.find("engine/demo/target", None, None)
 RENDERER = TemplateRenderer(FILES)
 VOCABULARY = Vocabulary.from_directory(FILES.tokenizer_json)

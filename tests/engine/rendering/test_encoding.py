@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from engine.rendering import encoding
 from engine.rendering.encoding import TextEncoder
-from engine.rendering.limits import Limits, PromptTooLong, RenderingEnded
+from engine.rendering.limits import PromptTooLong, RenderingCancelled, RenderLimits
 
 DEMO = "engine/demo/target/tokenizer.json"
 
@@ -60,7 +60,7 @@ def test_too_long_is_known_from_the_bytes_alone(tokenizer):
     encoder = TextEncoder(tokenizer)
     began = time.process_time()
     with pytest.raises(PromptTooLong) as refused:
-        encoder.encode("x" * 8_000_000, False, Limits(max_tokens=2048))
+        encoder.encode("x" * 8_000_000, False, RenderLimits(max_tokens=2048))
     assert time.process_time() - began < 0.1
     assert refused.value.at_least == -(-8_000_000 // encoder.token_bytes)
 
@@ -70,7 +70,7 @@ def test_too_long_is_found_after_a_window_or_two(tokenizer, monkeypatch):
     encoder.token_bytes = None
     began = time.process_time()
     with pytest.raises(PromptTooLong):
-        encoder.encode("x" * 8_000_000, False, Limits(max_tokens=2048))
+        encoder.encode("x" * 8_000_000, False, RenderLimits(max_tokens=2048))
     assert time.process_time() - began < 2
 
 
@@ -80,14 +80,14 @@ def test_one_end_is_read_alone(tokenizer, small, side, bounded):
     encoder, text = TextEncoder(tokenizer), natural()
     encoder.token_bytes = encoder.token_bytes if bounded else None
     whole = tokenizer.encode(text).ids
-    kept = encoder.encode(text, False, Limits(keep=50, side=side))
+    kept = encoder.encode(text, False, RenderLimits(keep=50, side=side))
     assert kept == (whole[-50:] if side == "left" else whole[:50])
 
 
 def test_nobody_waits_any_more(tokenizer):
-    limits = Limits()
+    limits = RenderLimits()
     limits.ended.set()
-    with pytest.raises(RenderingEnded):
+    with pytest.raises(RenderingCancelled):
         TextEncoder(tokenizer).encode("a " * 50_000, False, limits)
 
 

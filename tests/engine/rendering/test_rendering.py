@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.rendering import ModelFiles, TemplateRenderer, UnfitModel
+from engine.rendering import ModelFiles, TemplateRenderer, UnsupportedModel
 from tests.engine.rendering.conversations import IN_PARTS, OPEN, TALKS, TEMPLATES, TOOL, user
 
 DEMO = "engine/demo/target"
@@ -105,11 +105,11 @@ def test_what_a_config_says(tmp_path):
 
 def test_models_no_template_makes_prompts_for(tmp_path):
     model = folder(tmp_path, {"model_type": "gpt_oss"})
-    with pytest.raises(UnfitModel, match="Harmony"):
+    with pytest.raises(UnsupportedModel, match="Harmony"):
         ModelFiles.find(model, None, None)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(UnfitModel, match=r"no tokenizer\.json"):
+    with pytest.raises(UnsupportedModel, match=r"no tokenizer\.json"):
         ModelFiles.find(model, None, None)
 
 

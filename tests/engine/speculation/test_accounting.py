@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.speculation.accounting import Account, Totals, cut_step, spread, total
-from engine.types import DecodeStep, FinishReason, Step, Undrafted
+from engine.types import DecodeStep, FinishReason, Step, UndraftedReason
 
 
 def verify(drafted: int, accepted: int) -> DecodeStep:
     return DecodeStep(drafted, accepted, accepted + 1)
 
 
-def plain(reason: Undrafted = Undrafted.OFF) -> DecodeStep:
+def plain(reason: UndraftedReason = UndraftedReason.OFF) -> DecodeStep:
     return DecodeStep(0, 0, 1, undrafted=reason)
 
 
@@ -25,7 +25,7 @@ def account(*steps: DecodeStep) -> Account:
 
 
 def test_normative_numbers() -> None:
-    steps = (verify(3, 3), verify(3, 1), verify(3, 0), plain(), plain(Undrafted.REFUSED))
+    steps = (verify(3, 3), verify(3, 1), verify(3, 0), plain(), plain(UndraftedReason.REFUSED))
     totals = account(*steps).totals
     assert (totals.tokens, totals.verify_steps, totals.proposed, totals.accepted) == (10, 3, 9, 4)
     assert (totals.rejected, totals.off, totals.undrafted, totals.plain_steps) == (1, 1, 1, 2)
@@ -119,7 +119,7 @@ STEPS = st.lists(
         st.integers(1, 7).flatmap(
             lambda k: st.integers(0, k).map(lambda accepted: verify(k, accepted))
         ),
-        st.sampled_from([plain(), plain(Undrafted.REFUSED)]),
+        st.sampled_from([plain(), plain(UndraftedReason.REFUSED)]),
     ),
     max_size=12,
 )
@@ -150,11 +150,11 @@ def test_sums_of_accounts(one: list[DecodeStep], other: list[DecodeStep]) -> Non
 
 
 def test_cut_step_keeps_the_reason() -> None:
-    assert cut_step(plain(), 1) == DecodeStep(0, 0, 0, undrafted=Undrafted.OFF)
+    assert cut_step(plain(), 1) == DecodeStep(0, 0, 0, undrafted=UndraftedReason.OFF)
 
 
 def test_an_account_that_came_at_once_is_spread_over_its_steps() -> None:
-    plain = DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)
+    plain = DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF)
     account = (DecodeStep(3, 2, 3), plain, DecodeStep(3, 1, 2), DecodeStep(3, 0, 0, cut=2))
     sizes = (1, 3, 1, 2)
     steps = [Step(tuple(range(size))) for size in sizes]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from engine.base import PostMortem
 from engine.errors import EngineDead, EngineStartError
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
-from engine.supervision.rules import Cause, Outcome, Patience
+from engine.supervision.rules import LossCause, RecoveryOutcome, SupervisionTimeouts
 from engine.supervisor import SupervisedEngine
 from engine.types import (
     EngineInfo,
@@ -23,7 +23,7 @@ from engine.types import (
     Step,
 )
 
-FAST = Patience(
+FAST = SupervisionTimeouts(
     poll_s=0.005, start_s=5, hang_s=0.05, stall_s=60, wait_s=5, backoff_s=0, stable_s=60
 )
 
@@ -127,21 +127,23 @@ class Mortal(ScriptedEngine):
 class Notes:
     """A watcher that remembers."""
 
-    lost: list[Cause] = field(default_factory=list)
+    lost: list[LossCause] = field(default_factory=list)
     back: int = 0
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    outcomes: Counter[RecoveryOutcome] = field(default_factory=Counter)
 
-    def engine_lost(self, cause: Cause) -> None:
+    def engine_lost(self, cause: LossCause) -> None:
         self.lost.append(cause)
 
     def engine_back(self, info: EngineInfo, seconds: float) -> None:
         self.back += 1
 
-    def interrupted(self, outcome: Outcome) -> None:
+    def interrupted(self, outcome: RecoveryOutcome) -> None:
         self.outcomes[outcome] += 1
 
 
-def supervised(cradle: Cradle, patience: Patience = FAST) -> tuple[SupervisedEngine, Notes]:
+def supervised(
+    cradle: Cradle, patience: SupervisionTimeouts = FAST
+) -> tuple[SupervisedEngine, Notes]:
     notes = Notes()
     return SupervisedEngine(cradle.make, patience, notes), notes
 

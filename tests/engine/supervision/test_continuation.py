@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from engine.errors import EngineDead
 from engine.speculation.accounting import Account, total
-from engine.supervision.continuation import Continuation, Diverged, behind, resumable
-from engine.supervision.rules import Outcome
+from engine.supervision.continuation import Continuation, ReplayDiverged, is_resumable, skip_tokens
+from engine.supervision.rules import RecoveryOutcome
 from engine.types import (
     Constraint,
     DecodeStep,
     EngineRequest,
     FinishReason,
     PositionLogprobs,
-    Repetition,
+    RepetitionStop,
     Sampling,
     Step,
     TokenLogprob,
-    Undrafted,
+    UndraftedReason,
 )
 
 ANSWER = tuple(range(100, 124))
@@ -77,7 +77,11 @@ def test_each_token_and_each_account_comes_once(lives, last, sampling):
         if continuation.complete:
             break
         begun = any(step.token_ids for step in passed)
-        replayed = (Outcome.REPLAYED if replays else Outcome.RESUMED) if begun else Outcome.RERUN
+        replayed = (
+            (RecoveryOutcome.REPLAYED if replays else RecoveryOutcome.RESUMED)
+            if begun
+            else RecoveryOutcome.RERUN
+        )
         assert continuation.way is replayed
         sent = continuation.rest()
         for step in life(sent, cuts)[:die_after]:
@@ -130,7 +134,8 @@ def test_a_resumed_request_asks_for_the_rest_alone():
 
 
 @pytest.mark.parametrize(
-    ("depth", "reason"), [(0, Undrafted.OFF), (3, Undrafted.REFUSED), (None, Undrafted.REFUSED)]
+    ("depth", "reason"),
+    [(0, UndraftedReason.OFF), (3, UndraftedReason.REFUSED), (None, UndraftedReason.REFUSED)],
 )
 def test_the_second_prefills_token_is_a_plain_decode_step(depth, reason):
     continuation = Continuation(request(depth=depth))
@@ -168,7 +173,7 @@ def test_a_replay_that_comes_out_otherwise_is_noticed(again):
     continuation.rest()
     continuation.take(Step((100, 101, 102)))
     continuation.rest()
-    with pytest.raises(Diverged):
+    with pytest.raises(ReplayDiverged):
         for step in again:
             assert continuation.take(step) is None
 
@@ -204,9 +209,9 @@ def test_a_seeded_answer_goes_on_behind_its_tokens_where_a_replay_diverged():
     continuation = Continuation(request(replace(PLAIN, temperature=1.0, seed=7)))
     continuation.rest()
     continuation.take(Step((100,)))
-    assert continuation.way is Outcome.REPLAYED
+    assert continuation.way is RecoveryOutcome.REPLAYED
     continuation.diverged()
-    assert continuation.way is Outcome.RESUMED
+    assert continuation.way is RecoveryOutcome.RESUMED
     assert continuation.rest().prompt == (1, 2, 3, 100)
 
 
@@ -230,13 +235,13 @@ def test_an_answer_that_needs_its_state_does_not_go_on_otherwise(given):
         (request(replace(PLAIN, frequency_penalty=-1.0)), False),
         (request(replace(PLAIN, bad_words=("a b",))), False),
         (request(replace(PLAIN, thinking_token_budget=9)), False),
-        (request(replace(PLAIN, repetition=Repetition(3, 1, 4))), False),
+        (request(replace(PLAIN, repetition=RepetitionStop(3, 1, 4))), False),
         (request(replace(PLAIN, min_p=0.1, logit_bias={1: 2.0}, allowed_token_ids=(1,))), True),
         (request(constraint=Constraint("regex", "a+")), False),
     ],
 )
 def test_what_can_be_resumed(given, answer):
-    assert resumable(given) is answer
+    assert is_resumable(given) is answer
 
 
 def test_a_sampled_answer_that_will_be_replayed_gets_a_seed():
@@ -261,20 +266,20 @@ def test_complete_when_only_the_end_is_missing():
 @pytest.mark.parametrize(
     ("tokens", "left"),
     [
-        (0, [DecodeStep(3, 3, 4), DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)]),
-        (1, [DecodeStep(3, 3, 4), DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)]),
-        (2, [DecodeStep(2, 2, 3), DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)]),
+        (0, [DecodeStep(3, 3, 4), DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF)]),
+        (1, [DecodeStep(3, 3, 4), DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF)]),
+        (2, [DecodeStep(2, 2, 3), DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF)]),
         (
             4,
             [
-                DecodeStep(0, 0, 1, undrafted=Undrafted.REFUSED),
-                DecodeStep(0, 0, 1, undrafted=Undrafted.OFF),
+                DecodeStep(0, 0, 1, undrafted=UndraftedReason.REFUSED),
+                DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF),
             ],
         ),
-        (5, [DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)]),
+        (5, [DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF)]),
         (6, []),
     ],
 )
 def test_accounts_behind_so_many_tokens(tokens, left):
-    decode = (DecodeStep(3, 3, 4), DecodeStep(0, 0, 1, undrafted=Undrafted.OFF))
-    assert list(behind(Step((1, 2, 3, 4, 5, 6), decode=decode), tokens)) == left
+    decode = (DecodeStep(3, 3, 4), DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF))
+    assert list(skip_tokens(Step((1, 2, 3, 4, 5, 6), decode=decode), tokens)) == left

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.base import DepthSet, PostMortem
+from engine.base import AppliedDepth, PostMortem
 from engine.errors import EngineDead, EngineStartError, RequestQuarantined
 from engine.speculation.accounting import Account
-from engine.supervision.rules import Cause, Outcome, Patience
+from engine.supervision.rules import LossCause, RecoveryOutcome, SupervisionTimeouts
 from engine.types import Constraint, Sampling
 from tests.engine.supervision.mortal import (
     FAST,
@@ -37,10 +37,10 @@ def totals(got):
 @pytest.mark.parametrize(
     ("fields", "outcome"),
     [
-        ({}, Outcome.RESUMED),
-        ({"constraint": CONSTRAINT}, Outcome.REPLAYED),
-        ({"sampling": {"presence_penalty": 0.5}}, Outcome.REPLAYED),
-        ({"sampling": {"logprobs": 2}}, Outcome.RESUMED),
+        ({}, RecoveryOutcome.RESUMED),
+        ({"constraint": CONSTRAINT}, RecoveryOutcome.REPLAYED),
+        ({"sampling": {"presence_penalty": 0.5}}, RecoveryOutcome.REPLAYED),
+        ({"sampling": {"logprobs": 2}}, RecoveryOutcome.RESUMED),
     ],
 )
 async def test_the_stream_is_that_of_an_undisturbed_engine(dies_at, fields, outcome):
@@ -52,8 +52,8 @@ async def test_the_stream_is_that_of_an_undisturbed_engine(dies_at, fields, outc
     assert tokens_of(got) == following(request)
     assert got[-1].finish is not None
     assert totals(got).imbalance == 0
-    assert notes.lost == [Cause.DIED]
-    assert notes.outcomes == {outcome if dies_at else Outcome.RERUN: 1}
+    assert notes.lost == [LossCause.DIED]
+    assert notes.outcomes == {outcome if dies_at else RecoveryOutcome.RERUN: 1}
     await engine.aclose()
 
 
@@ -93,7 +93,7 @@ async def test_sampling_that_will_need_a_replay_gets_a_seed():
     assert len(seeds) == 1
     assert None not in seeds
     assert len(tokens_of(got)) == 12
-    assert notes.outcomes == {Outcome.REPLAYED: 1}
+    assert notes.outcomes == {RecoveryOutcome.REPLAYED: 1}
     await collect(engine, replace(ask(), sampling=warm))
     assert cradle.lives[1].requests[-1].sampling.seed is None
     await engine.aclose()
@@ -175,8 +175,8 @@ async def test_many_streams_through_many_deaths():
     for request, steps in zip(requests, got, strict=True):
         assert tokens_of(steps) == following(request)
         assert totals(steps).imbalance == 0
-    assert not notes.outcomes[Outcome.LOST]
-    assert not notes.outcomes[Outcome.QUARANTINED]
+    assert not notes.outcomes[RecoveryOutcome.LOST]
+    assert not notes.outcomes[RecoveryOutcome.QUARANTINED]
     await engine.aclose()
 
 
@@ -229,7 +229,7 @@ async def test_a_request_that_gets_no_further_survives_only_so_many_deaths():
     await engine.start()
     with pytest.raises(EngineDead, match="could not be continued"):
         await collect(engine, ask(tokens=100, constraint=CONSTRAINT))
-    assert notes.outcomes == {Outcome.REPLAYED: 2, Outcome.LOST: 1}
+    assert notes.outcomes == {RecoveryOutcome.REPLAYED: 2, RecoveryOutcome.LOST: 1}
     await engine.aclose()
 
 
@@ -245,11 +245,13 @@ async def test_a_request_that_gets_on_survives_more_deaths_but_not_any_number(to
         assert tokens_of(got[0]) == following(request)
     else:
         assert isinstance(got[0], EngineDead)
-        assert (len(notes.lost), notes.outcomes[Outcome.LOST]) == (9, 1)
+        assert (len(notes.lost), notes.outcomes[RecoveryOutcome.LOST]) == (9, 1)
     await engine.aclose()
 
 
-DEFAULTS = replace(Patience(), poll_s=0.005, hang_s=0.05, backoff_s=0.0, max_backoff_s=0.0)
+DEFAULTS = replace(
+    SupervisionTimeouts(), poll_s=0.005, hang_s=0.05, backoff_s=0.0, max_backoff_s=0.0
+)
 """Counts and limits as they come; only the waiting is short."""
 
 
@@ -276,8 +278,8 @@ async def test_twenty_deaths_under_sixteen_streams_with_default_limits(killed):
     killer.cancel()
     for request, steps in zip(requests, got, strict=True):
         assert tokens_of(steps) == following(request)
-    assert not notes.outcomes[Outcome.LOST]
-    assert not notes.outcomes[Outcome.QUARANTINED]
+    assert not notes.outcomes[RecoveryOutcome.LOST]
+    assert not notes.outcomes[RecoveryOutcome.QUARANTINED]
     assert (await engine.health()).live or await engine._living()
     await engine.aclose()
 
@@ -323,7 +325,7 @@ async def test_an_engine_stopped_from_outside_condemns_no_request():
     await engine.start()
     cradle.freeze_at = lambda life: life < 8
     assert tokens_of(await collect(engine, ask())) == following(ask())
-    assert notes.lost == [Cause.HUNG] * 8
+    assert notes.lost == [LossCause.HUNG] * 8
     await engine.aclose()
 
 
@@ -339,7 +341,7 @@ async def test_a_stall_is_nobodys_fault_while_others_are_in_the_engine():
     got = await asyncio.gather(*(collect(engine, request) for request in asked))
     assert [tokens_of(steps) for steps in got] == [following(request) for request in asked]
     assert tokens_of(await running) == following(other)
-    assert not notes.outcomes[Outcome.QUARANTINED]
+    assert not notes.outcomes[RecoveryOutcome.QUARANTINED]
     await engine.aclose()
 
 
@@ -350,7 +352,7 @@ async def test_a_request_that_hangs_engines_alone_is_found():
     cradle.freeze_at = lambda life: True
     with pytest.raises(RequestQuarantined):
         await collect(engine, ask("poison"))
-    assert notes.lost == [Cause.HUNG] * 2
+    assert notes.lost == [LossCause.HUNG] * 2
     await engine.aclose()
 
 
@@ -362,9 +364,13 @@ async def test_losses_are_remembered_with_their_cause():
     cradle.lives[0].kill()
     await until(lambda: notes.back)
     died, start = engine.losses
-    assert (died.cause, died.ended_by, died.error) == (Cause.DIED, "SIGSEGV", "RuntimeError: boom")
+    assert (died.cause, died.ended_by, died.error) == (
+        LossCause.DIED,
+        "SIGSEGV",
+        "RuntimeError: boom",
+    )
     assert "SIGSEGV; RuntimeError: boom" in died.summary
-    assert (start.cause, start.reason) == (Cause.START, "no memory left")
+    assert (start.cause, start.reason) == (LossCause.START, "no memory left")
     assert start.lived_s is None
     await engine.aclose()
 
@@ -394,7 +400,7 @@ async def test_a_start_that_fails_in_an_unforeseen_way_is_followed_by_another():
     engine.make = make
     cradle.lives[0].kill()
     assert tokens_of(await collect(engine, ask())) == following(ask())
-    assert notes.lost == [Cause.DIED, Cause.START]
+    assert notes.lost == [LossCause.DIED, LossCause.START]
     await engine.aclose()
 
 
@@ -402,12 +408,12 @@ async def test_a_bound_is_taken_at_once_whether_the_engine_is_there_or_away():
     cradle = Cradle(depth=3)
     engine, _ = supervised(cradle)
     await engine.start()
-    assert await engine.set_depth(2) == DepthSet(2)
+    assert await engine.set_depth(2) == AppliedDepth(2)
     cradle.start_hangs = {1}
     cradle.lives[0].kill()
     await until(lambda: len(cradle.lives) == 2)
     async with asyncio.timeout(1):
-        assert await engine.set_depth(1) == DepthSet(1, pending=True)
+        assert await engine.set_depth(1) == AppliedDepth(1, pending=True)
     cradle.lives[1].hangs.set()
     await until(lambda: (life := engine._alive) and life.engine.bounds == [1])
     await engine.aclose()
@@ -472,7 +478,7 @@ async def test_a_bound_does_not_wait_for_an_engine_that_hangs(monkeypatch):
     await engine.start()
     cradle.lives[0].frozen.set()
     tasks = len(asyncio.all_tasks())
-    assert await engine.set_depth(1) == DepthSet(1, pending=True)
+    assert await engine.set_depth(1) == AppliedDepth(1, pending=True)
     assert len(asyncio.all_tasks()) == tasks
     await engine.aclose()
 
@@ -497,7 +503,7 @@ async def test_an_engine_that_hangs_is_replaced_and_its_requests_go_on():
         await cradle.lives[0].died.wait()
     got += [step async for step in steps]
     assert tokens_of(got) == following(request)
-    assert notes.lost == [Cause.HUNG]
+    assert notes.lost == [LossCause.HUNG]
     await engine.aclose()
 
 
@@ -508,7 +514,7 @@ async def test_an_engine_that_answers_but_makes_no_steps_has_hung():
     await engine.start()
     cradle.lives[0].script = [Pause(0.2), *cradle.lives[0].play(ask())]
     assert tokens_of(await collect(engine, ask())) == following(ask())
-    assert notes.lost == [Cause.HUNG]
+    assert notes.lost == [LossCause.HUNG]
     await engine.aclose()
 
 
@@ -520,7 +526,7 @@ async def test_a_crash_loop_ends_and_says_why():
     with pytest.raises(EngineDead, match=r"lost 4 times in a row.*no memory left"):
         await collect(engine, ask())
     assert "no memory left" in await engine.gave_up()
-    assert notes.lost == [Cause.DIED, Cause.START, Cause.START, Cause.START]
+    assert notes.lost == [LossCause.DIED, LossCause.START, LossCause.START, LossCause.START]
     health = await engine.health()
     assert not health.live
     assert "no memory left" in health.reason
@@ -533,7 +539,7 @@ async def test_a_start_that_never_ends_is_a_failed_one():
     await engine.start()
     cradle.lives[0].kill()
     assert tokens_of(await collect(engine, ask())) == following(ask())
-    assert notes.lost == [Cause.DIED, Cause.START]
+    assert notes.lost == [LossCause.DIED, LossCause.START]
     await engine.aclose()
     cradle.start_hangs = {3}
     engine, _ = supervised(cradle, replace(FAST, start_s=0.01))

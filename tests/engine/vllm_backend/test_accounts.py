@@ -2,7 +2,7 @@ import pytest
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
-from engine.types import DecodeStep, EngineInfo, SpeculationInfo, Undrafted
+from engine.types import DecodeStep, EngineInfo, SpeculationInfo, UndraftedReason
 from engine.vllm_backend.accounts import decode_step, no_step, plain_step, reader
 
 
@@ -17,8 +17,8 @@ def output(tokens: int, drafted: int = 0, reached: int = 0, depth: int = 3) -> E
         (output(3, drafted=3, reached=2), DecodeStep(3, 2, 3)),
         (output(2, drafted=3, reached=3), DecodeStep(3, 2, 2, cut=1)),
         (output(1, drafted=2, reached=0), DecodeStep(2, 0, 1)),
-        (output(1), DecodeStep(0, 0, 1, undrafted=Undrafted.REFUSED)),
-        (output(1, depth=0), DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)),
+        (output(1), DecodeStep(0, 0, 1, undrafted=UndraftedReason.REFUSED)),
+        (output(1, depth=0), DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF)),
         (output(0), None),
     ],
 )
@@ -38,5 +38,5 @@ def test_readers() -> None:
     assert reader(info(3, True)) is decode_step
     assert reader(info(0, True)) is plain_step
     assert reader(info(3, False)) is no_step
-    assert plain_step(output(1), False) == DecodeStep(0, 0, 1, undrafted=Undrafted.OFF)
+    assert plain_step(output(1), False) == DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF)
     assert plain_step(output(1), True) is None

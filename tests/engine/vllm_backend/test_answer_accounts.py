@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-from engine.remote.account import Told, decode_steps
+from engine.remote.account import SpeculationAccount, lay_decode_steps
 from engine.speculation.accounting import total
 from engine.vllm_backend.scheduler import RequestAccounts
 
@@ -30,7 +30,9 @@ def test_the_whole_answers_account_comes_with_its_last_output():
     assert said["num_draft_tokens"] == 8
     assert said["per_step_drafted"] == [3, 0, 3, 2]
     assert said["per_step_accepted"] == [2, 0, 0, 2]
-    totals = total(decode_steps([1, 3, 1, 1, 2], Told.read(said, 8)), first_tokens=1)
+    totals = total(
+        lay_decode_steps([1, 3, 1, 1, 2], SpeculationAccount.read(said, 8)), first_tokens=1
+    )
     assert (totals.verify_steps, totals.undrafted, totals.accepted, totals.cut) == (3, 1, 4, 0)
     assert totals.imbalance == 0
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm.sampling_params import SamplingParams
 
-from engine.types import Undrafted
+from engine.types import UndraftedReason
 from engine.vllm_backend.budget import ReasoningSpan, ThinkingBudgetTracker
 from engine.vllm_backend.names import SKIP
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
@@ -87,7 +87,7 @@ def test_near_its_budget_a_request_drafts_nothing(asynchronous: bool) -> None:
     plans = [world.step() for _ in range(6)]
     world.run()
     assert {step.drafted for step in world.steps["near"]} == {0}
-    assert {step.undrafted for step in world.steps["near"]} == {Undrafted.REFUSED}
+    assert {step.undrafted for step in world.steps["near"]} == {UndraftedReason.REFUSED}
     assert MOST in {step.drafted for step in world.steps["far"]}
     assert not any(getattr(plan, SKIP) for plan in plans)
     assert world.scheduler._budgets._thoughts == {}

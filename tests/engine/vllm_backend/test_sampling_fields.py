@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.drive import Outcome, at, greedy, run, run_all
-from engine.types import Constraint, EngineRequest, Repetition, Sampling
+from engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 from tests.engine.vllm_backend.conftest import MOST
@@ -169,7 +169,10 @@ async def test_a_repetition_ends_the_answer(
     engine: VllmEngine, prompts: Prompts, depth: int
 ) -> None:
     """One token alone is allowed: its fourth in a row is the last."""
-    fields: dict[str, Any] = {"allowed_token_ids": (300,), "repetition": Repetition(3, 1, 4)}
+    fields: dict[str, Any] = {
+        "allowed_token_ids": (300,),
+        "repetition": RepetitionStop(3, 1, 4),
+    }
     request = greedy(f"repeated-{depth}", prompts[0], 60, **fields)
     outcome = await run(engine, at(depth, request))
     assert tuple(outcome.token_ids) == (300,) * 4

@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from benchmarks.drive import speculation
-from engine.types import DecodeStep, Undrafted
+from engine.types import DecodeStep, UndraftedReason
 from engine.vllm_backend.accounts import decode_step
 from engine.vllm_backend.arguments import demo_arguments
 from engine.vllm_backend.names import DEPTH, SKIP, declared_depths
@@ -176,8 +176,8 @@ def test_the_reason_tells_off_from_undrafted() -> None:
     world.add("off", 0, max_tokens=4)
     world.add("on", 3, max_tokens=2)
     world.run()
-    assert {step.undrafted for step in world.steps["off"]} == {Undrafted.OFF}
-    assert world.steps["on"] == [DecodeStep(0, 0, 1, undrafted=Undrafted.REFUSED)]
+    assert {step.undrafted for step in world.steps["off"]} == {UndraftedReason.OFF}
+    assert world.steps["on"] == [DecodeStep(0, 0, 1, undrafted=UndraftedReason.REFUSED)]
 
 
 def test_no_draft_is_verified_that_could_not_be_delivered() -> None:

@@ -7,7 +7,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from engine.errors import EngineDead, EngineFailed, EngineOverloaded, RequestRejected
 from engine.remote import wire
-from engine.types import Constraint, EngineRequest, Repetition, Sampling
+from engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
 from engine.vllm_backend import translate
 
 REQUEST = EngineRequest("r", (1, 2), Sampling(max_tokens=5, temperature=0.0))
@@ -25,10 +25,10 @@ def test_depth_travels_in_extra_args_zero_included() -> None:
 
 
 def test_repetition_is_told_as_vllm_and_as_its_server_take_it() -> None:
-    sampling = replace(REQUEST.sampling, repetition=Repetition(3, 1, 4))
+    sampling = replace(REQUEST.sampling, repetition=RepetitionStop(3, 1, 4))
     params = translate.sampling_params(replace(REQUEST, sampling=sampling))
     assert params.repetition_detection.min_count == 4
-    told = wire.sampling_params(replace(REQUEST, sampling=sampling), depth=False)
+    told = wire.build_sampling_params(replace(REQUEST, sampling=sampling), depth=False)
     assert told["repetition_detection"] == {
         "max_pattern_size": 3,
         "min_pattern_size": 1,

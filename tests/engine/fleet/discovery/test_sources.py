@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from engine.fleet.discovery import DiscoveryError, Listed, Resolved, Written
+from engine.fleet.discovery import DiscoveryError, DnsSource, FileSource, StaticSource
 
 
 def check(address: str) -> str:
@@ -25,7 +25,7 @@ def path(tmp_path):
 
 async def read(path, text: str) -> set[str]:
     path.write_text(text)
-    return set(await Written(path, check).read())
+    return set(await FileSource(path, check).read())
 
 
 BOTH = {"http://10.0.0.5:8000", "http://10.0.0.6:8000"}
@@ -68,12 +68,12 @@ async def test_what_is_wrong_is_said(path, text, said):
 
 async def test_a_missing_file_is_no_empty_file(path):
     with pytest.raises(DiscoveryError, match="cannot be read"):
-        await Written(path, check).read()
+        await FileSource(path, check).read()
 
 
 async def test_a_file_is_read_again_when_it_has_changed(path):
     path.write_text("http://a:1\n")
-    source = Written(path, check)
+    source = FileSource(path, check)
     assert await source.read() == {"http://a:1"}
     path.write_text("http://a:1\nhttp://b:2\n")
     assert await source.read() == {"http://a:1", "http://b:2"}
@@ -85,7 +85,7 @@ async def test_a_file_is_read_again_when_it_has_changed(path):
 async def test_a_file_that_was_replaced_is_read_again(path, tmp_path):
     path.symlink_to(tmp_path / "one")
     (tmp_path / "one").write_text("http://a:1\n")
-    source = Written(path, check)
+    source = FileSource(path, check)
     await source.read()
     (tmp_path / "two").write_text("http://b:22\n")
     path.unlink()
@@ -94,7 +94,7 @@ async def test_a_file_that_was_replaced_is_read_again(path, tmp_path):
 
 
 async def test_a_list_is_what_it_is():
-    assert await Listed(["http://a:1", "http://a:1"]).read() == {"http://a:1"}
+    assert await StaticSource(["http://a:1", "http://a:1"]).read() == {"http://a:1"}
 
 
 @pytest.mark.parametrize(
@@ -111,13 +111,13 @@ async def test_every_address_of_a_name_is_a_worker(monkeypatch, name, scheme):
         return [v4, v6, v4]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-    found = await Resolved(name).read()
+    found = await DnsSource(name).read()
     assert found == {f"{scheme}://10.0.0.5:8000", f"{scheme}://[fd00::7]:8000"}
     assert asked == [("workers.example", 8000)]
 
 
 async def test_localhost_is_resolved_for_real():
-    assert "http://127.0.0.1:9" in await Resolved("localhost:9").read()
+    assert "http://127.0.0.1:9" in await DnsSource("localhost:9").read()
 
 
 async def test_a_name_that_is_not_known_is_an_error(monkeypatch):
@@ -126,10 +126,10 @@ async def test_a_name_that_is_not_known_is_an_error(monkeypatch):
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     with pytest.raises(DiscoveryError, match=r"workers\.example:8000 cannot be resolved"):
-        await Resolved("workers.example:8000").read()
+        await DnsSource("workers.example:8000").read()
 
 
 @pytest.mark.parametrize("name", ["workers", "http://workers", ":8000", "workers:http"])
 def test_a_name_needs_a_host_and_a_port(name):
     with pytest.raises(ValueError):
-        Resolved(name)
+        DnsSource(name)
