@@ -27,7 +27,7 @@ V1 = "9:name=systemd:/\n4:memory:/docker/1\n0::/\n"
 )
 def test_kills_for_want_of_memory_are_those_of_the_control_group(monkeypatch, files, kills):
     everywhere = {"/proc/vmstat": "oom_kill 99\n"} if files else {}
-    monkeypatch.setattr(machine, "text_of", lambda path: (everywhere | files).get(path, ""))
+    monkeypatch.setattr(machine, "read_text", lambda path: (everywhere | files).get(path, ""))
     assert machine.count_oom_kills() == kills
 
 
