@@ -28,9 +28,9 @@ import uvicorn
 from benchmarks.overload import BODY, exchange
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.admission import Bounds, Priority
-from server.keys import Key, KeyRing, digest_of
-from server.listen import bind, url_of
+from server.access.admission import Bounds, Priority
+from server.access.keys import Key, KeyRing, digest_of
+from server.cli.listener import bind, url_of
 from tests.server.conftest import Lab
 
 SECRETS = {name: f"{name}-key-0123456789" for name in ("victim", "peer", "below")}

@@ -39,11 +39,11 @@ from observability.middleware import TelemetryMiddleware
 from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
+from server.apis.shared.gateway import Gateway
+from server.apis.shared.served import Served
 from server.app import create_app
-from server.gateway import Gateway
-from server.generate import Path
-from server.parsers import Parsers, Vocabulary
-from server.validate import Served
+from server.generation.generate import Path
+from server.generation.parsers import Parsers, Vocabulary
 
 DEMO = File(__file__).parent.parent / "engine" / "demo" / "target"
 INFO = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="scripted"))

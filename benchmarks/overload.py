@@ -27,8 +27,8 @@ import uvicorn
 
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.admission import Bounds
-from server.listen import bind, url_of
+from server.access.admission import Bounds
+from server.cli.listener import bind, url_of
 from tests.server.conftest import Lab
 
 BODY = b'{"model": "demo", "messages": [{"role": "user", "content": "x"}]}'

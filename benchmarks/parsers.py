@@ -22,8 +22,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from engine.events import Outcome, ToolCallEnd
 from engine.types import FinishReason
-from server.events import Outcome, ToolCallEnd
 from server.parsing.parser import make_parser
 from server.parsing.registry import tool_format
 from server.parsing.vocabulary import Vocabulary

@@ -7,11 +7,11 @@ from functools import reduce
 from operator import add
 from typing import NamedTuple
 
+from engine.events import Outcome, Phase, Usage
+from engine.observer import Ending, RequestFacts
 from engine.speculation.accounting import Totals
 from observability.labels import Labels
 from observability.sequence import PhaseShare
-from server.events import Outcome, Phase, Usage
-from server.observer import Ending, RequestFacts
 
 
 class SliceNames(NamedTuple):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import add
 
+from engine.events import Phase
+from engine.observer import Ending, RequestFacts, Tell
 from engine.speculation.accounting import Totals
 from observability.facts import ChoiceRecord, PhaseShares, RequestRecord, SliceNames, together
 from observability.labels import OTHER
 from observability.sequence import Clock, SequenceTimeline
-from server.events import Phase
-from server.observer import Ending, RequestFacts, Tell
 
 ProgressSink = Callable[[SliceNames, PhaseShares, list[float]], None]
 
@@ -50,7 +50,7 @@ class ChoiceObservation:
 
 
 class RequestObservation:
-    """``server.observer.Observation`` for one request; made by ``Telemetry.begin``."""
+    """``engine.observer.Observation`` for one request; made by ``Telemetry.begin``."""
 
     __slots__ = ("_choices", "_clock", "_ended", "_settled", "facts", "record", "slices")
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter, sub
 
-from engine.speculation.accounting import Totals, cut_decode, spread, total
-from engine.types import Step
-from server.events import (
+from engine.events import (
     ContentDelta,
     Event,
     Finish,
@@ -21,6 +19,8 @@ from server.events import (
     ToolCallStart,
     Usage,
 )
+from engine.speculation.accounting import Totals, cut_decode, spread, total
+from engine.types import Step
 
 Clock = Callable[[], float]
 

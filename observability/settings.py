@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.slicing import WORKLOADS
+from server.generation.slices import WORKLOADS
 
 
 @dataclass(frozen=True, slots=True)

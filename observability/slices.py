@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from engine.events import Phase
 from observability.facts import DecodeProgress, RequestRecord, SliceNames
 from observability.labels import Labels
 from observability.sequence import PhaseShare
 from observability.settings import TelemetrySettings
 from observability.window import SlidingWindow, WindowSums
-from server.events import Phase
 
 ALL, LANE, WORKLOAD, CONTEXT, PHASE, TEMPLATE = KINDS = (
     "all",

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.base import SupportsUnclaimed
 from engine.fleet.status import WorkerStatus
+from engine.observer import Observation, RequestFacts
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo, EngineRequest
 from observability.batch import PendingMetrics
@@ -23,15 +24,14 @@ from observability.sequence import Clock, SequenceTimeline
 from observability.settings import TelemetrySettings
 from observability.slices import SliceWindows
 from observability.templates import NO_TEMPLATE, TopTemplates
-from server.admission import Admission
-from server.observer import Observation, RequestFacts
+from server.access.admission import Admission
 
 COUNT_EVERY_S = 5.0
 """Well under a bucket of the windows, so that "now" stays now when nobody reads."""
 
 
 class Telemetry:
-    """``server.observer.Observer``; made once by the composition root.
+    """``engine.observer.Observer``; made once by the composition root.
 
     Steps and events are only taken down as they come. They are made sense of when a request ends,
     and counted in bulk when somebody reads (``settle``), or else every few seconds.

@@ -18,12 +18,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from engine.observer import Ending
 from observability.context import HttpExchange
 from observability.facts import RequestRecord
 from observability.labels import OTHER, api
 from observability.logs import QUIET
 from observability.middleware import RawHeaders
-from server.observer import Ending
 
 SERVICE = "eaglegate"
 OPERATIONS = {"completions": "text_completion"}

@@ -10,10 +10,10 @@ from importlib.metadata import version
 
 from engine.errors import EngineDead, EngineStartError
 from engine.orphan import die_with_parent
-from server.commandline import CommandLine, engine_arguments_of, read, wanted
-from server.config import ConfigError
-from server.keys import new_key_entry
-from server.progress import Progress
+from server.access.keys import new_key_entry
+from server.cli.command_line import CommandLine, engine_arguments_of, read, wanted
+from server.cli.progress import Progress
+from server.settings import ConfigError
 
 USAGE = """\
 usage: eaglegate COMMAND [options]
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         case "serve" | "check":
             return _with_settings(command, rest)
         case "parse":
-            return int(import_module("server.parsing.cli").main(rest))
+            return int(import_module("server.cli.parse").main(rest))
         case "key":
             return _key(rest)
         case "version" | "--version":
@@ -64,7 +64,7 @@ def _with_settings(command: str, argv: list[str]) -> int:
         if command == "check":
             progress.close()
             return _check(line)
-        from server.serving import Serving
+        from server.cli.serve import Serving
 
         return Serving(line, progress).run()
     except (ConfigError, EngineStartError, EngineDead) as error:
@@ -79,7 +79,7 @@ def _with_settings(command: str, argv: list[str]) -> int:
 
 def _check_workers(line: CommandLine) -> int:
     from server.backends.remote import RemoteBackend
-    from server.check import check_workers
+    from server.cli.check import check_workers
 
     backend = RemoteBackend(line, lambda _: None)
     answers = asyncio.run(backend.ask_workers())
@@ -92,7 +92,7 @@ def _check(line: CommandLine) -> int:
     if line.remote:
         return _check_workers(line)
     from engine.preflight import plan_of
-    from server.check import check
+    from server.cli.check import check
 
     # A line that names a model is looked at as it is, so that one made for another machine can be.
     source = engine_arguments_of(line.namespace) if line.demo else line.namespace

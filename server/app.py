@@ -11,7 +11,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 
-from server.door import Cors, Door
+from server.apis.chat import route as chat
+from server.apis.completions import route as completions
+from server.apis.messages import route as messages
+from server.apis.operations import admin, invocations, status, tokens
+from server.apis.responses import conversations
+from server.apis.responses import route as responses
+from server.apis.shared import openapi as documented
+from server.apis.shared.gateway import Gateway
+from server.apis.shared.notices import NoticeHeader
 from server.errors import (
     GatewayError,
     InvalidRequest,
@@ -19,22 +27,9 @@ from server.errors import (
     NotFound,
     error_body,
 )
-from server.gateway import Gateway
-from server.head import Head
-from server.notices import NoticeHeader
-from server.root_path import RootPath
-from server.routes import (
-    admin,
-    chat,
-    completions,
-    conversations,
-    documented,
-    invocations,
-    messages,
-    responses,
-    status,
-    tokens,
-)
+from server.http.auth import Cors, Door
+from server.http.head import Head
+from server.http.root_path import RootPath
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +104,7 @@ def _wrong_method(where: str, allowed: str) -> MethodNotAllowed:
 
 
 def _from_validation(error: RequestValidationError) -> GatewayError:
-    """A parameter of the path or the query; bodies are read by server/protocol/parse.py."""
+    """A parameter of the path or the query; bodies are read by server/apis/shared/parse.py."""
     first = error.errors()[0]
     name = str(first["loc"][-1])
     return InvalidRequest(f"Invalid value for '{name}': {first['msg']}.", param=name)

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("server", "engine", "observability")
-KNOWS_ALL = {"server/serving.py", "server/app.py"}
+KNOWS_ALL = {"server/cli/serve.py", "server/app.py"}
 HTTP_CLIENTS = ("engine/remote/", "engine/machine.py")
 LIGHT = ("engine/remote/", "engine/rendering/", "engine/fleet/", "server/backends/remote")
 """What a gateway in front of workers is made of."""

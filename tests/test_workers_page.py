@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.commandline import read
-from server.config import Settings
+from server.cli.command_line import read
+from server.settings import Settings
 from tests.workers import ARGUMENTS, OURS, STOCK
 
 PAGE = (Path(__file__).parent.parent / "docs" / "workers.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from engine.rendering.writing import TemplateInput
 
 
 class TemplateRenderer:
-    """See ``server.prompt.Renderer``. Raises ValueError where the template refuses."""
+    """See ``server.generation.prompt.Renderer``. Raises ValueError where the template refuses."""
 
     def __init__(self, files: ModelFiles, chat_template: str | None = None) -> None:
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(files.tokenizer_json))

@@ -36,7 +36,7 @@ The others refuse the role (Mistral) or mean something else by it (DeepSeek's se
 
 
 class VllmRenderer:
-    """See ``server.prompt.Renderer``. Raises ValueError where the template refuses."""
+    """See ``server.generation.prompt.Renderer``. Raises ValueError where the template refuses."""
 
     def __init__(
         self,

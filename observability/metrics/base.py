@@ -24,7 +24,7 @@ from observability.nvml import GpuMonitor
 from observability.sequence import Clock
 from observability.settings import TelemetrySettings
 from observability.slices import SliceWindows
-from server.admission import Admission
+from server.access.admission import Admission
 
 M = TypeVar("M", Counter, Gauge)
 PREFIX = "eaglegate_"

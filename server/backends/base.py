@@ -9,10 +9,10 @@ from engine.base import ResilientEngine
 from engine.fleet.status import WorkerStatus
 from engine.supervision.rules import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
-from server.commandline import CommandLine
-from server.parsers import Vocabulary
-from server.prompt import Renderer
-from server.trials import ConstraintProbe
+from server.cli.command_line import CommandLine
+from server.generation.parsers import Vocabulary
+from server.generation.prompt import Renderer
+from server.generation.trials import ConstraintProbe
 
 
 class Backend(Protocol):

@@ -16,15 +16,15 @@ from engine.types import EngineInfo
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.grammar_probe import GrammarProbe
 from engine.vllm_backend.renderer import VllmRenderer
-from server.adapters import read_adapters
-from server.commandline import (
+from server.cli.command_line import (
     Arguments,
     CommandLine,
     engine_arguments_of,
     refuse_unknown_parsers,
 )
-from server.config import Settings
-from server.parsers import Vocabulary
+from server.generation.adapters import read_adapters
+from server.generation.parsers import Vocabulary
+from server.settings import Settings
 
 if TYPE_CHECKING:
     from engine.speculation.inspection import SpeculationReport

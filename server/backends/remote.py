@@ -18,9 +18,9 @@ from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engin
 from engine.rendering import ModelFiles, TemplateRenderer, UnsupportedModel
 from engine.supervision.rules import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
-from server.commandline import CommandLine, ModelArguments, refuse_unknown_parsers
-from server.config import ConfigError, Settings
-from server.parsers import Vocabulary
+from server.cli.command_line import CommandLine, ModelArguments, refuse_unknown_parsers
+from server.generation.parsers import Vocabulary
+from server.settings import ConfigError, Settings
 
 PROBE_S = 3.0
 """A worker that is not ready in this time is asked again after a pause, or by the next `check`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.events import ContentDelta, ParserEvent, ReasoningDelta, ToolCallDelta
+from engine.events import ContentDelta, ParserEvent, ReasoningDelta, ToolCallDelta
 from server.parsing.markers import FRAGMENT
 
 _Delta = type[ReasoningDelta] | type[ContentDelta] | type[ToolCallDelta]

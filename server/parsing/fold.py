@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from server.events import (
+from engine.events import (
     ContentDelta,
     Outcome,
     ParserEvent,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from server.events import Phase
+from engine.events import Phase
 from server.parsing.markers import Lexicon
 from server.parsing.output import Calls, NewId, Output, random_id
 from server.parsing.reader import Ended, Grammar, Next, Until, Want, ignore

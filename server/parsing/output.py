@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection
 
-from server.events import Outcome, Phase, ToolCallEnd, ToolCallStart
+from engine.events import Outcome, Phase, ToolCallEnd, ToolCallStart
 from server.parsing.emitter import Emitter
 from server.parsing.free_text import FreeText
 from server.parsing.reader import Sink

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from engine.events import ParserEvent, Phase
 from engine.types import FinishReason
-from server.events import ParserEvent, Phase
 from server.parsing.emitter import Emitter
 from server.parsing.markers import FRAGMENT
 from server.parsing.message import NO_TOOLS, Context, ToolFormat, message

@@ -14,7 +14,7 @@ from jsonschema_rs import (
     ValidationError,
 )
 
-from server.events import Outcome
+from engine.events import Outcome
 
 MAX_VISITS = 2000
 """Schemas that may look at one value."""

@@ -13,13 +13,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.protocol.base import RequestModel
-from server.protocol.chat import ChatRequest
-from server.protocol.completions import CompletionRequest
-from server.protocol.conversations import ConversationRequest
-from server.protocol.messages import CountTokensRequest, MessagesRequest
-from server.protocol.responses import ResponsesRequest
-from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from server.apis.chat.request import ChatRequest
+from server.apis.completions.request import CompletionRequest
+from server.apis.messages.request import CountTokensRequest, MessagesRequest
+from server.apis.operations.tokens_request import DetokenizeRequest, TokenizeRequest
+from server.apis.responses.conversation_request import ConversationRequest
+from server.apis.responses.request import ResponsesRequest
+from server.apis.shared.models import RequestModel
 
 SAY = [{"role": "user", "content": "hi"}]
 ENDPOINTS: dict[str, tuple[type[RequestModel], dict[str, Any]]] = {

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.config import Settings
-from server.drain import LAST_WORDS_S
-from server.listen import CLOSE_S
+from server.cli.drain import LAST_WORDS_S
+from server.cli.listener import CLOSE_S
+from server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 SERVICES = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]

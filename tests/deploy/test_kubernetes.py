@@ -14,10 +14,10 @@ import subprocess
 import kubernetes_validate
 import pytest
 
-from server.config import ENV_PREFIX, Settings
-from server.door import OPEN
-from server.drain import LAST_WORDS_S
-from server.listen import CLOSE_S
+from server.cli.drain import LAST_WORDS_S
+from server.cli.listener import CLOSE_S
+from server.http.auth import OPEN
+from server.settings import ENV_PREFIX, Settings
 from tests.deploy.overlays import (
     CUSTOM,
     EVERY_POD,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "server/admission.py": ("tests/server/test_admission.py", "tests/server/test_drain.py"),
-    "server/keys.py": ("tests/server/test_keys.py", "tests/server/test_door.py"),
-    "server/quota.py": ("tests/server/test_admission.py", "tests/server/test_keys.py"),
+    "server/access/admission.py": ("tests/server/test_admission.py", "tests/server/test_drain.py"),
+    "server/access/keys.py": ("tests/server/test_keys.py", "tests/server/test_door.py"),
+    "server/access/quota.py": ("tests/server/test_admission.py", "tests/server/test_keys.py"),
     "server/store/sql.py": ("tests/server/test_store.py", "tests/server/test_conversations.py"),
     "server/store/conversations.py": ("tests/server/test_conversations.py",),
-    "server/background.py": ("tests/server/test_responses.py",),
-    "server/truncation.py": ("tests/server/test_truncation.py",),
-    "server/generate.py": (
+    "server/apis/responses/background.py": ("tests/server/test_responses.py",),
+    "server/generation/truncation.py": ("tests/server/test_truncation.py",),
+    "server/generation/generate.py": (
         "tests/server/test_choices.py",
         "tests/server/test_chat.py",
         "tests/server/test_completions.py",

@@ -23,8 +23,10 @@ import websockets
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
+from engine.events import ContentDelta, Finish, ReasoningDelta, ToolCallStart, Usage
 from engine.fleet.status import WorkerStatus
 from engine.fleet.worker import WorkerState
+from engine.observer import Ending, RequestFacts
 from engine.speculation.accounting import Totals
 from engine.types import (
     DecodeStep,
@@ -38,8 +40,6 @@ from engine.types import (
 from observability.http import routes
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
-from server.events import ContentDelta, Finish, ReasoningDelta, ToolCallStart, Usage
-from server.observer import Ending, RequestFacts
 
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium")

@@ -17,6 +17,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from prometheus_client import CollectorRegistry
 
+from engine.events import ContentDelta, Finish, Usage
+from engine.observer import Ending, RequestFacts
 from engine.scripted import ScriptedEngine, steps
 from engine.types import EngineRequest, Sampling
 from observability.logs import AccessLog
@@ -25,8 +27,6 @@ from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 from observability.tracing import OpenTelemetry
-from server.events import ContentDelta, Finish, Usage
-from server.observer import Ending, RequestFacts
 
 SECRET = "the prompt nobody may read"
 

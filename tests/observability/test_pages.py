@@ -6,14 +6,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
+from engine.events import ContentDelta, Finish, ReasoningDelta, Usage
+from engine.observer import Ending, RequestFacts
 from engine.speculation.accounting import Totals
 from engine.types import DecodeStep, Step
 from observability.debug import MIN_AT_RISK, conditional_slope
 from observability.http import routes
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
-from server.events import ContentDelta, Finish, ReasoningDelta, Usage
-from server.observer import Ending, RequestFacts
 
 
 class Now:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-from engine.types import DecodeStep, FinishReason, PositionLogprobs, Step, TokenLogprob
-from observability.sequence import PhaseShare, SequenceTimeline
-from server.events import (
+from engine.events import (
     ContentDelta,
     Finish,
     LogprobsDelta,
@@ -13,6 +11,8 @@ from server.events import (
     ToolCallStart,
     Usage,
 )
+from engine.types import DecodeStep, FinishReason, PositionLogprobs, Step, TokenLogprob
+from observability.sequence import PhaseShare, SequenceTimeline
 
 
 class Ticks:

@@ -7,12 +7,7 @@ from random import Random
 
 from prometheus_client import CollectorRegistry
 
-from engine.types import DecodeStep, FinishReason, Step
-from observability.debug import speculation
-from observability.labels import CONTEXTS
-from observability.settings import TelemetrySettings
-from observability.telemetry import Telemetry
-from server.events import (
+from engine.events import (
     ContentDelta,
     Finish,
     Outcome,
@@ -22,7 +17,12 @@ from server.events import (
     ToolCallStart,
     Usage,
 )
-from server.observer import Ending, RequestFacts
+from engine.observer import Ending, RequestFacts
+from engine.types import DecodeStep, FinishReason, Step
+from observability.debug import speculation
+from observability.labels import CONTEXTS
+from observability.settings import TelemetrySettings
+from observability.telemetry import Telemetry
 
 SETTINGS = TelemetrySettings(models=("m",), workloads=("chat", "tools", "batch"), templates=5)
 MODELS, LANES, WORKLOADS = (

@@ -6,6 +6,8 @@ from contextlib import aclosing
 import pytest
 from prometheus_client import CollectorRegistry
 
+from engine.events import ContentDelta, Finish, Outcome, ToolCallEnd, ToolCallStart, Usage
+from engine.observer import Ending, RequestFacts
 from engine.scripted import ScriptedEngine, steps
 from engine.speculation.accounting import Totals
 from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step, UndraftedReason
@@ -13,9 +15,7 @@ from observability.exposition import exposition
 from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
-from server.admission import Admission, Bounds
-from server.events import ContentDelta, Finish, Outcome, ToolCallEnd, ToolCallStart, Usage
-from server.observer import Ending, RequestFacts
+from server.access.admission import Admission, Bounds
 
 LABELS = {"model": "m", "lane": "default", "workload": "chat"}
 

@@ -28,14 +28,14 @@ from engine.types import (
     Step,
     TokenLogprob,
 )
+from server.apis.shared.gateway import Gateway
+from server.apis.shared.served import Served
 from server.app import create_app
-from server.direct import Direct
-from server.gateway import Gateway
-from server.generate import Path
-from server.parsers import Parsers, Vocabulary
-from server.response import Timing
+from server.generation.generate import Path
+from server.generation.parsers import Parsers, Vocabulary
+from server.http.fast_write import Direct
+from server.http.response import Timing
 from server.store.sql import Retention, SqlStore
-from server.validate import Served
 
 DEMO = FilePath(__file__).parents[2] / "engine" / "demo" / "target"
 EOS = "<|im_end|>"

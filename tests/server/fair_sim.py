@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
-from server.admission import Admission, Bounds, Place, Visitor
+from server.access.admission import Admission, Bounds, Place, Visitor
 from server.errors import TooManyRequests
 
 

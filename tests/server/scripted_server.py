@@ -11,10 +11,10 @@ import sys
 
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.admission import Admission
-from server.config import ConfigError
-from server.drain import Drain
-from server.listen import Hooks, Tls, bind, serve, url_of
+from server.access.admission import Admission
+from server.cli.drain import Drain
+from server.cli.listener import Hooks, Tls, bind, serve, url_of
+from server.settings import ConfigError
 from tests.server.conftest import Lab
 
 

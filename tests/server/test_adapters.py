@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from server.adapters import read_adapters
-from server.commandline import read
-from server.config import ConfigError
+from server.cli.command_line import read
+from server.generation.adapters import read_adapters
+from server.settings import ConfigError
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from engine.base import AppliedDepth
 from engine.supervision.losses import create_loss
 from engine.supervision.rules import LossCause
-from server.config import ConfigError
-from server.gateway import Controls
+from server.apis.shared.gateway import Controls
+from server.settings import ConfigError
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.admission import Admission, Bounds, Priority, ServiceRate, Visitor
+from server.access.admission import Admission, Bounds, Priority, ServiceRate, Visitor
+from server.access.quota import Quota
 from server.errors import TooManyRequests
-from server.quota import Quota
 
 
 @dataclass

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from server.protocol.chat import ChatRequest
-from server.protocol.completions import CompletionRequest
-from server.protocol.messages import MessagesRequest
-from server.protocol.responses import ResponsesRequest
+from server.apis.chat.request import ChatRequest
+from server.apis.completions.request import CompletionRequest
+from server.apis.messages.request import MessagesRequest
+from server.apis.responses.request import ResponsesRequest
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
 WORDS = set(re.findall(r"[a-z_]+", TEXT))

@@ -12,10 +12,10 @@ import pytest
 
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.background import HOLD_S
+from server.access.keys import Key, KeyRing, digest_of
+from server.apis.responses.background import HOLD_S
+from server.apis.responses.frame_log import FrameLog, Whole
 from server.errors import StoreFailed
-from server.frame_log import FrameLog, Whole
-from server.keys import Key, KeyRing, digest_of
 from tests.server.conftest import Lab, call
 from tests.server.test_responses import URL, said
 
@@ -243,8 +243,8 @@ async def test_a_store_that_is_away_for_a_moment_ends_nothing(lab):
 
 
 def test_a_log_gives_back_what_it_was_given_and_stays_small(monkeypatch):
-    monkeypatch.setattr("server.frame_log.BLOCK_BYTES", 2000)
-    monkeypatch.setattr("server.frame_log.MOST_BYTES", 3000)
+    monkeypatch.setattr("server.apis.responses.frame_log.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("server.apis.responses.frame_log.MOST_BYTES", 3000)
     log, frames = FrameLog(), []
     for at in range(600):
         frames.append(Whole(at, "x") if at % 100 == 0 else b"event %d: " % at + b"y" * (at % 70))
@@ -259,8 +259,8 @@ def test_a_log_gives_back_what_it_was_given_and_stays_small(monkeypatch):
 
 
 async def test_a_start_before_what_is_kept_is_refused(lab, monkeypatch):
-    monkeypatch.setattr("server.frame_log.BLOCK_BYTES", 100)
-    monkeypatch.setattr("server.frame_log.MOST_BYTES", 500)
+    monkeypatch.setattr("server.apis.responses.frame_log.BLOCK_BYTES", 100)
+    monkeypatch.setattr("server.apis.responses.frame_log.MOST_BYTES", 500)
     lab.says("word " * 40, [1])
     made = await begin(lab)
     run = lab.gateway.runs.get(made["id"], "")
@@ -273,7 +273,7 @@ async def test_a_start_before_what_is_kept_is_refused(lab, monkeypatch):
 
 
 async def test_finished_runs_are_bounded_in_bytes(lab, monkeypatch):
-    monkeypatch.setattr("server.background.KEPT_BYTES", 1000)
+    monkeypatch.setattr("server.apis.responses.background.KEPT_BYTES", 1000)
     lab.says("some words that are said", [1])
     ids = []
     for _ in range(12):

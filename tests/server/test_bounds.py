@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from server.keys import Key, KeyRing, digest_of
-from server.notices import Notices
-from server.quota import Quota
-from server.validate.media import Unreadable
+from server.access.keys import Key, KeyRing, digest_of
+from server.access.quota import Quota
+from server.apis.shared.media import Unreadable
+from server.apis.shared.notices import Notices
 
 SECRET = "k" * 20
 HEADERS = {"authorization": f"Bearer {SECRET}"}

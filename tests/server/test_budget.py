@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from server.budget import BYTES_PER_TOKEN, Budget
+from server.access.budget import BYTES_PER_TOKEN, Budget
+from server.access.quota import Quota
 from server.errors import TooManyRequests
-from server.quota import Quota
 
 
 def test_bytes_are_bounded_for_all_and_for_each():

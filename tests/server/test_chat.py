@@ -8,11 +8,11 @@ import orjson
 import pytest
 
 from engine.errors import EngineDead, EngineOverloaded, RequestRejected
+from engine.observer import Ending, NullObservation, NullObserver
 from engine.scripted import Pause, ScriptedEngine
 from engine.types import DecodeStep, FinishReason, Step
-from server.admission import Bounds
-from server.observer import Ending, NullObservation, NullObserver
-from server.response import Timing
+from server.access.admission import Bounds
+from server.http.response import Timing
 from tests.server.conftest import call
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'

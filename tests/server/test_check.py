@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.machine import GIB, Machine
 from engine.preflight import EnginePlan
-from server.check import Wanted, check
+from server.cli.check import Wanted, check
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 LAPTOP = Machine("cpu", cores=2, free_memory=16 * GIB)

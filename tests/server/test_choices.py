@@ -11,7 +11,7 @@ from engine.errors import EngineDead
 from engine.scripted import Pause, ScriptedEngine
 from engine.types import Step
 from server.errors import GatewayError
-from server.generate import _merge
+from server.generation.generate import _merge
 from tests.server.conftest import call
 
 LIMIT_S = 5

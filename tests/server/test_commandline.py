@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from server.backends.remote import AddressBook, build_sources
-from server.commandline import read
-from server.config import ConfigError, Settings
+from server.cli.command_line import read
+from server.settings import ConfigError, Settings
 
 WORKER = "http://10.0.0.7:8000"
 

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
+from engine.events import ContentDelta, LogprobsDelta, TokensDelta
 from engine.types import FinishReason, PositionLogprobs, Step, TokenLogprob
-from server.events import ContentDelta, LogprobsDelta, TokensDelta
-from server.protocol.completions import CompletionRequest
-from server.routes.answering import rendering as make_rendering
-from server.validate.completions import completion_job
-from server.wire.completions import CompletionFold
+from server.apis.completions.request import CompletionRequest
+from server.apis.completions.response import CompletionFold
+from server.apis.completions.to_job import completion_job
+from server.apis.shared.answering import rendering as make_rendering
 
 
 async def complete(lab, **fields):

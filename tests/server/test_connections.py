@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from server.gate import Gate
-from server.limits import RESERVED_FILES, Limits, network_of
-from server.listen import Server, Tls, _config
-from server.response import send_json
+from server.cli.listener import Server, Tls, _config
+from server.http.connection_limits import Gate
+from server.http.limits import RESERVED_FILES, Limits, network_of
+from server.http.response import send_json
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy")
 PLAIN = Tls()
@@ -315,7 +315,7 @@ def test_clients_are_counted_by_address_or_network():
 
 RAISED = """
 import resource
-from server.limits import raise_file_limit
+from server.http.limits import raise_file_limit
 print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from engine.rendering import ModelFiles, TemplateRenderer
-from server.context import fit
 from server.errors import InvalidRequest
+from server.generation.context import fit
 from tests.server.conftest import DEMO, Lab, PlainRenderer
 
 LONGEST = 256

@@ -5,9 +5,9 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from server.config import ConfigError
-from server.cross_origin import CrossOrigin, host_name, names_of
-from server.keys import Key, KeyRing, digest_of
+from server.access.keys import Key, KeyRing, digest_of
+from server.http.cross_origin import CrossOrigin, host_name, names_of
+from server.settings import ConfigError
 from tests.server.conftest import call
 from tests.server.test_door import pages, routes
 

@@ -6,17 +6,17 @@ import json
 
 import pytest
 
+from engine.events import Phase
 from engine.types import FinishReason
-from server.events import Phase
-from server.job import ToolPolicy
+from server.generation.grammar import constraint
+from server.generation.job import ToolPolicy
+from server.generation.lark_grammar import lark_grammar
 from server.parsing.fold import fold
+from server.parsing.frames import FRAMES, Frame
 from server.parsing.free_text import PARAMETERS
 from server.parsing.parser import make_parser
 from server.parsing.reasoning import THINK
 from server.parsing.vocabulary import Vocabulary
-from server.structure.answer import constraint
-from server.structure.lark_grammar import lark_grammar
-from server.structure.tools import FRAMES, Frame
 from tests.server.test_responses import ask
 from tests.server.test_structure import FORMATS, accepts, job
 from tests.server.test_text_grammars import ADDED, PATCH

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from server.direct import found, nowhere
+from server.http.fast_write import found, nowhere
 from tests.server.conftest import on_a_port
 
 START = {"type": "http.response.start", "status": 200, "headers": []}

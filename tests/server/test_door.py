@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 import observability.http
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
-from server.admission import Priority
+from server.access.admission import Priority
+from server.access.keys import Key, KeyRing, digest_of, load
+from server.access.quota import Quota
 from server.app import create_app
-from server.keys import Key, KeyRing, digest_of, load
-from server.quota import Quota
 from tests.server.conftest import call
 
 USER, ADMIN, OLD = "user-key-0123456789", "admin-key-0123456789", "old-key-0123456789"

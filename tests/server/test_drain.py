@@ -9,7 +9,7 @@ import pytest
 from engine.errors import EngineDead
 from engine.scripted import Pause
 from engine.types import Step
-from server.drain import Drain
+from server.cli.drain import Drain
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def test_a_second_signal_ends_the_grace(slow):
 
 
 async def test_those_in_the_queue_are_told_too(slow):
-    from server.admission import Bounds
+    from server.access.admission import Bounds
 
     slow.gateway.path.admission.bounds = Bounds(running=1)
     running = asyncio.create_task(slow.chat(stream=True))

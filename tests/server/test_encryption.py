@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cryptography.fernet import Fernet
 
-from server.config import ConfigError, Settings
-from server.encryption import (
+from server.apis.responses.encryption import (
     CannotDecrypt,
     ReasoningCipher,
     load_or_make,
     named_keys,
     read_keys,
 )
-from server.serving import _cipher
+from server.cli.serve import _cipher
+from server.settings import ConfigError, Settings
 from server.store.sql import sqlite_directory
 
 ONE, TWO = (Fernet.generate_key().decode() for _ in range(2))

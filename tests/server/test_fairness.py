@@ -12,9 +12,9 @@ import pytest
 
 from engine.errors import EngineDead
 from engine.scripted import Pause
-from server.admission import Admission, Bounds, Priority, Visitor
+from server.access.admission import Admission, Bounds, Priority, Visitor
+from server.access.keys import Key, KeyRing, digest_of
 from server.errors import TooManyRequests
-from server.keys import Key, KeyRing, digest_of
 from tests.server.conftest import Answer, call
 from tests.server.fair_sim import Load, Outcome, World, play
 from tests.server.test_admission import Client, Clock, settle

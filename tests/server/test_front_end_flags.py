@@ -11,9 +11,9 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from server.commandline import read
-from server.config import ConfigError, Settings, flag
-from server.front_end_flags import FLAGS
+from server.cli.command_line import read
+from server.cli.front_end_flags import FLAGS
+from server.settings import ConfigError, Settings, flag
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "flags.md"
 HERE_TOO = {"config", "model_tag", "help"}

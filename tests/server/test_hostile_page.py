@@ -11,9 +11,9 @@ from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
+from server.apis.shared.gateway import Controls
 from server.app import create_app
-from server.cross_origin import CrossOrigin
-from server.gateway import Controls
+from server.http.cross_origin import CrossOrigin
 from tests.observability.test_browser import CHROMIUM, browser
 from tests.server.conftest import on_a_port
 from tests.server.test_door import pages

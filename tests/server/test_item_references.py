@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 from sqlalchemy import text as sql
 
-from server.keys import Key, KeyRing, digest_of
+from server.access.keys import Key, KeyRing, digest_of
 from server.store import Stored, items
 from server.store.sql import Retention, SqlStore
 from tests.server.test_responses import WEATHER, ask

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from server.admission import Priority
-from server.config import ConfigError, Settings
+from server.access.admission import Priority
+from server.access.keys import Key, KeyRing, digest_of, exposure, load, new_key_entry
 from server.errors import Unauthenticated
-from server.keys import Key, KeyRing, digest_of, exposure, load, new_key_entry
+from server.settings import ConfigError, Settings
 
 FULL = """
 keys:

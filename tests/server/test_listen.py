@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.config import ConfigError
-from server.listen import bind, url_of
+from server.cli.listener import bind, url_of
+from server.settings import ConfigError
 
 
 def test_a_busy_port_is_named():

@@ -10,8 +10,15 @@ import pytest
 
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server import memory
-from server.memory import GIB, ControlGroup, MemoryWatch, ProcessTree, control_groups, sources
+from server.access import memory
+from server.access.memory import (
+    GIB,
+    ControlGroup,
+    MemoryWatch,
+    ProcessTree,
+    control_groups,
+    sources,
+)
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 

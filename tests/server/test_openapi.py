@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from server.cross_origin import CrossOrigin
+from server.http.cross_origin import CrossOrigin
 
 OPERATIONS = [
     ("/v1/chat/completions", "POST"),

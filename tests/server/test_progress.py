@@ -6,8 +6,8 @@ import io
 import threading
 
 from engine.types import EngineInfo, SpeculationInfo
-from server.banner import banner
-from server.progress import Progress
+from server.cli.banner import banner
+from server.cli.progress import Progress
 
 
 class Page(io.StringIO):

@@ -10,10 +10,10 @@ import httpx
 import orjson
 import pytest
 
-from server.gate import Gate
-from server.limits import Limits
-from server.listen import Server, Tls, _config
-from server.response import send_json
+from server.cli.listener import Server, Tls, _config
+from server.http.connection_limits import Gate
+from server.http.limits import Limits
+from server.http.response import send_json
 
 CLAIM = {"x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https"}
 

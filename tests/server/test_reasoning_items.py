@@ -6,8 +6,8 @@ import pytest
 from cryptography.fernet import Fernet
 from openai import OpenAI
 
-from server.encryption import ReasoningCipher
-from server.keys import Key, KeyRing, digest_of
+from server.access.keys import Key, KeyRing, digest_of
+from server.apis.responses.encryption import ReasoningCipher
 from tests.server.test_responses import ask, plain, said
 
 THOUGHT = "<think>\nso it is 42\n</think>\n\nForty-two."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.commandline import read_again
-from server.config import ConfigError
+from server.cli.command_line import read_again
+from server.settings import ConfigError
 
 pytestmark = pytest.mark.slow
 

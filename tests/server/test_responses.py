@@ -10,10 +10,10 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from engine.errors import EngineDead, EngineOverloaded
+from engine.observer import NullObserver
 from engine.scripted import Pause
 from engine.types import Step
 from server.errors import StoreFailed
-from server.observer import NullObserver
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 ANSWER = f"<think>\nhm\n</think>\n\nLet me look.\n{CALL}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from server.access.keys import Key, KeyRing, digest_of
 from server.app import create_app
-from server.keys import Key, KeyRing, digest_of
 from tests.server.conftest import call
 from tests.server.test_door import pages
 

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
+from server.apis.shared.constraints import json_schema
+from server.apis.shared.exclusive import Exclusion
+from server.apis.shared.schema_bounds import MAX_BRANCHES, MAX_BYTES, MAX_PROPERTIES
 from server.errors import InvalidRequest
 from server.parsing.tools import Tool
-from server.validate.constraints import json_schema
-from server.validate.exclusive import Exclusion
-from server.validate.schema_bounds import MAX_BRANCHES, MAX_BYTES, MAX_PROPERTIES
 
 STRING = {"type": "string"}
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.slicing import fingerprint, workload
+from server.generation.slices import fingerprint, workload
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from hypothesis.stateful import (
 
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.admission import Admission, Bounds, Priority, Visitor
+from server.access.admission import Admission, Bounds, Priority, Visitor
+from server.access.keys import Key, KeyRing, digest_of
+from server.access.quota import Quota
 from server.errors import InvalidRequest, TooManyRequests
-from server.keys import Key, KeyRing, digest_of
-from server.quota import Quota
 from server.store import Stored, StoredConversation, StoreLimits
 from server.store.sql import SqlStore
 from tests.server.conftest import Lab, call

@@ -11,8 +11,8 @@ import orjson
 import pytest
 from sqlalchemy import event
 
+from server.access.keys import load
 from server.errors import InvalidRequest, StoreFailed
-from server.keys import load
 from server.store import Stored, StoredConversation, StoreLimits
 from server.store.sql import Retention, SqlStore, StoreError
 

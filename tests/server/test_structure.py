@@ -8,18 +8,18 @@ from functools import cache
 import orjson
 import pytest
 
+from engine.events import Phase
 from engine.scripted import steps
 from engine.types import Constraint, FinishReason, Sampling
 from server.errors import InvalidRequest
-from server.events import Phase
-from server.job import Job, ToolPolicy
+from server.generation.grammar import constraint
+from server.generation.job import Job, ToolPolicy
 from server.parsing.fold import fold
+from server.parsing.frames import FRAMES
 from server.parsing.parser import make_parser
 from server.parsing.reasoning import THINK
 from server.parsing.registry import tool_parser_names
 from server.parsing.vocabulary import Vocabulary
-from server.structure.answer import constraint
-from server.structure.tools import FRAMES
 
 CITY = {
     "type": "object",

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.structure.lark_grammar import lark_grammar
-from server.structure.regex import regex_grammar
-from server.structure.text_grammar import BadGrammar, TextGrammar
+from server.generation.lark_grammar import lark_grammar
+from server.generation.regex import regex_grammar
+from server.generation.text_grammar import BadGrammar, TextGrammar
 
 PATCH = r"""
 start: begin hunk+ end

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from server.config import ConfigError
-from server.listen import Tls
+from server.cli.listener import Tls
+from server.settings import ConfigError
 from tests.server.test_signals import BODY, scripted
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from engine.errors import EngineFailed, RequestRejected
 from engine.types import Constraint
-from server.admission import Bounds
+from server.access.admission import Bounds
+from server.access.keys import Key, KeyRing, digest_of
+from server.access.visitor import Visitor
 from server.errors import InvalidRequest, TooManyRequests
-from server.keys import Key, KeyRing, digest_of
-from server.trials import Trials
-from server.visitor import Visitor
+from server.generation.trials import Trials
 from tests.server.conftest import DEMO
 
 FLOOD, VICTIM = "flood-key-0123456789", "victim-key-0123456789"

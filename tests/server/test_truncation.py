@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.prompt import Conversation
-from server.truncation import fitted, without_oldest
+from server.generation.prompt import Conversation
+from server.generation.truncation import fitted, without_oldest
 
 
 def talk(*roles: str) -> Conversation:

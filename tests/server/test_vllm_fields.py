@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from engine.types import RepetitionStop
-from server.notices import HEADER
-from server.protocol.chat import ChatRequest
-from server.protocol.completions import CompletionRequest
-from server.protocol.messages import CountTokensRequest, MessagesRequest
-from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from server.apis.chat.request import ChatRequest
+from server.apis.completions.request import CompletionRequest
+from server.apis.messages.request import CountTokensRequest, MessagesRequest
+from server.apis.operations.tokens_request import DetokenizeRequest, TokenizeRequest
+from server.apis.shared.notices import HEADER
 from tests.server.test_responses_fields import DOCS, fields_of_vllm
 
 USER = [{"role": "user", "content": "hi"}]

@@ -10,8 +10,8 @@ from engine.rendering.files import ModelFiles
 from engine.rendering.renderer import TemplateRenderer
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
+from server.access.keys import Key, KeyRing, digest_of
 from server.app import create_app
-from server.keys import Key, KeyRing, digest_of
 from tests.server.conftest import DEMO, EOS
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 
-from server.events import Phase
+from engine.events import Phase
 from server.parsing.message import Context, Reasoning, ToolFormat, content
 from server.parsing.reader import Grammar, JsonValue, Until, Want, ignore
 from server.parsing.tagged import Looking

@@ -119,7 +119,7 @@ def test_parts_stay_parts_for_templates_that_walk_over_them():
 
 
 def test_nothing_heavy_is_imported_for_workers():
-    asked = "import sys, server.serving, server.backends.remote as r; print(*sys.modules)"
+    asked = "import sys, server.cli.serve, server.backends.remote as r; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert not set(HEAVY) & set(done.stdout.split())
 

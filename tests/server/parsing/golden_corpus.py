@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from engine.events import Outcome
 from engine.types import FinishReason
-from server.events import Outcome
 
 FOLDER = Path(__file__).parent / "golden"
 _MACRO = re.compile(r"⟦(?P<how>file|json) (?P<size>\d+)⟧")

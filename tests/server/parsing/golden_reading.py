@@ -8,7 +8,7 @@ from functools import cache
 
 from tokenizers import Tokenizer
 
-from server.events import (
+from engine.events import (
     ContentDelta,
     ParserEvent,
     Phase,

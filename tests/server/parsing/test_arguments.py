@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.events import Outcome
+from engine.events import Outcome
 from server.parsing.arguments import as_json, kinds
 from server.parsing.tools import Tools
 

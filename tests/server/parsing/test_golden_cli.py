@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from server.events import Outcome
-from server.parsing import cli
+from engine.events import Outcome
+from server.cli import parse as cli
 from tests.server.parsing.golden_corpus import Call, Case, Format, corpus
 from tests.server.parsing.golden_cuts import randomly
 from tests.server.parsing.golden_reading import Reading, disagreements, output
@@ -74,7 +74,7 @@ def test_as_a_command(tmp_path: Path) -> None:
     (form,) = (form for form in FORMATS if form.name == "hermes")
     cases = [case for case in corpus() if case.format == form][:20]
     done = subprocess.run(
-        [sys.executable, "-m", "server.parsing.cli", *arguments(form, tmp_path)],
+        [sys.executable, "-m", "server.cli.parse", *arguments(form, tmp_path)],
         input="\n".join(line(case, 0) for case in cases),
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import pytest
 
-from server.events import ContentDelta, ReasoningDelta, ToolCallDelta
+from engine.events import ContentDelta, ReasoningDelta, ToolCallDelta
 from tests.server.parsing.golden_corpus import Case, corpus
 from tests.server.parsing.golden_reading import known, main_parser, output, parser_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server.parsing.cli import main
+from server.cli.parse import main
 from server.parsing.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[3]
@@ -131,7 +131,7 @@ def test_what_cannot_start_says_so(parse, capsys, arguments, said):
 
 def test_it_starts_without_the_engine(ids):
     """Neither torch nor vLLM, nor what takes long to import."""
-    code = "import sys, server.parsing.cli; print([m for m in sys.argv[1:] if m in sys.modules])"
+    code = "import sys, server.cli.parse; print([m for m in sys.argv[1:] if m in sys.modules])"
     heavy = ["vllm", "torch", "transformers", "jsonschema", "fastapi", "pydantic"]
     done = subprocess.run(
         [sys.executable, "-c", code, *heavy], cwd=ROOT, capture_output=True, text=True, check=True

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from engine.types import FinishReason
-from server.events import (
+from engine.events import (
     ContentDelta,
     Outcome,
     ParserEvent,
@@ -20,6 +19,7 @@ from server.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from engine.types import FinishReason
 from server.parsing.fold import fold
 from server.parsing.formats import kimi_k2
 from server.parsing.parser import Parser, make_parser

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from engine.types import FinishReason
-from server.events import (
+from engine.events import (
     ContentDelta,
     ParserEvent,
     Phase,
@@ -26,6 +25,7 @@ from server.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from engine.types import FinishReason
 from server.parsing.fold import Folded, fold
 from server.parsing.parser import Parser, make_parser
 from server.parsing.registry import (

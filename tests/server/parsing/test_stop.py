@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.apis.shared.sampling import MAX_STOP_CHARS, stops
 from server.errors import InvalidRequest
 from server.parsing.stop import StopText
-from server.validate.sampling import MAX_STOP_CHARS, stops
 
 LETTERS = st.text("ab", max_size=40)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=4, unique=True)

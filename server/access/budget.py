@@ -1,0 +1,155 @@
+"""What a request costs before the engine meets it: estimated and charged before the work is done.
+
+Three things run out while requests are read, rendered and tokenized, and each is bounded here:
+*bytes* of bodies that are held at a time, *tokens* of the key's minute, and the *turns* of those
+that need a thread or a process for long. Bytes count from the first that comes in until the
+response is over. Tokens are estimated from the bytes before they are parsed, and settled when the
+prompt is known; a request that is refused has paid the estimate. Turns go round the keys, so that
+many large requests of one key delay another's by one at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from server.access.quota import Quota
+from server.errors import TooManyRequests
+
+Result = TypeVar("Result")
+
+HELD_BYTES = 96 << 20
+"""Of all bodies together."""
+SHARE = 0.5
+"""Of that, one key may hold."""
+BYTES_PER_TOKEN = 16
+"""Of a body, as it is charged before it is read: usual text has 4, so that few pay too much."""
+TURNS = 2
+"""Large requests that are prepared at a time."""
+SMALL_BYTES = 64 << 10
+"""A body of so many is parsed at once."""
+RETRY_S = 2.0
+
+
+@dataclass(eq=False, slots=True)
+class Charge:
+    """What one request has been charged; ``close`` when its response is over."""
+
+    budget: Budget
+    name: str | None = None
+    """The key's public name."""
+    quota: Quota | None = None
+    num_bytes: int = 0
+    prepaid: int = 0
+    """Tokens paid on account."""
+    closed: bool = False
+
+    def hold(self, num_bytes: int) -> None:
+        """More of the body is there, or of what it refers to. Raises TooManyRequests."""
+        self.budget.hold(self.name, num_bytes)
+        self.num_bytes += num_bytes
+
+    def estimate(self) -> None:
+        """Pay for the body before it is parsed."""
+        self.prepaid += self.num_bytes // BYTES_PER_TOKEN
+        self._pay(self.prepaid)
+
+    def settle(self) -> None:
+        """The true number of tokens is paid elsewhere: take the estimate back."""
+        paid, self.prepaid = self.prepaid, 0
+        self._pay(-paid)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.budget.release(self.name, self.num_bytes)
+
+    async def parsed(self, work: Callable[[], Result]) -> Result:
+        """The result of reading the body: off the event loop, in its turn, where it is large."""
+        if self.num_bytes <= SMALL_BYTES:
+            return work()
+        async with self.budget.turn(self.name):
+            return await asyncio.to_thread(work)
+
+    def _pay(self, tokens: int) -> None:
+        if self.quota is not None and tokens:
+            self.quota.pay(tokens)
+
+
+@dataclass(eq=False)
+class Budget:
+    """One per gateway; one event loop."""
+
+    held_bytes: int = HELD_BYTES
+    turns: int = TURNS
+    held: int = 0
+    _of_keys: Counter[str | None] = field(default_factory=Counter)
+    _taken: int = 0
+    _waiting: dict[str | None, deque[asyncio.Future[None]]] = field(default_factory=dict)
+    """By key, in the order of their next turn."""
+
+    def open(self, name: str | None = None, quota: Quota | None = None) -> Charge:
+        return Charge(self, name, quota)
+
+    def hold(self, name: str | None, num_bytes: int) -> None:
+        """Raises TooManyRequests."""
+        share = self.held_bytes if name is None else int(self.held_bytes * SHARE)
+        if self.held + num_bytes > self.held_bytes or self._of_keys[name] + num_bytes > share:
+            raise TooManyRequests(
+                f"Too many bytes of requests are held: at most {self.held_bytes} of all clients "
+                f"and {share} of this one. Come back after the time in Retry-After.",
+                code="request_bytes_exceeded",
+                retry_after_s=RETRY_S,
+            )
+        self.held += num_bytes
+        self._of_keys[name] += num_bytes
+
+    def release(self, name: str | None, num_bytes: int) -> None:
+        self.held -= num_bytes
+        self._of_keys[name] -= num_bytes
+        if self._of_keys[name] <= 0:
+            del self._of_keys[name]
+
+    @asynccontextmanager
+    async def turn(self, name: str | None) -> AsyncIterator[None]:
+        """Wait until it is this key's turn, and have it."""
+        if self._taken >= self.turns:
+            await self._wait(name)
+        else:
+            self._taken += 1
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, name: str | None) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(name, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """To the key whose turn is next; it goes to the end of the line."""
+        while self._waiting:
+            name = next(iter(self._waiting))
+            line = self._waiting.pop(name)
+            turn = line.popleft()
+            if line:
+                self._waiting[name] = line
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._taken -= 1
+
+
+charge: ContextVar[Charge] = ContextVar("charge", default=Budget(1 << 62).open())  # noqa: B039
+"""Of the request at hand; set at the door."""

@@ -1,0 +1,157 @@
+"""Whose turn is next: weighted fair queueing over keys, class by class.
+
+A key's requests are a *flow*. Within a class the flow that has had the least of the engine, for
+its weight, goes first (start-time fair queueing); what is shared out is the time that places are
+held. A flow that had nothing to do starts level with the others: idle time earns nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from server.access.admission import Place
+
+ACTIVE_S = 60.0
+"""A flow without requests counts this long among those that share the places."""
+LEARNING = 0.2
+"""Weight of the last request in a flow's mean."""
+UNKNOWN_S = 1.0
+"""Seconds that a place is taken to be held before any was."""
+
+
+class Priority(IntEnum):
+    """The class of a key: a higher one's requests go first."""
+
+    OPERATOR = -1
+    """Keys of admins, unless they are given another class."""
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
+
+
+@dataclass(eq=False, slots=True)
+class Flow:
+    """The requests of one key or, without keys, of one client address."""
+
+    name: str
+    priority: Priority
+    weight: float = 1.0
+    running: int = 0
+    """Sequences in the engine."""
+    queued: dict[Place, None] = field(default_factory=dict)
+    """Those that entered and are neither admitted nor displaced; the newest last."""
+    waiting: deque[Place] = field(default_factory=deque)
+    """Those of them that are ready to run, in order."""
+    tokens: int = 0
+    """Prompt tokens of those that wait."""
+    charged: float = 0.0
+    """Place-seconds over weight: the flow's virtual time."""
+    held_s: float | None = None
+    """Seconds its sequences hold a place on average."""
+    seen: float = 0.0
+    overdue: float = 0.0
+    """When a request of this flow last held up others to get its turn."""
+
+    @property
+    def backlog(self) -> float:
+        """Requests over weight: what the queue is shared by."""
+        return len(self.queued) / self.weight
+
+    def active(self, now: float) -> bool:
+        return bool(self.running or self.queued) or now - self.seen < ACTIVE_S
+
+    def learn(self, seconds: float) -> None:
+        before = seconds if self.held_s is None else self.held_s
+        self.held_s = before + LEARNING * (seconds - before)
+
+
+class FairOrder:
+    """The flows there are, and the virtual time of each class."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._flows: dict[tuple[Priority, str], Flow] = {}
+        self._time: dict[Priority, float] = dict.fromkeys(Priority, 0.0)
+
+    def __iter__(self) -> Iterator[Flow]:
+        return iter(self._flows.values())
+
+    def flow(self, priority: Priority, name: str, weight: float) -> Flow:
+        """That of a visitor; made when there is none."""
+        found = self._flows.get((priority, name))
+        if found is None:
+            self._forget_idle()
+            found = self._flows[priority, name] = Flow(name, priority)
+        found.weight = weight
+        return found
+
+    def by_turn(self) -> list[Flow]:
+        """The flows that wait, in the order of their turns."""
+        waiting = [flow for flow in self if flow.waiting]
+        return sorted(
+            waiting, key=lambda flow: (flow.priority, flow.charged, flow.waiting[0].entered)
+        )
+
+    def queue(self, flow: Flow, place: Place) -> None:
+        """``place`` is ready to run."""
+        if not flow.waiting:
+            flow.charged = max(flow.charged, self._time[flow.priority])
+        flow.waiting.append(place)
+        flow.tokens += place.tokens
+
+    def charge(self, flow: Flow, sequences: int, typical_s: float) -> float:
+        """A request of ``flow`` is admitted: charge what it may cost, and return that."""
+        self._time[flow.priority] = max(self._time[flow.priority], flow.charged)
+        cost = sequences * (flow.held_s or typical_s or UNKNOWN_S)
+        flow.charged += cost / flow.weight
+        return cost
+
+    def settle(self, flow: Flow, charged: float, sequences: int, seconds: float) -> None:
+        """It left: charge what it cost instead of what was expected."""
+        flow.charged += (sequences * seconds - charged) / flow.weight
+        flow.learn(seconds)
+
+    def shares(self, places: int) -> dict[Flow, float]:
+        """How many places each active flow may hold when all want more; at least one."""
+        now = self._clock()
+        active = [flow for flow in self if flow.active(now)]
+        total = dict.fromkeys(Priority, 0.0)
+        for flow in active:
+            total[flow.priority] += flow.weight
+        return {flow: max(1.0, places * flow.weight / total[flow.priority]) for flow in active}
+
+    def ahead_of(self, flow: Flow) -> float:
+        """Requests that go before a new one of ``flow``: all of higher classes, and of each other
+        key as many as it is due for its weight meanwhile."""
+        due = (len(flow.queued) + 1) / flow.weight
+        others = (other for other in self if other is not flow)
+        return len(flow.queued) + sum(_before(other, flow, due) for other in others)
+
+    def rival(self, flow: Flow, size: Callable[[Flow], float], own: float) -> Flow | None:
+        """Whose newest request gives way to one of ``flow``: the flow with the largest ``size`` in
+        the lowest class there is, or in the own class if that is larger than ``own``."""
+        for priority in reversed(Priority):
+            if priority < flow.priority:
+                break
+            others = (other for other in self if other.priority == priority and size(other) > 0)
+            found = max(others, key=size, default=None)
+            if found is None:
+                continue
+            if priority > flow.priority or (found is not flow and size(found) > own):
+                return found
+        return None
+
+    def _forget_idle(self) -> None:
+        now = self._clock()
+        self._flows = {key: flow for key, flow in self._flows.items() if flow.active(now)}
+
+
+def _before(other: Flow, flow: Flow, due: float) -> float:
+    if other.priority == flow.priority:
+        return min(len(other.queued), due * other.weight)
+    return len(other.queued) if other.priority < flow.priority else 0

@@ -1,0 +1,249 @@
+"""API keys: hashed at rest, named, limited; read from a file, the environment or a flag.
+
+A key is 32 random bytes, so a plain SHA-256 of it cannot be reversed by guessing, and looking one
+up costs microseconds. The file is YAML::
+
+    keys:
+      - name: agents
+        sha256: 9f86d0...            # `eaglegate key agents` prints both halves
+        priority: high               # high, normal (default) or low
+        weight: 2                    # share of the places among keys of its class; 1 when left out
+        models: [demo]               # all when left out
+        requests_per_minute: 600
+        tokens_per_minute: 100000
+        concurrency: 16
+        depth: 3                     # draft tokens per step when the request does not say
+        expires: 2027-01-31          # a date (its end, UTC) or a time with a zone
+        admin: false                 # true opens /metrics, /debug and /admin; such a key's requests
+                                     # go before every class unless it is given one
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from server.access.admission import Priority
+from server.access.quota import Quota
+from server.errors import Unauthenticated
+from server.http.cross_origin import names_of
+from server.settings import ConfigError, Settings
+
+PREFIX = "eg-"
+MIN_LENGTH = 16
+"""Characters of a key given in plain text; shorter ones could be guessed from their hash."""
+
+ADMIN: dict[str, Any] = {"name": "admin", "admin": True, "priority": Priority.OPERATOR}
+"""What the key of ``--admin-api-key`` is."""
+NAME_DIGITS = 8
+"""Hexadecimal digits of the hash in the name of a key given in plain text."""
+
+Limit = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key; ``name`` is what logs, metrics and rules know it by."""
+
+    name: str
+    digest: bytes
+    priority: Priority = Priority.NORMAL
+    weight: float = 1.0
+    """Its share of the places, relative to other keys of its class."""
+    models: frozenset[str] | None = None
+    """None for all."""
+    concurrency: int | None = None
+    quota: Quota | None = None
+    depth: int | None = None
+    expires: float | None = None
+    """Unix time."""
+    admin: bool = False
+    named: bool = True
+    """An operator chose the name; otherwise it is derived from the hash."""
+
+    @property
+    def owner(self) -> str:
+        """Whom stored responses belong to: stable whatever other keys there are.
+
+        A named key keeps what it owns when its secret changes.
+        """
+        return f"key:{self.name}" if self.named else f"sha256:{self.digest.hex()}"
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def new_key() -> str:
+    """A fresh key in plain text; nobody keeps it but its user."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def new_key_entry(name: str) -> tuple[str, str]:
+    """A fresh key in plain text, and its line for the file."""
+    key = new_key()
+    return key, f'- name: {name}\n  sha256: "{digest_of(key).hex()}"\n'
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """All keys there are; swapped whole when the file is loaded again."""
+
+    keys: tuple[Key, ...] = ()
+    clock: Callable[[], float] = field(default=time.time, compare=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.keys)
+
+    def find(self, given: str | None) -> Key:
+        """Raises Unauthenticated. Takes the same time whichever key it is, if any."""
+        if not given:
+            raise Unauthenticated(
+                "An API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+                code="missing_api_key",
+            )
+        digest = digest_of(given)
+        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
+        if not found:
+            raise Unauthenticated("The API key is not one of this gateway's.")
+        if found[0].expires is not None and found[0].expires <= self.clock():
+            raise Unauthenticated("The API key has expired.", code="expired_api_key")
+        return found[0]
+
+    @property
+    def classes(self) -> frozenset[Priority]:
+        return frozenset(key.priority for key in self.keys)
+
+    @property
+    def depths(self) -> dict[str, int]:
+        """Default speculation depths by key name."""
+        return {key.name: key.depth for key in self.keys if key.depth is not None}
+
+
+class KeyEntry(BaseModel):
+    """One key in the file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    priority: Literal["high", "normal", "low"] | None = None
+    weight: Annotated[float, Field(ge=0.01, le=1000)] = 1.0
+    models: Annotated[list[str], Field(min_length=1)] | None = None
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrency: Limit | None = None
+    depth: Annotated[int, Field(ge=0)] | None = None
+    expires: datetime | date | None = None
+    admin: bool = False
+
+    def key(self) -> Key:
+        return Key(
+            self.name,
+            bytes.fromhex(self.sha256),
+            priority=self._class(),
+            weight=self.weight,
+            models=None if self.models is None else frozenset(self.models),
+            concurrency=self.concurrency,
+            quota=self._quota(),
+            depth=self.depth,
+            expires=None if self.expires is None else _moment(self.expires),
+            admin=self.admin,
+        )
+
+    def _class(self) -> Priority:
+        if self.priority is not None:
+            return Priority[self.priority.upper()]
+        return Priority.OPERATOR if self.admin else Priority.NORMAL
+
+    def _quota(self) -> Quota | None:
+        if self.requests_per_minute is None and self.tokens_per_minute is None:
+            return None
+        return Quota(self.name, self.requests_per_minute, self.tokens_per_minute)
+
+
+class KeyFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    keys: list[KeyEntry]
+
+
+def load(path: str | None, plain: Iterable[str] = (), admin: str | None = None) -> KeyRing:
+    """Keys of the file, then those given in plain text. Raises ConfigError."""
+    keys = [] if path is None else _from_file(Path(path))
+    keys += [_plain(key, f"API key {at}") for at, key in enumerate(plain, 1)]
+    if admin is not None:
+        keys.append(replace(_plain(admin, "the admin's API key"), **ADMIN))
+    _refuse_twins(keys)
+    return KeyRing(tuple(keys))
+
+
+def exposure(settings: Settings, keys: KeyRing) -> str:
+    """A loud word about what strangers could reach; empty when there is nothing to say."""
+    if keys:
+        return ""
+    if "*" in names_of(settings.allowed_origins):
+        return (
+            "WARNING: --allowed-origins * without API keys: every web page that somebody opens "
+            "where this address can be reached may use the model. Name origins, or configure keys."
+        )
+    if settings.host in ("127.0.0.1", "::1", "localhost"):
+        return ""
+    return (
+        f"WARNING: --host {settings.host} without API keys: whoever reaches this address may use "
+        "the model and read /metrics. Configure keys (--api-key-file), or listen on 127.0.0.1."
+    )
+
+
+def _plain(key: str, where: str) -> Key:
+    """A key without a name: its hash gives it one, whatever its place among the others."""
+    if len(key) < MIN_LENGTH:
+        raise ConfigError(
+            f"an API key must have at least {MIN_LENGTH} characters, {where} has {len(key)}; "
+            "`eaglegate key NAME` makes one"
+        )
+    digest = digest_of(key)
+    return Key(f"key-{digest.hex()[:NAME_DIGITS]}", digest, named=False)
+
+
+def _from_file(path: Path) -> list[Key]:
+    try:
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        entries = KeyFile.model_validate(content).keys
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ConfigError(f"--api-key-file {path}: {where}: {problem['msg']}") from None
+    return [entry.key() for entry in entries]
+
+
+def _refuse_twins(keys: list[Key]) -> None:
+    for what, values in (
+        ("name", [key.name for key in keys]),
+        ("hash", [key.digest.hex() for key in keys]),
+    ):
+        twins = {value for value in values if values.count(value) > 1}
+        if twins:
+            raise ConfigError(f"two API keys have the same {what}: {', '.join(sorted(twins))}")
+
+
+def _moment(expires: datetime | date) -> float:
+    """A date counts to its end; a time without a zone is UTC."""
+    if not isinstance(expires, datetime):
+        expires = datetime.combine(expires, datetime.min.time()) + timedelta(days=1)
+    return (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,302 @@
+"""POST /v1/chat/completions: what a client may send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from server.apis.shared.models import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
+from server.apis.shared.sampling_fields import UNSUPPORTED_VLLM, SamplingFields, TokenCount
+
+
+def _type_of(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def _custom_or_not(value: Any) -> str:
+    return "Custom" if _type_of(value) == "custom" else "Function"
+
+
+def _kind_of_tool(value: Any) -> str:
+    kind = _type_of(value)
+    hosted = isinstance(kind, str) and kind not in ("function", "custom")
+    return "Hosted" if hosted else _custom_or_not(value)
+
+
+CUSTOM_OR_NOT = Discriminator(_custom_or_not)
+"""Between two models tagged Custom and Function; what is neither is told so by the latter."""
+
+
+class TextPart(OpenModel):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(OpenModel):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class OtherPart(OpenModel):
+    """Images, audio and files: recognised so that they can be refused by name."""
+
+    type: str
+
+
+def _kind_of_part(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if isinstance(value, str):
+        return "Plain"
+    return _PARTS.get(kind, "Other") if isinstance(kind, str) else "Other"
+
+
+_PARTS = {"text": "Text", "refusal": "Refusal"}
+Part = Annotated[
+    Annotated[str, Tag("Plain")]
+    | Annotated[TextPart, Tag("Text")]
+    | Annotated[RefusalPart, Tag("Refusal")]
+    | Annotated[OtherPart, Tag("Other")],
+    Discriminator(_kind_of_part),
+]
+Content = str | Many[Part] | None
+
+
+class FunctionCall(OpenModel):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class FunctionToolCall(OpenModel):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class CustomCall(OpenModel):
+    name: str
+    input: str
+
+
+class CustomToolCall(OpenModel):
+    id: str
+    type: Literal["custom"]
+    custom: CustomCall
+
+
+ToolCall = Annotated[
+    Annotated[FunctionToolCall, Tag("Function")] | Annotated[CustomToolCall, Tag("Custom")],
+    CUSTOM_OR_NOT,
+]
+
+
+Role = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
+"""OpenAI's, or one that the model's template has besides: observation, ipython, ..."""
+
+
+class Message(OpenModel):
+    role: Role
+    content: Content = None
+    name: str | None = None
+    tool_calls: Many[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+FunctionName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Function(RequestModel):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(RequestModel):
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class TextGrammar(OpenModel):
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomFormat(TextGrammar):
+    """What the text of a custom tool must look like; Responses have no ``grammar`` in between."""
+
+    type: Literal["text", "grammar"]
+    grammar: TextGrammar | None = None
+
+
+class Custom(RequestModel):
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class CustomTool(RequestModel):
+    type: Literal["custom"]
+    custom: Custom
+
+
+class HostedTool(OpenModel):
+    """A tool that OpenAI runs itself: left out, and the answer tells that."""
+
+    type: str
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("Function")]
+    | Annotated[CustomTool, Tag("Custom")]
+    | Annotated[HostedTool, Tag("Hosted")],
+    Discriminator(_kind_of_tool),
+]
+
+
+class Named(RequestModel):
+    name: str
+
+
+class NamedFunctionChoice(RequestModel):
+    type: Literal["function"] = "function"
+    function: Named
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class NamedCustomChoice(RequestModel):
+    type: Literal["custom"]
+    custom: Named
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+class AllowedTools(RequestModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[Many[NamedFunctionChoice | NamedCustomChoice], Field(min_length=1)]
+
+
+class AllowedToolsChoice(RequestModel):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | NamedFunctionChoice
+    | NamedCustomChoice
+    | AllowedToolsChoice
+)
+
+
+class TextFormat(RequestModel):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(RequestModel):
+    type: Literal["json_object"]
+
+
+class JsonSchema(RequestModel):
+    name: str
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(RequestModel):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class StructuralTagFormat(OpenModel):
+    """vLLM's: ``format``, or the older ``structures`` and ``triggers``."""
+
+    type: Literal["structural_tag"]
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat,
+    Field(discriminator="type"),
+]
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+ServiceTier = Annotated[str, Field(max_length=64)]
+"""Any: there is one tier here, and the answer names it."""
+Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+
+
+class CacheHints(RequestModel):
+    """Accepted everywhere and without effect: the engine caches prefixes by itself."""
+
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+
+
+class ThinkingOptions(RequestModel):
+    """As Anthropic and DeepSeek write it."""
+
+    type: str
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+
+
+class ReasoningOptions(RequestModel):
+    """As OpenRouter writes it."""
+
+    effort: ReasoningEffort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+
+
+class ChatRequest(SamplingFields, CacheHints):
+    """OpenAI's fields for a text model, and the extensions known from ``vllm serve``."""
+
+    model: str | None = None
+    messages: Annotated[Many[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[Many[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    verbosity: Verbosity | None = None
+    modalities: Many[Literal["text"]] | None = None
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: ServiceTier | None = None
+    prediction: dict[str, Any] | None = None
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    enable_thinking: bool | None = None
+    thinking: ThinkingOptions | bool | None = None
+    thinking_budget: Annotated[int, Field(ge=0)] | None = None
+    reasoning: ReasoningOptions | None = None
+    documents: Many[dict[str, Any]] | None = None
+    return_prompt_text: bool | None = None
+
+    refused: ClassVar[Mapping[str, str]] = UNSUPPORTED_VLLM | {
+        "add_special_tokens": "the chat template writes them",
+        "audio": "this is a text engine",
+        "echo": "use 'continue_final_message'",
+        "function_call": "it is deprecated; use 'tool_choice'",
+        "functions": "it is deprecated; use 'tools'",
+        "moderation": "there is no moderation service here",
+    }

@@ -1,0 +1,283 @@
+"""Chat completions: events to chunks, and the same events folded into one response."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from engine.events import (
+    ContentDelta,
+    Event,
+    Finish,
+    LogprobsDelta,
+    PromptEcho,
+    ReasoningDelta,
+    TokensDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+    UsageDelta,
+)
+from engine.types import PositionLogprobs
+from server.apis.shared import logprobs
+from server.apis.shared.rendering import Rendering
+from server.apis.shared.usage import usage_object, usage_tail
+from server.errors import GatewayError, openai_body
+from server.generation.job import Job
+from server.http import sse
+
+PLAIN: Final = b'},"logprobs":null,"finish_reason":null}]'
+"""The rest of a chunk after its delta, when it carries nothing else."""
+FUNCTION_DELTA: Final = b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]'
+CUSTOM_DELTA: Final = b'"tool_calls":[{"index":%d,"custom":{"input":%b}}]'
+
+
+def called(start: ToolCallStart, text: str) -> dict[str, Any]:
+    """A tool call with its arguments, or the text of a custom tool."""
+    if start.custom:
+        return {"id": start.id, "type": "custom", "custom": {"name": start.name, "input": text}}
+    function = {"name": start.name, "arguments": text}
+    return {"id": start.id, "type": "function", "function": function}
+
+
+def finish_fields(finish: Finish, job: Job, rendering: Rendering) -> dict[str, Any]:
+    """A choice's end. ``stop_reason`` is vLLM's: which of the client's stops ended it."""
+    asked = isinstance(finish.stop, str) or finish.stop in job.sampling.stop_token_ids
+    fields: dict[str, Any] = {
+        "finish_reason": finish.reason,
+        "stop_reason": finish.stop if asked else None,
+    }
+    if (metrics := rendering.metrics(job, finish)) is not None:
+        fields["metrics"] = metrics
+    return fields
+
+
+def prompt_fields(echo: PromptEcho, job: Job, rendering: Rendering) -> dict[str, Any]:
+    """vLLM's ``prompt_token_ids``, ``prompt_text`` and ``prompt_logprobs``, as asked for."""
+    token_ids = echo.token_ids
+    fields: dict[str, Any] = {}
+    if job.return_token_ids:
+        fields["prompt_token_ids"] = token_ids
+    if job.returns_prompt_text:
+        fields["prompt_text"] = rendering.text(token_ids)
+    if job.gives_prompt_logprobs:
+        fields["prompt_logprobs"] = logprobs.of_prompt(echo.logprobs, rendering)
+    return fields
+
+
+def answer_metrics(ends: list[Finish], job: Job, rendering: Rendering) -> dict[str, Any]:
+    """vLLM's place for the metrics, the answer itself, where there is one choice only."""
+    metrics = rendering.metrics(job, ends[0]) if len(ends) == 1 else None
+    return {} if metrics is None else {"metrics": metrics}
+
+
+class ChatStream:
+    """Encodes events as ``chat.completion.chunk`` frames.
+
+    What is the same in all chunks is encoded once; a delta then costs one string.
+    """
+
+    def __init__(self, job: Job, rendering: Rendering) -> None:
+        self._job = job
+        self._rendering = rendering
+        head = {
+            "id": job.id,
+            "object": "chat.completion.chunk",
+            "created": job.created,
+            "model": job.model,
+            **job.repeated,
+        }
+        self._head = b"data: " + orjson.dumps(head)[:-1]
+        self._tail = b',"usage":null}\n\n' if job.include_usage else b"}\n\n"
+        self._plain = PLAIN + self._tail
+        self._heads = [
+            self._head + b',"choices":[{"index":%d,"delta":{' % index
+            for index in range(job.num_choices)
+        ]
+        names = rendering.reasoning_fields if job.include_reasoning else ()
+        self._reasoning = [orjson.dumps(name) + b":" for name in names]
+        self._ends: dict[int, Finish] = {}
+        self._opened: set[int] = set()
+        self._custom: set[tuple[int, int]] = set()
+        """The choice and the index of calls of custom tools."""
+
+    def encode(self, choice: int, events: list[Event]) -> bytes:
+        """The frames for one step of one choice; may be empty."""
+        if isinstance(events[0], UsageDelta):
+            self._carry(events[0])
+            events = events[1:]
+        frames = [] if choice in self._opened else [self._opening(choice, events[0])]
+        extra: dict[str, Any] = {}
+        for event in events:
+            if isinstance(event, Finish):
+                self._ends[choice] = event
+                extra |= finish_fields(event, self._job, self._rendering)
+                frames.append(self._frame(choice, b"", extra))
+                extra = {}
+            elif delta := self._delta(choice, event):
+                frames.append(self._frame(choice, delta, extra))
+                extra = {}
+            else:
+                extra |= self._extra(event)
+        if extra:
+            frames.append(self._frame(choice, b'"content":""', extra))
+        return b"".join(frames)
+
+    def close(self) -> bytes:
+        """What ends the stream once every choice has finished."""
+        ends = list(self._ends.values())
+        metrics = answer_metrics(ends, self._job, self._rendering)
+        if not (self._job.include_usage or metrics):
+            return sse.DONE
+        last: dict[str, Any] = {"choices": [], **metrics}
+        if self._job.include_usage:
+            last["usage"] = usage_object({i: e.usage for i, e in self._ends.items()}, self._job.n)
+        return self._head + b"," + orjson.dumps(last)[1:] + b"\n\n" + sse.DONE
+
+    def fail(self, error: GatewayError) -> bytes:
+        """OpenAI's error object as a frame; SDKs raise it as an APIError."""
+        return sse.frame(openai_body(error)) + sse.DONE
+
+    def _carry(self, delta: UsageDelta) -> None:
+        """The frames of this step have the usage so far."""
+        self._tail = usage_tail(delta)
+        self._plain = PLAIN + self._tail
+
+    def _opening(self, choice: int, first: Event) -> bytes:
+        self._opened.add(choice)
+        rendering = self._rendering
+        frame = self._heads[choice] + b'"role":"assistant","content":""' + PLAIN
+        if isinstance(first, PromptEcho):
+            frame += b"," + orjson.dumps(prompt_fields(first, self._job, rendering))[1:-1]
+        return frame + self._tail
+
+    def _delta(self, choice: int, event: Event) -> bytes:
+        """The members of a delta object; empty for events that are none."""
+        match event:
+            case ContentDelta(text):
+                return b'"content":' + orjson.dumps(text)
+            case ReasoningDelta(text):
+                encoded = orjson.dumps(text)
+                return b",".join([name + encoded for name in self._reasoning])
+            case ToolCallDelta(index, text):
+                member = CUSTOM_DELTA if (choice, index) in self._custom else FUNCTION_DELTA
+                return member % (index, orjson.dumps(text))
+            case ToolCallStart(index):
+                if event.custom:
+                    self._custom.add((choice, index))
+                return b'"tool_calls":' + orjson.dumps([{"index": index, **called(event, "")}])
+            case _:
+                return b""
+
+    def _extra(self, event: Event) -> dict[str, Any]:
+        """What stands beside the next delta of the same step."""
+        match event:
+            case LogprobsDelta(given):
+                content = logprobs.positions(given, self._rendering)
+                return {"logprobs": {"content": content, "refusal": None}}
+            case TokensDelta(token_ids):
+                return {"token_ids": token_ids}
+            case _:
+                return {}
+
+    def _frame(self, choice: int, delta: bytes, extra: dict[str, Any]) -> bytes:
+        if not extra:
+            return self._heads[choice] + delta + self._plain
+        rest = orjson.dumps({"logprobs": None, "finish_reason": None} | extra)[1:]
+        return self._heads[choice] + delta + b"}," + rest + b"]" + self._tail
+
+
+class _Choice:
+    """One choice being folded."""
+
+    def __init__(self) -> None:
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[ToolCallStart] = []
+        self.arguments: list[list[str]] = []
+        self.logprobs: list[PositionLogprobs] = []
+        self.token_ids: list[int] = []
+        self.prompt = PromptEcho(())
+        self.finish: Finish | None = None
+
+    def add(self, event: Event) -> None:
+        match event:
+            case ContentDelta(text):
+                self.content.append(text)
+            case ReasoningDelta(text):
+                self.reasoning.append(text)
+            case ToolCallStart():
+                self.calls.append(event)
+                self.arguments.append([])
+            case ToolCallDelta(index, arguments):
+                self.arguments[index].append(arguments)
+            case LogprobsDelta(positions):
+                self.logprobs.extend(positions)
+            case TokensDelta(token_ids):
+                self.token_ids.extend(token_ids)
+            case PromptEcho():
+                self.prompt = event
+            case Finish():
+                self.finish = event
+            case ToolCallEnd():
+                pass
+
+    def message(self, reasoning_fields: tuple[str, ...]) -> dict[str, Any]:
+        text = "".join(self.content)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not self.calls else None,
+            "refusal": None,
+        }
+        if self.reasoning:
+            message |= dict.fromkeys(reasoning_fields, "".join(self.reasoning))
+        if self.calls:
+            pairs = zip(self.calls, self.arguments, strict=True)
+            message["tool_calls"] = [called(start, "".join(pieces)) for start, pieces in pairs]
+        return message
+
+
+class ChatFold:
+    """Folds the same events into one ``chat.completion``."""
+
+    def __init__(self, job: Job, rendering: Rendering) -> None:
+        self._job = job
+        self._rendering = rendering
+        self._choices = [_Choice() for _ in range(job.num_choices)]
+
+    def add(self, choice: int, events: list[Event]) -> None:
+        for event in events:
+            self._choices[choice].add(event)
+
+    def result(self) -> dict[str, Any]:
+        """Needs every choice to have finished."""
+        job = self._job
+        ends = {i: c.finish for i, c in enumerate(self._choices) if c.finish is not None}
+        answer = {
+            "id": job.id,
+            "object": "chat.completion",
+            "created": job.created,
+            "model": job.model,
+            **job.repeated,
+            "choices": [self._choice(index, ends[index]) for index in range(job.num_choices)],
+            "usage": usage_object({i: end.usage for i, end in ends.items()}, job.n),
+            **answer_metrics(list(ends.values()), job, self._rendering),
+        }
+        return answer | prompt_fields(self._choices[0].prompt, job, self._rendering)
+
+    def _choice(self, index: int, end: Finish) -> dict[str, Any]:
+        choice, rendering = self._choices[index], self._rendering
+        fields = rendering.reasoning_fields if self._job.include_reasoning else ()
+        out: dict[str, Any] = {
+            "index": index,
+            "message": choice.message(fields),
+            "logprobs": None,
+            **finish_fields(end, self._job, rendering),
+        }
+        if self._job.sampling.logprobs is not None:
+            content = logprobs.positions(choice.logprobs, rendering)
+            out["logprobs"] = {"content": content, "refusal": None}
+        if self._job.return_token_ids:
+            out["token_ids"] = choice.token_ids
+        return out

@@ -1,0 +1,37 @@
+"""POST /v1/completions: what a client may send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from server.apis.chat.request import ResponseFormat
+from server.apis.shared.models import Many
+from server.apis.shared.sampling_fields import UNSUPPORTED_VLLM, SamplingFields, TokenId
+
+MAX_PROMPTS = 1024
+
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
+Prompts = Field(min_length=1, max_length=MAX_PROMPTS)
+
+
+class CompletionRequest(SamplingFields):
+    """OpenAI's fields, and the extensions known from ``vllm serve``."""
+
+    model: str | None = None
+    prompt: Text | TokenIds | Annotated[Many[Text], Prompts] | Annotated[Many[TokenIds], Prompts]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0 goes with ``echo``: the prompt alone, for its log probabilities."""
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: int | None = None
+    response_format: ResponseFormat | None = None
+    add_special_tokens: bool | None = None
+
+    refused: ClassVar[Mapping[str, str]] = UNSUPPORTED_VLLM | {
+        "prompt_embeds": "this gateway takes text and token ids",
+        "suffix": "this model continues text, it does not fill in; put all in 'prompt'",
+    }

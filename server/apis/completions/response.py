@@ -1,0 +1,234 @@
+"""Completions: events to chunks, and the same events folded into one response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from engine.events import (
+    ContentDelta,
+    Event,
+    Finish,
+    LogprobsDelta,
+    PromptEcho,
+    TokensDelta,
+    UsageDelta,
+)
+from engine.types import PositionLogprobs
+from server.apis.chat.response import answer_metrics, finish_fields
+from server.apis.shared import logprobs
+from server.apis.shared.rendering import Rendering
+from server.apis.shared.usage import usage_object, usage_tail
+from server.errors import GatewayError, openai_body
+from server.generation.job import Job
+from server.http import sse
+
+PLAIN: Final = b',"logprobs":null,"finish_reason":null}]'
+"""The rest of a chunk after its text, when it carries nothing else."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one step adds to one choice."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: dict[str, list[Any]] | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    finish: Finish | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def join(self, later: Piece) -> None:
+        """Extend in place: a whole answer is joined step by step, in time linear in its length.
+
+        The lists of ``later`` may become this piece's own; it is not to be used afterwards.
+        """
+        self.texts += later.texts
+        self.finish = later.finish or self.finish
+        self.prompt_token_ids = self.prompt_token_ids or later.prompt_token_ids
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
+        self.add_token_ids(later.token_ids)
+        if self.logprobs is None:
+            self.logprobs = later.logprobs
+        elif later.logprobs is not None:
+            for name, values in later.logprobs.items():
+                self.logprobs[name] += values
+
+    def add_token_ids(self, token_ids: Iterable[int] | None) -> None:
+        if token_ids is not None:
+            self.token_ids = self.token_ids or []
+            self.token_ids += token_ids
+
+
+@dataclass(slots=True)
+class Writer:
+    """Events of one choice to pieces; knows how far the text of the tokens has come."""
+
+    job: Job
+    rendering: Rendering
+    prompt: str | None
+    """The text of the prompt, when it came as text."""
+    offset: int = field(default=0)
+
+    def piece(self, events: Iterable[Event]) -> Piece:
+        piece = Piece()
+        for event in events:
+            match event:
+                case ContentDelta(text):
+                    piece.texts.append(text)
+                case PromptEcho(token_ids, given):
+                    piece.join(self._prompt(token_ids, given))
+                case LogprobsDelta(positions):
+                    ids = [position.chosen.token_id for position in positions]
+                    piece.join(Piece(logprobs=self._logprobs(ids, positions)))
+                case TokensDelta(token_ids):
+                    piece.add_token_ids(token_ids)
+                case Finish():
+                    piece.finish = event
+        return piece
+
+    def _prompt(
+        self, token_ids: tuple[int, ...], given: Sequence[PositionLogprobs | None] | None
+    ) -> Piece:
+        piece = Piece()
+        if self.job.return_token_ids:
+            piece.prompt_token_ids = token_ids
+        if self.job.gives_prompt_logprobs:
+            piece.prompt_logprobs = logprobs.of_prompt(given, self.rendering)
+        if self.job.echo:
+            pieces = self.rendering.pieces
+            whole = b"".join(pieces[i] for i in token_ids).decode("utf-8", "replace")
+            piece.texts.append(whole if self.prompt is None else self.prompt)
+            if given is not None:
+                piece.logprobs = self._logprobs(token_ids, given)
+        return piece
+
+    def _logprobs(
+        self, token_ids: Sequence[int], given: Sequence[PositionLogprobs | None]
+    ) -> dict[str, list[Any]]:
+        out: dict[str, list[Any]] = {
+            "text_offset": [],
+            "token_logprobs": [],
+            "tokens": [],
+            "top_logprobs": [],
+        }
+        for token_id, position in zip(token_ids, given, strict=True):
+            text = self.rendering.token(token_id)
+            out["text_offset"].append(self.offset)
+            out["tokens"].append(text)
+            known = () if position is None else (position,)
+            out["token_logprobs"].append(next((logprobs.value(p.chosen) for p in known), None))
+            out["top_logprobs"].append(next((self._top(p) for p in known), None))
+            self.offset += len(text)
+        return out
+
+    def _top(self, position: PositionLogprobs) -> dict[str, float]:
+        listed = {self.rendering.token(t.token_id): logprobs.value(t) for t in position.top}
+        chosen = position.chosen
+        return listed | {self.rendering.token(chosen.token_id): logprobs.value(chosen)}
+
+
+def _writers(job: Job, rendering: Rendering) -> list[Writer]:
+    texts = [source if isinstance(source, str) else None for source in job.prompts]
+    if job.truncate_prompt is not None:
+        texts = [None] * len(texts)
+    return [Writer(job, rendering, texts[i // job.n]) for i in range(job.num_choices)]
+
+
+def _choice(index: int, piece: Piece, job: Job, rendering: Rendering) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "index": index,
+        "text": piece.text,
+        "logprobs": piece.logprobs,
+        "finish_reason": None,
+    }
+    if piece.finish is not None:
+        out |= finish_fields(piece.finish, job, rendering)
+    if piece.token_ids is not None:
+        out["token_ids"] = piece.token_ids
+    if piece.prompt_token_ids is not None:
+        out["prompt_token_ids"] = piece.prompt_token_ids
+    if piece.prompt_logprobs is not None:
+        out["prompt_logprobs"] = piece.prompt_logprobs
+    return out
+
+
+def _head(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "object": "text_completion",
+        "created": job.created,
+        "model": job.model,
+    }
+
+
+class CompletionStream:
+    """Encodes events as ``text_completion`` frames."""
+
+    def __init__(self, job: Job, rendering: Rendering) -> None:
+        self._job = job
+        self._rendering = rendering
+        self._writers = _writers(job, rendering)
+        self._head = b"data: " + orjson.dumps(_head(job))[:-1]
+        self._tail = b',"usage":null}\n\n' if job.include_usage else b"}\n\n"
+        self._plain = PLAIN + self._tail
+        self._heads = [
+            self._head + b',"choices":[{"index":%d,"text":' % index
+            for index in range(job.num_choices)
+        ]
+        self._ends: dict[int, Finish] = {}
+
+    def encode(self, choice: int, events: list[Event]) -> bytes:
+        if isinstance(events[0], UsageDelta):
+            self._tail = usage_tail(events[0])
+            self._plain = PLAIN + self._tail
+            events = events[1:]
+        if len(events) == 1 and isinstance(events[0], ContentDelta):
+            return self._heads[choice] + orjson.dumps(events[0].text) + self._plain
+        piece = self._writers[choice].piece(events)
+        if piece.finish is not None:
+            self._ends[choice] = piece.finish
+        body = orjson.dumps([_choice(choice, piece, self._job, self._rendering)])
+        return self._head + b',"choices":' + body + self._tail
+
+    def close(self) -> bytes:
+        metrics = answer_metrics(list(self._ends.values()), self._job, self._rendering)
+        if not (self._job.include_usage or metrics):
+            return sse.DONE
+        last: dict[str, Any] = {"choices": [], **metrics}
+        if self._job.include_usage:
+            last["usage"] = usage_object({i: e.usage for i, e in self._ends.items()}, self._job.n)
+        return self._head + b"," + orjson.dumps(last)[1:] + b"\n\n" + sse.DONE
+
+    def fail(self, error: GatewayError) -> bytes:
+        return sse.frame(openai_body(error)) + sse.DONE
+
+
+class CompletionFold:
+    """Folds the same events into one ``text_completion``."""
+
+    def __init__(self, job: Job, rendering: Rendering) -> None:
+        self._job = job
+        self._rendering = rendering
+        self._writers = _writers(job, rendering)
+        self._pieces = [Piece() for _ in self._writers]
+
+    def add(self, choice: int, events: list[Event]) -> None:
+        self._pieces[choice].join(self._writers[choice].piece(events))
+
+    def result(self) -> dict[str, Any]:
+        """Needs every choice to have finished."""
+        job, rendering = self._job, self._rendering
+        ends = {i: p.finish for i, p in enumerate(self._pieces) if p.finish is not None}
+        return _head(job) | {
+            "choices": [_choice(i, p, job, rendering) for i, p in enumerate(self._pieces)],
+            "usage": usage_object({i: end.usage for i, end in ends.items()}, job.n),
+            **answer_metrics(list(ends.values()), job, rendering),
+        }

@@ -1,0 +1,45 @@
+"""POST /v1/completions"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.access.budget import charge
+from server.apis.completions.request import CompletionRequest
+from server.apis.completions.response import CompletionFold, CompletionStream
+from server.apis.completions.to_job import completion_job
+from server.apis.shared.answering import WORKLOAD_HEADER, Wire, answer
+from server.apis.shared.gateway import Gateway
+from server.apis.shared.openapi import accepts
+from server.apis.shared.parse import parse
+from server.errors import openai_body
+from server.http.body import read_body
+
+COMPLETIONS = Wire(CompletionStream, CompletionFold, openai_body)
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/completions", openapi_extra=accepts(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        arrived = time.perf_counter()
+        body = await read_body(request, gateway.max_body_bytes)
+        return await respond(body, request.headers, gateway, arrived)
+
+    return routes
+
+
+async def respond(
+    body: bytes, headers: Mapping[str, str], gateway: Gateway, arrived: float
+) -> Response:
+    path = gateway.require()
+    named = headers.get(WORKLOAD_HEADER)
+    job = await charge.get().parsed(
+        lambda: completion_job(parse(body, CompletionRequest), path.served, named)
+    )
+    return answer(job, path, gateway, COMPLETIONS, arrived)

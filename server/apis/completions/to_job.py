@@ -1,0 +1,126 @@
+"""POST /v1/completions: request to Job."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+
+from server.apis.completions.request import MAX_PROMPTS, CompletionRequest
+from server.apis.shared import sampling as fields
+from server.apis.shared.constraints import constraint
+from server.apis.shared.served import Served, depth, model_of
+from server.errors import InvalidRequest
+from server.generation import slices as slicing
+from server.generation.job import Job, PromptSource
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's; a completion without a limit would run to the end of the context."""
+
+
+def completion_job(request: CompletionRequest, served: Served, workload: str | None = None) -> Job:
+    """Raises InvalidRequest or NotFound; nothing has been started by then."""
+    model = model_of(request.model, served)
+    prompts = _prompts(request, served.vocab_size)
+    n = request.n or 1
+    _check_best_of(request.best_of, n)
+    if len(prompts) * n > MAX_PROMPTS:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with 'n' of {n} make more than {MAX_PROMPTS} choices.",
+            param="prompt",
+        )
+    wanted = constraint(request, request.response_format)
+    return Job(
+        id=f"cmpl-{uuid.uuid4().hex}",
+        api="completions",
+        model=model,
+        created=int(time.time()),
+        sampling=fields.sampling(
+            request,
+            served,
+            max_tokens=_max_tokens(request),
+            logprobs=request.logprobs,
+            prompt_logprobs=fields.prompt_logprobs(
+                request, request.logprobs if request.echo else None
+            ),
+        ),
+        prompts=prompts,
+        n=n,
+        stop=fields.stops(request.stop),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        stream=bool(request.stream),
+        include_usage=fields.include_usage(request),
+        continuous_usage=fields.continuous_usage(request),
+        parses=False,
+        echo=bool(request.echo),
+        token_names=fields.token_names(request),
+        echo_only=request.max_tokens == 0,
+        add_special_tokens=request.add_special_tokens is not False,
+        spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
+        return_token_ids=bool(request.return_token_ids),
+        tells_prompt=bool(
+            request.echo or request.return_token_ids or request.prompt_logprobs is not None
+        ),
+        gives_prompt_logprobs=request.prompt_logprobs is not None,
+        truncate_prompt=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side or "left",
+        constraint=wanted,
+        depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
+        priority=request.priority or 0,
+        cache_salt=request.cache_salt,
+        affinity=request.session_id or request.user,
+        workload=slicing.workload(
+            workload,
+            served.workloads,
+            tools=False,
+            structured=wanted is not None,
+            reasoning=False,
+        ),
+    )
+
+
+def _max_tokens(request: CompletionRequest) -> int:
+    """An engine makes one token at least; ``Job.echo_only`` has it dropped."""
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest(
+            "'max_tokens' of 0 leaves nothing to answer; it goes with 'echo', for the prompt and "
+            "its log probabilities.",
+            param="max_tokens",
+        )
+    return DEFAULT_MAX_TOKENS if request.max_tokens is None else max(1, request.max_tokens)
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int | None, param: str) -> None:
+    for token_id in token_ids:
+        if vocab_size is not None and token_id >= vocab_size:
+            raise InvalidRequest(
+                f"'{param}' holds token id {token_id}; this model's ids are below {vocab_size}.",
+                param=param,
+            )
+
+
+def _prompts(request: CompletionRequest, vocab_size: int | None) -> tuple[PromptSource, ...]:
+    given = request.prompt
+    if isinstance(given, str):
+        return (given,)
+    sources: list[PromptSource] = []
+    for item in given:
+        if isinstance(item, int):
+            check_token_ids([i for i in given if isinstance(i, int)], vocab_size, "prompt")
+            return (tuple(i for i in given if isinstance(i, int)),)
+        if isinstance(item, str):
+            sources.append(item)
+        else:
+            check_token_ids(item, vocab_size, "prompt")
+            sources.append(tuple(item))
+    return tuple(sources)
+
+
+def _check_best_of(best_of: int | None, n: int) -> None:
+    if best_of is not None and best_of != n:
+        raise InvalidRequest(
+            f"'best_of' is not supported; give 'n' alone. Given best_of {best_of} and n {n}.",
+            param="best_of",
+            code="unsupported_parameter",
+        )

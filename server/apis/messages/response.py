@@ -1,0 +1,203 @@
+"""Anthropic messages: events to named frames, and the same events folded into one message."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from engine.events import (
+    ContentDelta,
+    Event,
+    Finish,
+    PromptEcho,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
+from server.apis.shared.rendering import Rendering
+from server.errors import GatewayError, anthropic_body
+from server.generation.job import Job
+from server.http import sse
+from server.parsing.tools import parse_object
+
+STOP_REASONS: Final = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "abort": "end_turn",
+}
+TEXT: Final[dict[str, Any]] = {"type": "text", "text": ""}
+"""Without ``citations``: the AI SDK takes a list or nothing, not null."""
+THINKING: Final[dict[str, Any]] = {"type": "thinking", "thinking": "", "signature": ""}
+
+
+def _message(job: Job, input_tokens: int) -> dict[str, Any]:
+    """A message before its first block."""
+    return {
+        "id": job.id,
+        "type": "message",
+        "role": "assistant",
+        "model": job.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": input_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        },
+    }
+
+
+def _usage(finish: Finish) -> dict[str, Any]:
+    """Anthropic counts cached tokens apart from the input."""
+    usage = finish.usage
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+    }
+
+
+def _end(finish: Finish) -> dict[str, Any]:
+    if isinstance(finish.stop, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
+    return {"stop_reason": STOP_REASONS[finish.reason], "stop_sequence": None}
+
+
+def _tool_use(start: ToolCallStart) -> dict[str, Any]:
+    return {"type": "tool_use", "id": start.id, "name": start.name, "input": {}}
+
+
+class MessageStream:
+    """Encodes events as Anthropic's named frames; blocks open and close as the events change."""
+
+    def __init__(self, job: Job, rendering: Rendering) -> None:
+        self._job = job
+        self._rendering = rendering
+        self._index = -1
+        self._open: type[Event] | None = None
+        self._delta = b""
+        self._begun = False
+
+    def encode(self, choice: int, events: list[Event]) -> bytes:  # noqa: ARG002
+        return b"".join([self._encode(event) for event in events])
+
+    def close(self) -> bytes:
+        return b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+    def fail(self, error: GatewayError) -> bytes:
+        """Anthropic's error event ends a stream."""
+        return sse.named_frame("error", anthropic_body(error))
+
+    def _encode(self, event: Event) -> bytes:
+        match event:
+            case ContentDelta(text):
+                opened = b"" if self._open is ContentDelta else self._start(ContentDelta, TEXT)
+                return opened + self._delta + orjson.dumps(text) + b"}}\n\n"
+            case ReasoningDelta(text):
+                opened = b"" if self._open is ReasoningDelta else self._start(type(event), THINKING)
+                return opened + self._delta + orjson.dumps(text) + b"}}\n\n"
+            case ToolCallDelta(_, arguments):
+                return self._delta + orjson.dumps(arguments) + b"}}\n\n"
+            case ToolCallStart():
+                return self._start(ToolCallDelta, _tool_use(event))
+            case PromptEcho(token_ids, _):
+                message = _message(self._job, len(token_ids))
+                start = {"type": "message_start", "message": message}
+                return sse.named_frame("message_start", start)
+            case Finish():
+                return self._stop() + self._finish(event)
+            case _:
+                return b""
+
+    def _start(self, kind: type[Event], block: dict[str, Any]) -> bytes:
+        closed = self._stop()
+        self._index += 1
+        self._open = kind
+        self._delta = _delta_prefix(kind, self._index)
+        start = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return closed + sse.named_frame("content_block_start", start)
+
+    def _stop(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        stop = {"type": "content_block_stop", "index": self._index}
+        return sse.named_frame("content_block_stop", stop)
+
+    def _finish(self, finish: Finish) -> bytes:
+        delta = {"type": "message_delta", "delta": _end(finish), "usage": _usage(finish)}
+        if (metrics := self._rendering.metrics(self._job, finish)) is not None:
+            delta["metrics"] = metrics
+        return sse.named_frame("message_delta", delta)
+
+
+def _delta_prefix(kind: type[Event], index: int) -> bytes:
+    """A content_block_delta frame up to its text."""
+    names = {
+        ContentDelta: ("text_delta", "text"),
+        ReasoningDelta: ("thinking_delta", "thinking"),
+        ToolCallDelta: ("input_json_delta", "partial_json"),
+    }
+    name, member = names[kind]
+    return (
+        b"event: content_block_delta\n"
+        b'data: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":'
+        % (index, name.encode(), member.encode())
+    )
+
+
+class MessageFold:
+    """Folds the same events into one message."""
+
+    def __init__(self, job: Job, rendering: Rendering) -> None:
+        self._job = job
+        self._rendering = rendering
+        self._blocks: list[tuple[dict[str, Any], list[str]]] = []
+        self._finish: Finish | None = None
+
+    def add(self, choice: int, events: list[Event]) -> None:  # noqa: ARG002
+        for event in events:
+            self._add(event)
+
+    def _add(self, event: Event) -> None:
+        match event:
+            case ContentDelta(text):
+                self._text(TEXT, text)
+            case ReasoningDelta(text):
+                self._text(THINKING, text)
+            case ToolCallStart():
+                self._blocks.append((_tool_use(event), []))
+            case ToolCallDelta(_, arguments):
+                self._blocks[-1][1].append(arguments)
+            case Finish():
+                self._finish = event
+            case _:
+                pass
+
+    def _text(self, block: dict[str, Any], text: str) -> None:
+        if not self._blocks or self._blocks[-1][0]["type"] != block["type"]:
+            self._blocks.append((dict(block), []))
+        self._blocks[-1][1].append(text)
+
+    def result(self) -> dict[str, Any]:
+        """Needs the answer to have finished."""
+        finish = self._finish
+        assert finish is not None
+        content = [_filled(block, "".join(parts)) for block, parts in self._blocks]
+        message = _message(self._job, 0) | {"content": content, "usage": _usage(finish)}
+        if (metrics := self._rendering.metrics(self._job, finish)) is not None:
+            message["metrics"] = metrics
+        return message | _end(finish)
+
+
+def _filled(block: dict[str, Any], text: str) -> dict[str, Any]:
+    """Arguments that are no JSON object are handed over as written, under a name of their own."""
+    if block["type"] != "tool_use":
+        return block | {block["type"]: text}
+    arguments = parse_object(text)
+    return block | {"input": {"raw_arguments": text} if arguments is None else arguments}

@@ -1,0 +1,54 @@
+"""POST /v1/messages and /v1/messages/count_tokens"""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.access.budget import charge
+from server.apis.messages.request import CountTokensRequest, MessagesRequest
+from server.apis.messages.response import MessageFold, MessageStream
+from server.apis.messages.to_job import counted as counted_conversation
+from server.apis.messages.to_job import messages_job
+from server.apis.operations.counting import counted
+from server.apis.shared.answering import WORKLOAD_HEADER, Wire, answer
+from server.apis.shared.gateway import Gateway
+from server.apis.shared.openapi import accepts
+from server.apis.shared.parse import parse
+from server.errors import anthropic_body
+from server.generation.prompt import render
+from server.http.body import read_body
+
+MESSAGES = Wire(MessageStream, MessageFold, anthropic_body)
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/messages", openapi_extra=accepts(MessagesRequest))
+    async def messages(request: Request) -> Response:
+        arrived = time.perf_counter()
+        body = await read_body(request, gateway.max_body_bytes)
+        path = gateway.require()
+        named = request.headers.get(WORKLOAD_HEADER)
+        job = await charge.get().parsed(
+            lambda: messages_job(parse(body, MessagesRequest), path.served, named)
+        )
+        return answer(job, path, gateway, MESSAGES, arrived)
+
+    @routes.post("/v1/messages/count_tokens", openapi_extra=accepts(CountTokensRequest))
+    async def count_tokens(request: Request) -> dict[str, int]:
+        arrived = time.perf_counter()
+        body = await read_body(request, gateway.max_body_bytes)
+        path = gateway.require()
+        talk = await charge.get().parsed(
+            lambda: counted_conversation(parse(body, CountTokensRequest), path.served)
+        )
+        tokens = await counted(
+            path, "messages", arrived, lambda limits: render(talk, path.renderer, limits)
+        )
+        return {"input_tokens": len(tokens)}
+
+    return routes

@@ -1,0 +1,156 @@
+"""POST /v1/messages: Anthropic's request to a Job."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from engine.types import Sampling
+from server.apis.chat.to_job import template_of
+from server.apis.messages.request import CountTokensRequest, MessagesRequest, MessageTool
+from server.apis.shared import sampling as fields
+from server.apis.shared import tools
+from server.apis.shared.blocks import system_message, template_messages
+from server.apis.shared.constraints import json_schema
+from server.apis.shared.reasoning import effort_kwargs, thinking_kwargs
+from server.apis.shared.served import Served, depth, model_of
+from server.apis.shared.template import own_template, template_kwargs
+from server.errors import InvalidRequest
+from server.generation import slices as slicing
+from server.generation.job import Job, ToolPolicy
+from server.generation.prompt import Conversation
+
+MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+SHAPE = "output_config.format.schema"
+FUNCTION_TYPES = (None, "custom", "function")
+
+
+def messages_job(request: MessagesRequest, served: Served, workload: str | None = None) -> Job:
+    """Raises InvalidRequest or NotFound; nothing has been started by then."""
+    model = model_of(request.model, served)
+    policy = _policy(request, served)
+    talk = conversation(request, policy, served)
+    shape = request.output_config.format if request.output_config else None
+    wanted = json_schema(shape.schema_, SHAPE, strict=True) if shape else None
+    thinks = request.thinking is not None and request.thinking.type != "disabled"
+    return Job(
+        id=f"msg_{uuid.uuid4().hex[:24]}",
+        api="messages",
+        model=model,
+        created=int(time.time()),
+        sampling=_sampling(request, served),
+        prompts=(talk,),
+        stop=fields.stops(request.stop_sequences, "stop_sequences"),
+        stream=bool(request.stream),
+        tells_prompt=True,
+        spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
+        tool_policy=policy,
+        constraint=wanted,
+        depth=depth(request.num_speculative_tokens, None, served),
+        cache_salt=request.cache_salt,
+        affinity=_affinity(request),
+        workload=slicing.workload(
+            workload,
+            served.workloads,
+            tools=policy.choice != "none",
+            structured=wanted is not None,
+            reasoning=thinks,
+        ),
+        template=template_of(talk),
+    )
+
+
+def _affinity(request: MessagesRequest) -> str | None:
+    """Clients that keep sessions name them in ``metadata.user_id``."""
+    named = (request.metadata or {}).get("user_id")
+    return named if isinstance(named, str) and named else None
+
+
+def counted(request: CountTokensRequest, served: Served) -> Conversation:
+    """The conversation whose tokens are to be counted."""
+    model_of(request.model, served)
+    return conversation(request, _policy(request, served), served)
+
+
+def conversation(request: CountTokensRequest, policy: ToolPolicy, served: Served) -> Conversation:
+    """A last message of the assistant is the beginning of the answer."""
+    continued = request.messages[-1].role == "assistant"
+    asked = request.chat_template_kwargs
+    return Conversation(
+        messages=(
+            *system_message(request),
+            *template_messages(request, served.replaces_media),
+        ),
+        tools=policy.tools if policy.choice != "none" else (),
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        template_kwargs=template_kwargs(served, asked, **_thinking(request)),
+        template=own_template(served, asked),
+    )
+
+
+def _sampling(request: MessagesRequest, served: Served) -> Sampling:
+    defaults = served.sampling
+
+    def given(name: str, neutral: float) -> Any:
+        value = getattr(request, name, None)
+        return defaults.get(name, neutral) if value is None else value
+
+    return Sampling(
+        max_tokens=request.max_tokens,
+        thinking_token_budget=_budget(request, served),
+        temperature=given("temperature", 1.0),
+        top_p=given("top_p", 1.0),
+        top_k=max(0, int(given("top_k", 0))),
+        min_p=given("min_p", 0.0),
+        repetition_penalty=given("repetition_penalty", 1.0),
+    )
+
+
+def _budget(request: MessagesRequest, served: Served) -> int | None:
+    """Every client of Anthropic's sends one, so where the engine can keep none it is a wish."""
+    enabled = request.thinking is not None and request.thinking.type == "enabled"
+    keeps = served.thinking_budget is True
+    return request.thinking.budget_tokens if request.thinking and enabled and keeps else None
+
+
+def _thinking(request: CountTokensRequest) -> dict[str, Any]:
+    """What templates call it. Without ``thinking`` the model's own default holds."""
+    kwargs = effort_kwargs(request.output_config.effort if request.output_config else None)
+    if request.thinking is not None:
+        kwargs |= thinking_kwargs(request.thinking.type != "disabled")
+    return kwargs
+
+
+def _policy(request: CountTokensRequest, served: Served) -> ToolPolicy:
+    asked = request.tool_choice
+    offered = [_function(tool) for tool in _own_tools(request)]
+    if asked is None:
+        return tools.policy(offered, None, None, served)
+    if (asked.type == "tool") != (asked.name is not None):
+        raise InvalidRequest("'tool_choice.name' goes with type 'tool'.", param="tool_choice")
+    names = () if asked.name is None else (asked.name,)
+    choice = tools.Choice(MODES[asked.type], names, single=asked.type == "tool")
+    return tools.policy(offered, choice, not asked.disable_parallel_tool_use, served)
+
+
+def _own_tools(request: CountTokensRequest) -> Iterator[MessageTool]:
+    """Those the client runs itself."""
+    for tool in request.tools or ():
+        if tool.type in FUNCTION_TYPES:
+            yield tool
+        else:
+            tools.ignore_hosted(str(tool.type))
+
+
+def _function(tool: MessageTool) -> dict[str, Any]:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    known = {key: value for key, value in function.items() if value is not None}
+    return {"type": "function", "function": known}

@@ -1,0 +1,112 @@
+"""What an operator may see and do: /admin/speculation, /admin/reload, /admin/status"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from engine.base import AppliedDepth
+from engine.speculation.policy import SpeculationRules
+from server.apis.operations.admin_request import SpeculationModel
+from server.apis.shared.gateway import Controls, Gateway
+from server.apis.shared.openapi import accepts
+from server.apis.shared.parse import parse
+from server.errors import InvalidRequest, Unavailable
+from server.generation.generate import Path
+from server.http.body import read_body
+from server.settings import ConfigError
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter(prefix="/admin")
+
+    @routes.get("/status")
+    async def status() -> dict[str, Any]:
+        """What is under way, and what is allowed."""
+        admission = gateway.require().admission
+        rate = admission.rate.per_s
+        return {
+            "state": gateway.state,
+            "running_sequences": admission.running,
+            "queued_requests": admission.queued,
+            "queued_prompt_tokens": admission.queued_tokens,
+            "requests_inside": admission.num_inside,
+            "by_key": admission.by_key(),
+            "served_per_s": None if rate is None else round(rate, 3),
+            "tasks": len(asyncio.all_tasks()),
+            "bounds": asdict(admission.bounds),
+            "keys": [key.name for key in gateway.keys.keys],
+            "workers": [asdict(worker) for worker in gateway.workers()],
+            "engine_losses": [asdict(loss) for loss in gateway.losses()],
+        }
+
+    @routes.get("/speculation")
+    async def speculation() -> dict[str, Any]:
+        return asdict(gateway.require().policy.rules)
+
+    @routes.put("/speculation", openapi_extra=accepts(SpeculationModel))
+    async def set_speculation(request: Request) -> dict[str, Any]:
+        path = gateway.require()
+        given = parse(await read_body(request, gateway.max_body_bytes), SpeculationModel)
+        rules = given.rules()
+        _check(rules, given.bound, path, gateway)
+        out: dict[str, Any] = {}
+        if given.bound is not None:
+            done = await _bound(gateway, given.bound)
+            out |= {"bound": done.bound, "bound_pending": done.pending}
+        path.policy.rules = rules
+        return asdict(rules) | out
+
+    @routes.post("/reload")
+    async def reload() -> dict[str, Any]:
+        """Read keys and limits again; nothing changes when they are wrong."""
+        try:
+            return await _controls(gateway).reload()
+        except ConfigError as error:
+            raise InvalidRequest(f"Nothing was loaded: {error}", code="bad_settings") from None
+
+    return routes
+
+
+async def _bound(gateway: Gateway, depth: int) -> AppliedDepth:
+    try:
+        return await _controls(gateway).bound_depth(depth)
+    except ValueError as error:
+        raise InvalidRequest(f"'bound' cannot be set: {error}", param="bound") from None
+
+
+def _controls(gateway: Gateway) -> Controls:
+    if gateway.controls is None:
+        raise Unavailable("This gateway runs without controls.")
+    return gateway.controls
+
+
+def _check(rules: SpeculationRules, bound: int | None, path: Path, gateway: Gateway) -> None:
+    """Raises InvalidRequest for names and depths that would have no effect."""
+    known = path.served.workloads
+    _known("workload_flags", rules.workload_flags, known)
+    _known("workload_depths", rules.workload_depths, known)
+    if gateway.keys:
+        _known("key_depths", rules.key_depths, [key.name for key in gateway.keys.keys])
+    depths = {"depth": rules.depth, "bound": bound}
+    depths |= {f"workload_depths.{name}": depth for name, depth in rules.workload_depths.items()}
+    depths |= {f"key_depths.{name}": depth for name, depth in rules.key_depths.items()}
+    for name, depth in depths.items():
+        if depth is not None and depth > path.served.depth:
+            raise InvalidRequest(
+                f"'{name}' must be at most {path.served.depth}, the engine's depth; given {depth}.",
+                param=name,
+            )
+
+
+def _known(param: str, given: Collection[str], known: Collection[str]) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise InvalidRequest(
+            f"'{param}' names {', '.join(unknown)}; there are: {', '.join(sorted(known))}.",
+            param=param,
+        )

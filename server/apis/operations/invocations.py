@@ -1,0 +1,46 @@
+"""POST /invocations: one path for both completions APIs, as SageMaker and vLLM have it."""
+
+from __future__ import annotations
+
+import time
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.access.budget import charge
+from server.apis.chat import route as chat
+from server.apis.completions import route as completions
+from server.apis.shared.gateway import Gateway
+from server.errors import InvalidRequest
+from server.http.body import read_body
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/invocations")
+    async def invocations(request: Request) -> Response:
+        """Chat completions where the body has ``messages``, completions where it has ``prompt``."""
+        arrived = time.perf_counter()
+        body = await read_body(request, gateway.max_body_bytes)
+        fields = await charge.get().parsed(lambda: _fields(body))
+        if "messages" in fields:
+            return await chat.respond(body, request.headers, gateway, arrived)
+        if "prompt" in fields:
+            return await completions.respond(body, request.headers, gateway, arrived)
+        raise InvalidRequest(
+            "The body needs 'messages', to be answered as chat completions are, or 'prompt', to be "
+            "answered as completions are; it has neither."
+        )
+
+    return routes
+
+
+def _fields(body: bytes) -> frozenset[str]:
+    """The names in the body; how it is read in earnest is the API's to say."""
+    try:
+        given = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error.msg}.") from None
+    return frozenset(given) if isinstance(given, dict) else frozenset()

@@ -1,0 +1,103 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.rendering.limits import RenderLimits
+from server.access.budget import charge
+from server.apis.chat.to_job import offered_tools
+from server.apis.completions.to_job import check_token_ids
+from server.apis.operations.counting import admitted, counted
+from server.apis.operations.tokens_request import DetokenizeRequest, TokenizeRequest
+from server.apis.shared.gateway import Gateway
+from server.apis.shared.openapi import accepts
+from server.apis.shared.parse import parse
+from server.apis.shared.served import check_model
+from server.apis.shared.template import own_template, template_kwargs
+from server.apis.shared.template_messages import template_messages
+from server.errors import InvalidRequest
+from server.generation.generate import Path
+from server.generation.prompt import Conversation, encode, render
+from server.http.body import read_body
+from server.http.json_response import json_response
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/tokenize", openapi_extra=accepts(TokenizeRequest), response_model=None)
+    async def tokenize(request: Request) -> Response:
+        arrived = time.perf_counter()
+        body = await read_body(request, gateway.max_body_bytes)
+        path = gateway.require()
+        asked = await charge.get().parsed(lambda: parse(body, TokenizeRequest))
+        check_model(asked.model or gateway.models[0], path.served)
+        api = "chat" if asked.prompt is None else "completions"
+        tokens = await counted(path, api, arrived, lambda limits: _tokens(asked, path, limits))
+        return json_response(await asyncio.to_thread(_answer, asked, tokens, path))
+
+    @routes.post("/detokenize", openapi_extra=accepts(DetokenizeRequest), response_model=None)
+    async def detokenize(request: Request) -> Response:
+        arrived = time.perf_counter()
+        body = await read_body(request, gateway.max_body_bytes)
+        path = gateway.require()
+        asked = await charge.get().parsed(lambda: parse(body, DetokenizeRequest))
+        check_model(asked.model or gateway.models[0], path.served)
+        check_token_ids(asked.tokens, path.served.vocab_size, "tokens")
+        async with admitted(path, arrived):
+            text = await asyncio.to_thread(path.renderer.decode, asked.tokens)
+        return json_response({"prompt": text})
+
+    if gateway.tokenizer_info:
+
+        @routes.get("/tokenizer_info", response_model=None)
+        async def tokenizer_info() -> Response:
+            """What a client needs to write this model's prompts itself, chat template included."""
+            return json_response(gateway.require().renderer.tokenizer_info())
+
+    return routes
+
+
+def _answer(asked: TokenizeRequest, tokens: list[int], path: Path) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "count": len(tokens),
+        "max_model_len": path.info.max_model_len,
+        "tokens": tokens,
+    }
+    if asked.return_token_strs:
+        pieces = path.parsers.vocabulary.pieces
+        out["token_strs"] = [pieces[token].decode("utf-8", "replace") for token in tokens]
+    return out
+
+
+async def _tokens(asked: TokenizeRequest, path: Path, limits: RenderLimits) -> list[int]:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
+    if asked.prompt is not None:
+        special = asked.add_special_tokens is not False
+        return await encode(asked.prompt, path.renderer, special, limits)
+    if asked.add_special_tokens:
+        raise InvalidRequest(
+            "'add_special_tokens' goes with 'prompt': the chat template writes them itself.",
+            param="add_special_tokens",
+        )
+    return await render(_conversation(asked, path), path.renderer, limits)
+
+
+def _conversation(asked: TokenizeRequest, path: Path) -> Conversation:
+    continued = bool(asked.continue_final_message)
+    prompt = asked.add_generation_prompt
+    return Conversation(
+        messages=tuple(template_messages(asked.messages or (), path.served.replaces_media)),
+        tools=tuple(offered_tools(asked.tools or ())[0]),
+        add_generation_prompt=not continued if prompt is None else prompt,
+        continue_final_message=continued,
+        template_kwargs=template_kwargs(path.served, asked.chat_template_kwargs),
+        template=own_template(path.served, asked.chat_template_kwargs, asked.chat_template),
+    )

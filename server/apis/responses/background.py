@@ -1,0 +1,246 @@
+"""Responses that run without anybody listening, and the log of what they said."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import orjson
+
+from engine.errors import EngineError
+from server.apis.responses.frame_log import FrameLog, Whole
+from server.apis.responses.response import ResponseStream
+from server.apis.responses.response_items import Said, Thinking
+from server.apis.shared.rendering import Rendering
+from server.errors import GatewayError, InvalidRequest, StoreFailed
+from server.generation.job import Job
+from server.http import sse
+from server.http.response import Batches, as_gateway_error
+from server.store import ResponseStore
+
+logger = logging.getLogger(__name__)
+
+KEPT_RUNS = 256
+KEPT_BYTES = 64 << 20
+"""Finished runs whose events can still be streamed, and bytes of all their events; their responses
+are in the store."""
+HOLD_S = 60.0
+"""How long a response counts as running after its gateway last said so."""
+
+Keep = Callable[[], Awaitable[None]]
+"""Writes the response as it is now to the store."""
+
+VARYING = frozenset(
+    ("status", "output", "usage", "completed_at", "error", "incomplete_details", "store", "metrics")
+)
+"""Members of a response that its beginning and its end differ in."""
+OPENING = frozenset(("response.created", "response.queued", "response.in_progress"))
+
+
+class LoggedStream(ResponseStream):
+    """Its frames go to a log; those with the whole response are made when somebody reads them."""
+
+    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
+        super().__init__(job, rendering, thinking)
+        self.log = FrameLog()
+
+    def _frame(self, said: Said) -> bytes:
+        if "response" not in said:
+            self.log.append(super()._frame(said))
+            return b""
+        then = {key: value for key, value in said["response"].items() if key in VARYING}
+        changed = then if said["type"] in OPENING else None
+        self.log.append(Whole(self._number, said["type"], changed))
+        self._number += 1
+        return b""
+
+
+class Run:
+    """One response being made. Its log grows; whoever follows waits on ``_grown``."""
+
+    def __init__(self, id: str, owner: str, stream: LoggedStream, keep: Keep) -> None:
+        self.id = id
+        self.owner = owner
+        self.log = stream.log
+        self.task: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._stream: LoggedStream | None = stream
+        self._keep: Keep | None = keep
+        self._unkept: bytes | None = None
+        """The response, when the store did not take it."""
+        self._grown = asyncio.Condition()
+        self._visible = 0
+        self._num_followers = 0
+        self._is_cancelled = False
+
+    @property
+    def ended(self) -> bool:
+        return self.task is not None and self.task.done()
+
+    @property
+    def response(self) -> dict[str, Any] | None:
+        """As it is now; None when it has ended and the store has it."""
+        if self._stream is not None:
+            return self._stream.building.response()
+        return None if self._unkept is None else orjson.loads(self._unkept)
+
+    def start(self, source: Batches) -> None:
+        assert self._stream is not None
+        self._stream.opening()
+        self._visible = self.log.end
+        self._work = asyncio.create_task(self._generate(source, self._stream))
+        self.task = asyncio.create_task(self._run(source, self._work, self._stream))
+
+    async def cancel(self) -> None:
+        """Stop it, unless it has ended; return when its end is stored."""
+        if self.task is None:
+            return
+        if (
+            self._work is not None and not self._is_cancelled
+        ):  # once: a second one would cut short what the first began
+            self._is_cancelled = True
+            self._work.cancel()
+        await asyncio.wait({self.task})
+
+    def check(self, after: int) -> None:
+        """Raises InvalidRequest when events after ``after`` are gone."""
+        if after + 1 < self.log.begin:
+            raise InvalidRequest(
+                f"The events of '{self.id}' before number {self.log.begin} are not kept any more; "
+                "this response has too many.",
+                param="starting_after",
+            )
+
+    async def follow(
+        self, after: int, stored: Callable[[], Awaitable[dict[str, Any] | None]]
+    ) -> AsyncGenerator[bytes, None]:
+        """The frames whose sequence number is above ``after``, as they come.
+
+        ``stored`` reads the response from the store.
+        """
+        self._num_followers += 1
+        try:
+            at = after + 1
+            while await self._has(at):
+                frame = self.log.read(at)
+                if isinstance(frame, Whole):
+                    response = self.response or await stored()
+                    if response is None:
+                        return
+                    frame = _made(frame, response)
+                yield frame
+                at += 1
+        finally:
+            self._num_followers -= 1
+            self._release()
+
+    async def _has(self, at: int) -> bool:
+        """Wait for frame ``at``; False when there will be none."""
+        async with self._grown:
+            await self._grown.wait_for(lambda: self._visible > at or self._keep is None)
+        return self._visible > at
+
+    async def _generate(self, source: Batches, stream: LoggedStream) -> None:
+        async for choice, events in source:
+            stream.frames(choice, events)
+            await self._show()
+
+    async def _run(self, source: Batches, work: asyncio.Task[None], stream: LoggedStream) -> None:
+        """See it through to the store, whatever becomes of the work."""
+        await asyncio.wait({work})
+        await source.aclose()
+        if (error := _error(work)) is not None:
+            stream.failing(error)
+        elif work.cancelled():
+            stream.building.cancel()
+        assert self._keep is not None
+        try:
+            await self._keep()
+        except Exception:
+            logger.exception("a background response could not be stored")
+            stream.building.kept = False
+        if error is None:
+            stream.close()
+        if not stream.building.kept:
+            self._unkept = orjson.dumps(stream.building.response())
+        self.log.compress()
+        self._keep = self._work = None
+        await self._show()
+        self._release()
+
+    async def _show(self) -> None:
+        async with self._grown:
+            self._visible = self.log.end
+            self._grown.notify_all()
+
+    def _release(self) -> None:
+        """Let go of the request and its answer, which are in the store, once nobody reads them."""
+        if self._keep is None and not self._num_followers:
+            self._stream = None
+
+
+def _error(work: asyncio.Task[None]) -> GatewayError | None:
+    error = None if work.cancelled() else work.exception()
+    if error is None:
+        return None
+    if isinstance(error, (GatewayError, EngineError)):
+        return as_gateway_error(error)
+    logger.error("a background response broke", exc_info=error)
+    return GatewayError("The gateway failed; the answer is incomplete.")
+
+
+def _made(frame: Whole, response: dict[str, Any]) -> bytes:
+    if (then := frame.changed) is not None:
+        response = {
+            key: then[key] if key in VARYING else value
+            for key, value in response.items()
+            if key not in VARYING or key in then
+        }
+    said = {"type": frame.type, "response": response, "sequence_number": frame.number}
+    return sse.named_frame(frame.type, said)
+
+
+class Runs:
+    """The background responses of this process, by id."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[str, Run] = OrderedDict()
+
+    def add(self, run: Run) -> None:
+        self._runs[run.id] = run
+        ended = [run for run in self._runs.values() if run.ended]
+        size = sum(run.log.num_bytes for run in ended)
+        for old in ended:
+            if len(self._runs) <= KEPT_RUNS and size <= KEPT_BYTES:
+                break
+            size -= old.log.num_bytes
+            del self._runs[old.id]
+
+    def get(self, id: str, owner: str) -> Run | None:
+        run = self._runs.get(id)
+        return run if run is not None and run.owner == owner else None
+
+    def forget(self, id: str) -> None:
+        self._runs.pop(id, None)
+
+    async def hold(self, store: ResponseStore) -> None:
+        """Say that those which run still do; end those that another gateway settled or deleted."""
+        running = {run.id: run for run in self._runs.values() if not run.ended}
+        if not running:
+            return
+        try:
+            held = await store.hold(list(running), time.time() + HOLD_S)
+        except StoreFailed:
+            return
+        for id in running.keys() - held:
+            await running[id].cancel()
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until all have ended and are stored."""
+        tasks = {run.task for run in self._runs.values() if run.task is not None}
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)

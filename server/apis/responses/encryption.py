@@ -1,0 +1,119 @@
+"""Encrypted reasoning: what the model thought, kept by the client and readable here alone.
+
+A token is Fernet's (AES-128-CBC under an HMAC-SHA256): what was changed cannot be read. The owner
+(``Key.owner``) is inside, so that the token of one tenant is useless to another. Of several keys
+the first encrypts and all decrypt.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import orjson
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from server.settings import ConfigError, Settings
+
+KEY_FILE = "encryption.key"
+
+
+class CannotDecrypt(ValueError):
+    """The message says why, without the content."""
+
+
+class ReasoningCipher:
+    """Encrypts and decrypts for one owner at a time."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        """Raises ValueError for what is no Fernet key."""
+        self._fernet = MultiFernet([Fernet(key) for key in keys])
+
+    @classmethod
+    def ephemeral(cls) -> ReasoningCipher:
+        """With a key that ends with the process."""
+        return cls([Fernet.generate_key().decode()])
+
+    def writer(self, owner: str) -> Callable[[str], str]:
+        return lambda text: self.encrypt(text, owner)
+
+    def reader(self, owner: str) -> Callable[[str], str]:
+        """Raises CannotDecrypt when it is called."""
+        return lambda token: self.decrypt(token, owner)
+
+    def encrypt(self, text: str, owner: str) -> str:
+        return self._fernet.encrypt(orjson.dumps([owner, text])).decode()
+
+    def decrypt(self, token: str, owner: str) -> str:
+        """Raises CannotDecrypt."""
+        try:
+            maker, text = orjson.loads(self._fernet.decrypt(token))
+        except (InvalidToken, ValueError):
+            raise CannotDecrypt(
+                "it was changed, or made by a server with other encryption keys"
+            ) from None
+        if maker != owner:
+            raise CannotDecrypt("it was made for another API key")
+        return str(text)
+
+
+def named_keys(settings: Settings) -> list[str]:
+    """The keys of the settings, then those of the file. Raises ConfigError, which shows no key."""
+    found = list(settings.encryption_key)
+    for at, key in enumerate(found, 1):
+        _check(key, f"--encryption-key: key {at}")
+    if settings.encryption_key_file is not None:
+        found += read_keys(Path(settings.encryption_key_file))
+    return found
+
+
+def read_keys(path: Path) -> list[str]:
+    """One key per line; raises ConfigError, which shows no key."""
+    source = f"the encryption keys in {path}"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source} cannot be read: {error}") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"{source}: there is none")
+    for at, key in enumerate(keys, 1):
+        _check(key, f"{source}: key {at}")
+    return keys
+
+
+def load_or_make(directory: Path) -> list[str]:
+    """The keys kept in ``directory``; made there, for this user alone, at the first time.
+
+    Raises ConfigError for a file that holds no keys, OSError where none can be kept.
+    """
+    path = directory / KEY_FILE
+    if not path.exists():
+        _make(path)
+    return read_keys(path)
+
+
+def _make(path: Path) -> None:
+    """Whole or not at all: of two processes that start at once, both read the first one's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(Fernet.generate_key() + b"\n")
+    try:
+        path.hardlink_to(made)
+    except FileExistsError:
+        pass
+    finally:
+        made.unlink()
+
+
+def _check(key: str, source: str) -> None:
+    try:
+        Fernet(key)
+    except ValueError:
+        raise ConfigError(
+            f"{source} is no Fernet key: 32 random bytes in URL-safe base64, as "
+            "`openssl rand -base64 32 | tr '+/' '-_'` prints them"
+        ) from None

@@ -1,0 +1,207 @@
+"""Items of the Responses API as messages of a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from server.apis.responses.encryption import CannotDecrypt
+from server.apis.responses.item_ids import new_id
+from server.apis.responses.request import (
+    InputItem,
+    ItemReference,
+    MessageItem,
+    OtherItem,
+    OutputItem,
+    Part,
+    ReasoningItem,
+    ResponsesRequest,
+)
+from server.apis.shared.media import Unreadable, is_newest, join, placeholder
+from server.apis.shared.notices import ignore
+from server.apis.shared.template_messages import custom_call, parsed_arguments
+from server.apis.shared.tools import flat_name
+from server.errors import InvalidRequest
+
+Item = Mapping[str, Any]
+Decrypt = Callable[[str], str]
+"""``encrypted_content`` to text. Raises CannotDecrypt."""
+
+REFERENCE = "item_reference"
+TRACES = (
+    "file_search_call",
+    "image_generation_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_list_tools",
+    "tool_search_call",
+    "tool_search_output",
+    "web_search_call",
+)
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def input_items(
+    request: ResponsesRequest, decrypt: Decrypt, replaces: bool = True
+) -> list[dict[str, Any]]:
+    """The input with an id for every item. Raises InvalidRequest for what is no text."""
+    if isinstance(request.input, str):
+        given = [{"type": "message", "role": "user", "content": request.input}]
+        return [_listed(item) for item in given if item["content"]]
+    return given_items(request.input, "input", decrypt, replaces)
+
+
+def given_items(
+    items: Sequence[InputItem], param: str, decrypt: Decrypt, replaces: bool = True
+) -> list[dict[str, Any]]:
+    """Items of the client's, as the API lists them. Raises InvalidRequest for what is no text.
+
+    References keep their place until ``server.apis.responses.references`` puts the items there.
+    ``replaces``: images and files of earlier items may stay; the model is shown a placeholder.
+    """
+    newest = is_newest([_speaker(item) for item in items])
+    return [
+        _reference(item, f"{param}[{at}]")
+        if isinstance(item, ItemReference)
+        else _listed(
+            _checked(item, f"{param}[{at}]", decrypt, Unreadable(replaces and not newest[at]))
+        )
+        for at, item in enumerate(items)
+        if not _left_out(item, param)
+    ]
+
+
+def _reference(item: ItemReference, path: str) -> dict[str, Any]:
+    return {"type": REFERENCE, "id": item.id, "place": path}
+
+
+def _speaker(item: InputItem) -> str:
+    """Whose item it is, as a role of chat."""
+    if isinstance(item, MessageItem):
+        return item.role
+    return "tool" if isinstance(item, OutputItem) else "assistant"
+
+
+def _left_out(item: InputItem, param: str) -> bool:
+    """Traces of hosted tools, whose results stand in the messages after them."""
+    if item.type not in TRACES:
+        return False
+    ignore(f"{param}[{item.type}]", "There are no hosted tools here")
+    return True
+
+
+def _checked(item: InputItem, path: str, decrypt: Decrypt, media: Unreadable) -> dict[str, Any]:
+    if isinstance(item, OtherItem):
+        raise InvalidRequest(
+            f"'{path}' has type '{item.type}', which has no place here: this gateway has no "
+            "hosted tools, and items are given in full.",
+            param=path,
+        )
+    parts = getattr(item, "content", None) or getattr(item, "output", None) or ()
+    if not isinstance(parts, str):
+        _check_parts(parts, path, media)
+    given = item.model_dump(exclude_none=True)
+    if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
+        text = _decrypted(item.encrypted_content, f"{path}.encrypted_content", decrypt)
+        return given | {"content": [{"type": "reasoning_text", "text": text}]}
+    return given
+
+
+def _decrypted(token: str, path: str, decrypt: Decrypt) -> str:
+    """What was encrypted here counts more than what the client has beside it."""
+    try:
+        return decrypt(token)
+    except CannotDecrypt as error:
+        raise InvalidRequest(
+            f"'{path}' cannot be decrypted: {error}. Send it as it came, or leave the item out.",
+            param=path,
+            code="invalid_encrypted_content",
+        ) from None
+
+
+def _check_parts(parts: Iterable[Part], path: str, media: Unreadable) -> None:
+    for at, part in enumerate(parts):
+        if part.type not in (*TEXT_PARTS, "refusal"):
+            media.text(part.type, f"{path}.content[{at}]")
+
+
+def _listed(item: dict[str, Any]) -> dict[str, Any]:
+    """As the API lists it later: with id and status, text as parts."""
+    kind = item["type"]
+    out = {"id": new_id(kind), "status": "completed"} | item
+    if kind == "message" and isinstance(item["content"], str):
+        assistant = item["role"] == "assistant"
+        part = {"type": "output_text" if assistant else "input_text", "text": item["content"]}
+        out["content"] = [part | ({"annotations": [], "logprobs": []} if assistant else {})]
+    if kind == "reasoning":
+        out.setdefault("summary", [])
+    return out
+
+
+def messages(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
+    """What the assistant thought, said and called between two others is one message of it."""
+    turn: dict[str, Any] = {}
+    for item in items:
+        if item["type"] == "reasoning":
+            turn = _open(turn)
+            _add(turn, ("reasoning", "reasoning_content"), _thought(item))
+        elif item["type"] in ("function_call", "custom_tool_call"):
+            turn = _open(turn)
+            turn.setdefault("tool_calls", []).append(_call(item))
+        elif item.get("role") == "assistant":
+            if "tool_calls" in turn:
+                yield turn
+                turn = {}
+            turn = _open(turn)
+            _add(turn, ("content",), _text(item["content"]))
+        else:
+            if turn:
+                yield turn
+            turn = {}
+            yield _other(item)
+    if turn:
+        yield turn
+
+
+def _thought(item: Item) -> str:
+    """The reasoning itself, else what a client has of it."""
+    summary = (part["text"] for part in item.get("summary") or ())
+    return _text(item.get("content")) or "\n\n".join(summary)
+
+
+def _open(turn: dict[str, Any]) -> dict[str, Any]:
+    return turn or {"role": "assistant", "content": ""}
+
+
+def _add(turn: dict[str, Any], names: Iterable[str], text: str) -> None:
+    for name in names:
+        turn[name] = turn.get(name, "") + text
+
+
+def _other(item: Item) -> dict[str, Any]:
+    if item["type"] in ("function_call_output", "custom_tool_call_output"):
+        content = _text(item["output"])
+        return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+    return {"role": item["role"], "content": _text(item["content"])}
+
+
+def _call(item: Item) -> dict[str, Any]:
+    namespace, name = item.get("namespace"), item["name"]
+    name = flat_name(namespace, name) if namespace else name
+    if item["type"] == "custom_tool_call":
+        return custom_call(item["call_id"], name, item["input"])
+    function = {"name": name, "arguments": parsed_arguments(item["arguments"])}
+    return {"id": item["call_id"], "type": "function", "function": function}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return join([_part_text(part) for part in content or ()])
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    """A part that is no text was checked when it came; here it has a placeholder."""
+    if part["type"] in TEXT_PARTS or part["type"] == "refusal":
+        return part.get("text") or part.get("refusal") or ""
+    return placeholder(part["type"])

@@ -1,0 +1,275 @@
+"""POST /v1/responses: what a client may send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import Discriminator, Field, Tag, field_validator
+
+from server.apis.chat.request import (
+    CacheHints,
+    CustomFormat,
+    FunctionName,
+    JsonObjectFormat,
+    Metadata,
+    ReasoningEffort,
+    ServiceTier,
+    TextFormat,
+    Verbosity,
+)
+from server.apis.shared.models import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
+from server.apis.shared.sampling_fields import EngineFields
+
+ENCRYPTED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+OF_HOSTED_TOOLS = frozenset(
+    (
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    )
+)
+"""What may be included of items that no answer here has."""
+
+
+MAX_ID = 64
+"""Characters of an item's id, as OpenAI has it."""
+
+
+class TextPart(OpenModel):
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+
+
+class RefusalPart(OpenModel):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class OtherPart(OpenModel):
+    """Images, audio and files: recognised so that they can be refused by name."""
+
+    type: str
+
+
+def _kind_of_part(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return _PARTS.get(kind, "Other") if isinstance(kind, str) else "Other"
+
+
+_PARTS = dict.fromkeys(get_args(TextPart.model_fields["type"].annotation), "Text") | {
+    "refusal": "Refusal"
+}
+Part = Annotated[
+    Annotated[TextPart, Tag("Text")]
+    | Annotated[RefusalPart, Tag("Refusal")]
+    | Annotated[OtherPart, Tag("Other")],
+    Discriminator(_kind_of_part),
+]
+
+
+class Identified(OpenModel):
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | None = None
+
+
+class MessageItem(Identified):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Many[Part]
+
+
+class FunctionCallItem(Identified):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str
+
+
+class CustomCallItem(Identified):
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+
+class OutputItem(Identified):
+    """What a tool returned."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: str | Many[Part]
+
+
+class ReasoningItem(Identified):
+    type: Literal["reasoning"]
+    content: Many[TextPart] | None = None
+    summary: Many[TextPart] | None = None
+    encrypted_content: str | None = None
+
+
+class ItemReference(OpenModel):
+    """An item that is stored."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _implied(cls, value: Any) -> Any:
+        return "item_reference" if value is None else value
+
+
+class OtherItem(OpenModel):
+    type: str
+
+
+KINDS = {
+    "custom_tool_call": "CustomCall",
+    "custom_tool_call_output": "Output",
+    "function_call": "FunctionCall",
+    "function_call_output": "Output",
+    "item_reference": "Reference",
+    "message": "Message",
+    "reasoning": "Reasoning",
+}
+
+
+def _kind(value: Any) -> str:
+    """Which item it is, so that an error tells what that kind needs. Some need not say it."""
+    given = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    if given.get("type") is not None:
+        return KINDS.get(given["type"], "Other") if isinstance(given["type"], str) else "Other"
+    return "Reference" if "id" in given and "role" not in given else "Message"
+
+
+InputItem = Annotated[
+    Annotated[FunctionCallItem, Tag("FunctionCall")]
+    | Annotated[CustomCallItem, Tag("CustomCall")]
+    | Annotated[OutputItem, Tag("Output")]
+    | Annotated[ReasoningItem, Tag("Reasoning")]
+    | Annotated[MessageItem, Tag("Message")]
+    | Annotated[ItemReference, Tag("Reference")]
+    | Annotated[OtherItem, Tag("Other")],
+    Discriminator(_kind),
+]
+
+
+class Tool(OpenModel):
+    """A function, a custom tool or a namespace of them; anything else is a hosted tool."""
+
+    type: str
+    name: FunctionName | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: CustomFormat | None = None
+    tools: Annotated[Many[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    """Those of a namespace."""
+
+
+class NamedChoice(RequestModel):
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+class HostedChoice(OpenModel):
+    """A tool that is not the client's."""
+
+    type: str
+
+
+class AllowedChoice(RequestModel):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[Many[NamedChoice | HostedChoice], Field(min_length=1)]
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | HostedChoice
+
+
+class JsonSchemaFormat(RequestModel):
+    type: Literal["json_schema"]
+    name: str
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class Text(RequestModel):
+    format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
+    verbosity: Verbosity | None = None
+
+
+class Reasoning(RequestModel):
+    """With a summary, of whatever kind, the reasoning itself comes as one."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
+
+
+class ResponseStreamOptions(RequestModel):
+    include_obfuscation: bool | None = None
+
+
+class ConversationName(RequestModel):
+    id: str
+
+
+class ResponsesRequest(EngineFields, CacheHints):
+    """OpenAI's fields for a text model, then the extensions of ``vllm serve``."""
+
+    model: str | None = None
+    input: str | Annotated[Many[InputItem], Field(max_length=MAX_MESSAGES)] = ""
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    tools: Annotated[Many[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    include: Many[str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    text: Text | None = None
+    reasoning: Reasoning | None = None
+    metadata: Metadata | None = None
+    client_metadata: dict[str, Any] | None = None
+    service_tier: ServiceTier | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    session_id: str | None = None
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "moderation": "there is no moderation service here",
+        "previous_input_messages": "use 'previous_response_id', 'conversation' or 'input'",
+        "prompt": "there are no stored prompts here; write 'instructions' and 'input'",
+        "watermarking": "this gateway has no such switch",
+    }
+
+    @property
+    def wants_summary(self) -> bool:
+        asked = self.reasoning
+        return asked is not None and bool(asked.summary or asked.generate_summary)
+
+    @property
+    def conversation_id(self) -> str | None:
+        named = self.conversation
+        return named.id if isinstance(named, ConversationName) else named

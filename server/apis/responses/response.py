@@ -1,0 +1,258 @@
+"""Responses: events to typed frames, and the same events folded into one response.
+
+Both go through ``Building``, which knows the items written so far and says what happened; the
+stream numbers and sends what it says, the fold only looks at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from engine.events import (
+    ContentDelta,
+    Event,
+    Finish,
+    LogprobsDelta,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from engine.types import PositionLogprobs
+from server.apis.responses.response_items import Call, Item, Message, Said, Thinking, reasoning
+from server.apis.shared import logprobs
+from server.apis.shared.rendering import Rendering
+from server.errors import GatewayError
+from server.generation.job import Job
+from server.http import sse
+
+ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+
+class Building:
+    """The response so far. ``feed`` says what each event made of it."""
+
+    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
+        self._job = job
+        self._rendering = rendering
+        self._thinking = thinking
+        self._done: list[dict[str, Any]] = []
+        self._item: Item | None = None
+        self._pending: list[PositionLogprobs] = []
+        self._finish: Finish | None = None
+        self._error: GatewayError | None = None
+        self._completed_at: int | None = None
+        self.kept = True
+        """False for one that will not be found again; then ``store`` says so, too."""
+        self.status = "queued" if job.repeated.get("background") else "in_progress"
+
+    def begin(self) -> Iterator[Said]:
+        yield {"type": "response.created", "response": self.response()}
+        if self.status == "queued":
+            yield {"type": "response.queued", "response": self.response()}
+            self.status = "in_progress"
+        yield {"type": "response.in_progress", "response": self.response()}
+
+    def feed(self, event: Event) -> Iterator[Said]:
+        match event:
+            case ContentDelta(text):
+                yield from self._content(text)
+            case ReasoningDelta(text):
+                self._pending.clear()
+                if self._job.include_reasoning:
+                    yield from self._reasoning(text)
+            case ToolCallStart(_, call_id, name, custom):
+                self._pending.clear()
+                kind = "custom_tool_call" if custom else "function_call"
+                yield from self._open(Call(kind, self._next, call_id, self._named(name)))
+            case ToolCallDelta(_, text):
+                assert self._item is not None
+                yield self._item.grow(text)
+            case ToolCallEnd():
+                yield from self._close("completed")
+            case LogprobsDelta(positions):
+                self._pending.extend(positions)
+            case Finish():
+                cut = event.reason in ("length", "abort")
+                yield from self._close("incomplete" if cut else "completed")
+                self._end("incomplete" if cut else "completed", event)
+            case _:
+                pass
+
+    def fail(self, error: GatewayError) -> None:
+        self._error = error
+        self._settle("incomplete")
+        self._end("failed", None)
+
+    def cancel(self) -> None:
+        self._settle("incomplete")
+        self._end("cancelled", None)
+
+    @property
+    def last(self) -> Said:
+        """The event that ends the stream."""
+        return {"type": f"response.{self.status}", "response": self.response()}
+
+    def response(self) -> dict[str, Any]:
+        """The response as it is now."""
+        open_item = [self._item.shown("in_progress")] if self._item else []
+        body = {
+            "id": self._job.id,
+            "object": "response",
+            "created_at": self._job.created,
+            "completed_at": self._completed_at,
+            "status": self.status,
+            "error": self._shown_error(),
+            "incomplete_details": self._incomplete(),
+            **self._job.repeated,
+            "store": self.kept and self._job.repeated["store"],
+            "output": [*self._done, *open_item],
+            "usage": None if self._finish is None else _usage(self._finish),
+        }
+        metrics = self._finish and self._rendering.metrics(self._job, self._finish)
+        return body | {"metrics": metrics} if metrics else body
+
+    @property
+    def _next(self) -> int:
+        """Where the next item stands."""
+        return len(self._done) + (self._item is not None)
+
+    def _named(self, name: str) -> dict[str, str]:
+        """A called tool as the client named it."""
+        found = self._job.tool_policy.namespaces.get(name)
+        return {"name": name} if found is None else {"namespace": found[0], "name": found[1]}
+
+    def _content(self, text: str) -> Iterator[Said]:
+        if not isinstance(self._item, Message):
+            yield from self._close("completed")
+            self._pending = _covering(text, self._pending, self._rendering)
+            yield from self._open(Message(self._next))
+        assert isinstance(self._item, Message)
+        found = logprobs.positions(self._pending, self._rendering) if self._pending else []
+        self._pending.clear()
+        self._item.logprobs.extend(found)
+        yield self._item.grow(text) | {"logprobs": found}
+
+    def _reasoning(self, text: str) -> Iterator[Said]:
+        if self._item is None or self._item.kind != "reasoning":
+            yield from self._open(reasoning(self._next, self._thinking))
+        assert self._item is not None
+        yield self._item.grow(text)
+
+    def _open(self, item: Item) -> Iterator[Said]:
+        yield from self._close("completed")
+        self._item = item
+        shown = item.shown("in_progress")
+        yield {"type": "response.output_item.added", "output_index": item.index, "item": shown}
+        yield from item.opening()
+
+    def _close(self, status: str) -> Iterator[Said]:
+        item = self._item
+        if item is None:
+            return
+        if isinstance(item, Message) and self._pending:
+            item.logprobs.extend(logprobs.positions(self._pending, self._rendering))
+            self._pending.clear()
+        yield from item.written()
+        shown = self._settle(status)
+        yield {"type": "response.output_item.done", "output_index": item.index, "item": shown}
+
+    def _settle(self, status: str) -> dict[str, Any] | None:
+        """The open item becomes one of the output."""
+        if self._item is None:
+            return None
+        self._done.append(self._item.shown(status))
+        self._item = None
+        return self._done[-1]
+
+    def _end(self, status: str, finish: Finish | None) -> None:
+        self.status = status
+        self._finish = finish
+        self._completed_at = int(time.time()) if status == "completed" else None
+
+    def _incomplete(self) -> dict[str, str] | None:
+        return {"reason": "max_output_tokens"} if self.status == "incomplete" else None
+
+    def _shown_error(self) -> dict[str, str] | None:
+        if self._error is None:
+            return None
+        code = ERROR_CODES.get(self._error.status, "server_error")
+        return {"code": code, "message": str(self._error)}
+
+
+def _covering(
+    text: str, pending: list[PositionLogprobs], rendering: Rendering
+) -> list[PositionLogprobs]:
+    """The last positions, as many as ``text`` has: before them came a marker and its framing."""
+    length = len(text)
+    for at in range(len(pending) - 1, -1, -1):
+        length -= len(rendering.token(pending[at].chosen.token_id))
+        if length <= 0:
+            return pending[at:]
+    return pending
+
+
+def _usage(finish: Finish) -> dict[str, Any]:
+    usage = finish.usage
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.prompt + usage.completion,
+    }
+
+
+class ResponseStream:
+    """Numbers what ``Building`` says and encodes it as frames named by their type."""
+
+    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
+        self.building = Building(job, rendering, thinking)
+        self._number = 0
+
+    def encode(self, choice: int, events: list[Event]) -> bytes:
+        return b"".join([*self.opening(), *self.frames(choice, events)])
+
+    def frames(self, choice: int, events: list[Event]) -> list[bytes]:  # noqa: ARG002
+        """One frame for each thing said."""
+        feed, frame = self.building.feed, self._frame
+        return [frame(said) for event in events for said in feed(event)]
+
+    def close(self) -> bytes:
+        return self._frame(self.building.last)
+
+    def fail(self, error: GatewayError) -> bytes:
+        return b"".join([*self.opening(), *self.failing(error)])
+
+    def failing(self, error: GatewayError) -> list[bytes]:
+        """An error event, then the failed response as the last one."""
+        self.building.fail(error)
+        told = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
+        return [self._frame(told), self._frame(self.building.last)]
+
+    def opening(self) -> list[bytes]:
+        """What a stream begins with; empty once it has begun."""
+        return [] if self._number else [self._frame(said) for said in self.building.begin()]
+
+    def _frame(self, said: Said) -> bytes:
+        said["sequence_number"] = self._number
+        self._number += 1
+        return sse.named_frame(said["type"], said)
+
+
+class ResponseFold:
+    """Folds the same events into one response."""
+
+    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
+        self.building = Building(job, rendering, thinking)
+        self.building.status = "in_progress"
+
+    def add(self, choice: int, events: list[Event]) -> None:  # noqa: ARG002
+        for event in events:
+            for _ in self.building.feed(event):
+                pass
+
+    def result(self) -> dict[str, Any]:
+        return self.building.response()

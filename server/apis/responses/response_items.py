@@ -1,0 +1,182 @@
+"""The items of a response while they are written, and what the stream says of each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from server.apis.responses.item_ids import new_id
+
+Said = dict[str, Any]
+"""One event of the API before it has its sequence number."""
+
+CALLS = {
+    "function_call": ("arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("input", "response.custom_tool_call_input"),
+}
+"""Items that are calls: the member for their text, and the events that tell of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How reasoning items are written."""
+
+    summary: bool = False
+    """As a summary, for a client that asked for one: it is all of the reasoning."""
+    encrypt: Callable[[str], str] | None = None
+    """Makes the ``encrypted_content`` of a client that asked for it."""
+
+
+class Item(ABC):
+    """One item; its text grows until it is settled."""
+
+    def __init__(self, kind: str, index: int) -> None:
+        self.kind = kind
+        self.index = index
+        self.id = new_id(kind)
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @abstractmethod
+    def shown(self, status: str) -> dict[str, Any]:
+        """The item as it is now."""
+
+    @abstractmethod
+    def opening(self) -> Iterator[Said]:
+        """What is said before its first delta."""
+
+    @abstractmethod
+    def written(self) -> Iterator[Said]:
+        """What is said of its text once it is whole."""
+
+    @abstractmethod
+    def grow(self, text: str) -> Said:
+        """Take the next piece of its text and say so."""
+
+    def _delta(self, kind: str, text: str) -> Said:
+        self._texts.append(text)
+        return {"type": f"{kind}.delta", **self._place(), "delta": text}
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.id, "output_index": self.index}
+
+
+class Call(Item):
+    """A call of a function or a custom tool."""
+
+    def __init__(self, kind: str, index: int, call_id: str, named: dict[str, str]) -> None:
+        """``named`` is the tool's name, and its namespace if it is in one."""
+        super().__init__(kind, index)
+        self._member, self._events = CALLS[kind]
+        self._call_id = call_id
+        self._named = named
+
+    def shown(self, status: str) -> dict[str, Any]:
+        item = {"id": self.id, "type": self.kind, "call_id": self._call_id, **self._named}
+        return item | {"status": status, self._member: self.text}
+
+    def opening(self) -> Iterator[Said]:
+        yield from ()
+
+    def grow(self, text: str) -> Said:
+        return self._delta(self._events, text)
+
+    def written(self) -> Iterator[Said]:
+        named = {"name": self._named["name"]} if self.kind == "function_call" else {}
+        yield {"type": f"{self._events}.done", **self._place(), **named, self._member: self.text}
+
+
+class _Parted(Item):
+    """An item whose text stands in one part of it."""
+
+    events: ClassVar[str]
+    part_events: ClassVar[str] = "response.content_part"
+    at: ClassVar[str] = "content_index"
+
+    def part(self) -> dict[str, Any]:
+        """The part as it is now."""
+        raise NotImplementedError
+
+    def _place(self) -> dict[str, Any]:
+        return super()._place() | {self.at: 0}
+
+    def parts(self) -> list[dict[str, Any]]:
+        return [self.part()] if self._texts else []
+
+    def opening(self) -> Iterator[Said]:
+        yield {"type": f"{self.part_events}.added", **self._place(), "part": self.part()}
+
+    def grow(self, text: str) -> Said:
+        return self._delta(self.events, text)
+
+    def written(self) -> Iterator[Said]:
+        yield self._text_done()
+        yield {"type": f"{self.part_events}.done", **self._place(), "part": self.part()}
+
+    def _text_done(self) -> Said:
+        return {"type": f"{self.events}.done", **self._place(), "text": self.text}
+
+
+class Message(_Parted):
+    events = "response.output_text"
+
+    def __init__(self, index: int) -> None:
+        super().__init__("message", index)
+        self.logprobs: list[dict[str, Any]] = []
+
+    def shown(self, status: str) -> dict[str, Any]:
+        item = {"id": self.id, "type": self.kind, "role": "assistant", "status": status}
+        return item | {"content": self.parts()}
+
+    def part(self) -> dict[str, Any]:
+        part = {"type": "output_text", "text": self.text, "annotations": []}
+        return part | {"logprobs": self.logprobs}
+
+    def _text_done(self) -> Said:
+        return super()._text_done() | {"logprobs": self.logprobs}
+
+
+class Reasoning(_Parted):
+    """What the model thought, as it is."""
+
+    events = "response.reasoning_text"
+
+    def __init__(self, index: int, encrypt: Callable[[str], str] | None) -> None:
+        super().__init__("reasoning", index)
+        self._encrypt = encrypt
+
+    def shown(self, status: str) -> dict[str, Any]:
+        item = {"id": self.id, "type": self.kind, **self._texts_shown(), "status": status}
+        if self._encrypt is None or status == "in_progress":
+            return item
+        return item | {"encrypted_content": self._encrypt(self.text)}
+
+    def _texts_shown(self) -> dict[str, Any]:
+        return {"summary": [], "content": self.parts()}
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": self.text}
+
+
+class Summary(Reasoning):
+    """The same for a client that asked for a summary, and would not look at the rest."""
+
+    events = "response.reasoning_summary_text"
+    part_events = "response.reasoning_summary_part"
+    at = "summary_index"
+
+    def _texts_shown(self) -> dict[str, Any]:
+        return {"summary": self.parts()}
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "summary_text", "text": self.text}
+
+
+def reasoning(index: int, thinking: Thinking) -> Reasoning:
+    kind = Summary if thinking.summary else Reasoning
+    return kind(index, thinking.encrypt)

@@ -1,0 +1,346 @@
+"""POST /v1/responses, and what is asked of stored ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from engine.observer import Observer
+from server.access.budget import charge
+from server.access.caller import caller
+from server.apis.responses.background import HOLD_S, LoggedStream, Run
+from server.apis.responses.conversations import Conversations
+from server.apis.responses.items import Item, input_items
+from server.apis.responses.listing import Items, page
+from server.apis.responses.references import check_history, resolve
+from server.apis.responses.request import ENCRYPTED, ResponsesRequest
+from server.apis.responses.response import Building, ResponseFold, ResponseStream
+from server.apis.responses.response_items import Thinking
+from server.apis.responses.to_job import check_keeping, responses_job
+from server.apis.shared.answering import WORKLOAD_HEADER, permitted, rendering
+from server.apis.shared.gateway import Gateway
+from server.apis.shared.openapi import accepts
+from server.apis.shared.parse import parse
+from server.apis.shared.served import Served
+from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
+from server.generation.generate import Path, events
+from server.generation.job import Job
+from server.http import sse
+from server.http.body import read_body
+from server.http.json_response import json_response
+from server.http.response import Batches, FoldedResponse, StreamedResponse, send_json, tell_source
+from server.store import ConversationStore, ResponseStore, Stored
+
+
+class Desk:
+    """Makes responses and keeps those that are to be kept."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._conversations = Conversations(gateway)
+
+    async def create(self, request: Request, arrived: float) -> Response:
+        gateway = self._gateway
+        body = await read_body(request, gateway.max_body_bytes)
+        path = gateway.require()
+        owner = gateway.owner()
+        reader = gateway.cipher.reader(owner)
+        asked, given = await charge.get().parsed(lambda: _read(body, reader, path.served))
+        check_keeping(asked)
+        kept = self._is_kept(asked)
+        talk = asked.conversation_id
+        before = (
+            await self._before(asked.previous_response_id, owner, len(body))
+            if talk is None
+            else await self._conversations.history(talk, len(body), given)
+        )
+        given = await resolve(given, gateway, before)
+        named = request.headers.get(WORKLOAD_HEADER)
+        job = await charge.get().parsed(
+            lambda: responses_job(asked, [*before, *given], path.served, named)
+        )
+        job = permitted(job, caller.get())
+        source = events(job, path, gateway.observer, arrived)
+        store = gateway.store if kept else None
+        making = _Making(job, owner, given, store, gateway.observer)
+        making.thinking = self._thinking(asked, owner)
+        if talk is not None:
+            making.conversations = (talk, self._conversations.store)
+        if asked.background:
+            return await self._in_background(making, path, source)
+        return self._now(making, path, source)
+
+    def _now(self, making: _Making, path: Path, source: Batches) -> Response:
+        job, timing = making.job, self._gateway.timing
+        if job.stream:
+            stream = ResponseStream(job, rendering(path), making.thinking)
+            source = making.kept(source, stream.building)
+            return StreamedResponse(source, stream, openai_body, timing)
+        fold = ResponseFold(job, rendering(path), making.thinking)
+        return FoldedResponse(making.kept(source, fold.building), fold, openai_body)
+
+    async def _in_background(self, making: _Making, path: Path, source: Batches) -> Response:
+        job = making.job
+        stream = LoggedStream(job, rendering(path), making.thinking)
+        await making.begin(stream.building)
+        run = Run(job.id, making.owner, stream, lambda: making.settle(stream.building))
+        self._gateway.runs.add(run)
+        queued = stream.building.response()
+        run.start(source)
+        return self._follow(run) if job.stream else Json(queued)
+
+    async def get(self, id: str) -> dict[str, Any]:
+        run = self._run(id)
+        response = None if run is None else run.response
+        return response or _as_it_is(await self._stored(id))
+
+    async def stream(self, id: str, after: int) -> Response:
+        run = self._run(id)
+        if run is None:
+            await self._stored(id)
+            raise InvalidRequest(
+                f"The events of '{id}' are not kept here: only responses made with 'background' "
+                "can be streamed again, for a while, by the gateway that made them.",
+                param="stream",
+            )
+        run.check(after)
+        return self._follow(run, after)
+
+    async def cancel(self, id: str) -> dict[str, Any]:
+        run = self._run(id)
+        if run is not None:
+            await run.cancel()
+            return await self.get(id)
+        stored = await self._stored(id)
+        response = _as_it_is(stored)
+        if not response.get("background"):
+            raise InvalidRequest(
+                f"'{id}' was not made with 'background', so it cannot be cancelled.",
+                param="response_id",
+            )
+        if response["status"] != "in_progress":
+            return response
+        return await self._cancel_elsewhere(stored)
+
+    async def _cancel_elsewhere(self, stored: Stored) -> dict[str, Any]:
+        """The gateway that runs it finds it settled, and ends it."""
+        assert self._gateway.store is not None
+        cancelled = stored.response | {"status": "cancelled"}
+        if await self._gateway.store.settle(replace(stored, response=cancelled)):
+            return cancelled
+        return _as_it_is(await self._stored(stored.id))
+
+    def _run(self, id: str) -> Run | None:
+        return self._gateway.runs.get(id, self._gateway.owner())
+
+    def _follow(self, run: Run, after: int = -1) -> Response:
+        owner, store = self._gateway.owner(), self._gateway.store
+
+        async def stored() -> dict[str, Any] | None:
+            found = None if store is None else await store.get(run.id, owner)
+            return None if found is None else found.response
+
+        headers = {k.decode(): v.decode() for k, v in sse.HEADERS}
+        return StreamingResponse(run.follow(after, stored), headers=headers)
+
+    async def delete(self, id: str) -> dict[str, Any]:
+        store, owner = self._gateway.store, self._gateway.owner()
+        run = self._run(id)
+        if run is not None:
+            await run.cancel()
+            self._gateway.runs.forget(id)
+        if store is None or not await store.delete(id, owner):
+            raise _unknown(id)
+        return {"id": id, "object": "response", "deleted": True}
+
+    async def items(self, id: str) -> Items:
+        return (await self._stored(id)).input
+
+    async def _stored(self, id: str) -> Stored:
+        store = self._gateway.store
+        found = None if store is None else await store.get(id, self._gateway.owner())
+        if found is None:
+            raise _unknown(id)
+        return found
+
+    def _thinking(self, asked: ResponsesRequest, owner: str) -> Thinking:
+        encrypt = self._gateway.cipher.writer(owner) if ENCRYPTED in (asked.include or ()) else None
+        return Thinking(asked.wants_summary, encrypt)
+
+    def _is_kept(self, asked: ResponsesRequest) -> bool:
+        if self._gateway.store is not None:
+            return asked.store is not False
+        if asked.store or asked.background:
+            raise InvalidRequest(
+                "This gateway stores no responses; it was started with --responses-store none.",
+                param="store" if asked.store else "background",
+            )
+        return False
+
+    async def _before(self, id: str | None, owner: str, more: int) -> list[Item]:
+        """What was said up to the response ``id``, oldest first."""
+        if id is None:
+            return []
+        store = self._gateway.store
+        num_bytes = None if store is None else await store.history_bytes(id, owner)
+        if store is None or num_bytes is None:
+            raise NotFound(
+                f"Previous response with id '{id[:80]}' not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        check_history(num_bytes + more, self._gateway.max_body_bytes, "previous_response_id")
+        charge.get().hold(num_bytes)
+        return [*await store.history(id, owner)]
+
+
+def _read(
+    body: bytes, reader: Callable[[str], str], served: Served
+) -> tuple[ResponsesRequest, Items]:
+    asked = parse(body, ResponsesRequest)
+    return asked, input_items(asked, reader, served.replaces_media)
+
+
+class _Making:
+    """One response on its way into the store, if it is to be kept."""
+
+    def __init__(
+        self,
+        job: Job,
+        owner: str,
+        given: Items,
+        store: ResponseStore | None,
+        observer: Observer,
+    ) -> None:
+        self.job = job
+        self.owner = owner
+        self._given = given
+        self._store = store
+        self._observer = observer
+        self.thinking = Thinking()
+        self.conversations: tuple[str, ConversationStore] | None = None
+        """Which conversation it belongs to, and where that is kept."""
+
+    async def kept(self, source: Batches, building: Building) -> Batches:
+        """The batches; after the last, the response is stored before the client hears of it."""
+        building.kept = self._store is not None
+        async with aclosing(source) as batches:
+            async for batch in batches:
+                try:
+                    yield batch
+                except ReaderTooSlow as error:
+                    await tell_source(batches, error)
+                    raise
+        await self.keep_if_possible(building)
+
+    async def keep_if_possible(self, building: Building) -> None:
+        """The answer is worth more than its copy: without one it is delivered and says so."""
+        try:
+            if self._store is not None:
+                await self._store.put(self._stored(building))
+            await self._add(building)
+        except (StoreFailed, InvalidRequest):
+            building.kept = False
+            self._observer.not_stored()
+
+    async def begin(self, building: Building) -> None:
+        """A background response is there from its beginning. Raises StoreFailed."""
+        assert self._store is not None
+        until = time.time() + HOLD_S
+        await self._store.put(replace(self._stored(building), held_until=until))
+
+    async def settle(self, building: Building) -> None:
+        """The end of a background response, unless another gateway cancelled or deleted it."""
+        assert self._store is not None
+        try:
+            if await self._store.settle(self._stored(building)):
+                await self._add(building)
+        except (StoreFailed, InvalidRequest):
+            building.kept = False
+            self._observer.not_stored()
+
+    async def _add(self, building: Building) -> None:
+        """What was said becomes part of the conversation.
+
+        Raises StoreFailed, and InvalidRequest where others have filled it meanwhile.
+        """
+        if self.conversations is None or building.status not in ("completed", "incomplete"):
+            return
+        id, store = self.conversations
+        await store.append_answer(id, [*self._given, *building.response()["output"]])
+
+    def _stored(self, building: Building) -> Stored:
+        job = self.job
+        previous = job.repeated["previous_response_id"]
+        return Stored(job.id, self.owner, job.created, building.response(), self._given, previous)
+
+
+class Json(Response):
+    """A body that is JSON already."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        super().__init__(status_code=200)
+        self._content = content
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
+        await send_json(send, 200, orjson.dumps(self._content))
+
+
+def _as_it_is(stored: Stored) -> dict[str, Any]:
+    """One that no gateway says it is making any more will never end: it failed."""
+    response = stored.response
+    if response["status"] not in ("queued", "in_progress"):
+        return response
+    if stored.held_until is not None and stored.held_until > time.time():
+        return response | {"status": "in_progress"}
+    error = {"code": "server_error", "message": "The gateway stopped before it was done."}
+    return response | {"status": "failed", "error": error}
+
+
+def _unknown(id: str) -> NotFound:
+    return NotFound(f"Response with id '{id[:80]}' not found.", param="response_id")
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter()
+    desk = Desk(gateway)
+
+    @routes.post("/v1/responses", openapi_extra=accepts(ResponsesRequest))
+    async def create(request: Request) -> Response:
+        return await desk.create(request, time.perf_counter())
+
+    @routes.get("/v1/responses/{response_id}", response_model=None)
+    async def get(
+        response_id: str,
+        stream: bool = False,
+        starting_after: Annotated[int, Query(ge=-1)] = -1,
+    ) -> Response:
+        if stream:
+            return await desk.stream(response_id, starting_after)
+        return json_response(await desk.get(response_id))
+
+    @routes.delete("/v1/responses/{response_id}")
+    async def delete(response_id: str) -> dict[str, Any]:
+        return await desk.delete(response_id)
+
+    @routes.post("/v1/responses/{response_id}/cancel", response_model=None)
+    async def cancel(response_id: str) -> Response:
+        return json_response(await desk.cancel(response_id))
+
+    @routes.get("/v1/responses/{response_id}/input_items", response_model=None)
+    async def items(
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: str = "desc",
+        after: str | None = None,
+    ) -> Response:
+        return json_response(page(await desk.items(response_id), limit, order, after))
+
+    return routes

@@ -1,0 +1,185 @@
+"""POST /v1/responses: request to Job."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from engine.types import Constraint, Sampling
+from server.apis.chat.request import JsonObjectFormat
+from server.apis.chat.to_job import template_of
+from server.apis.responses.items import Item, messages
+from server.apis.responses.request import (
+    ENCRYPTED,
+    LOGPROBS,
+    OF_HOSTED_TOOLS,
+    JsonSchemaFormat,
+    ResponsesRequest,
+)
+from server.apis.responses.tools import CLIENT_TOOLS, response_policy
+from server.apis.shared import sampling as fields
+from server.apis.shared.constraints import Named, json_schema, only_one, structured
+from server.apis.shared.notices import ignore
+from server.apis.shared.reasoning import effort_kwargs
+from server.apis.shared.served import Served, depth, model_of
+from server.apis.shared.template import own_template, template_kwargs
+from server.errors import InvalidRequest
+from server.generation import slices as slicing
+from server.generation.job import Job, ToolPolicy
+from server.generation.prompt import Conversation
+
+
+def responses_job(
+    request: ResponsesRequest,
+    items: Sequence[Item],
+    served: Served,
+    workload: str | None = None,
+) -> Job:
+    """``items`` are the whole conversation, what was said before included.
+
+    Raises InvalidRequest or NotFound; nothing has been started by then.
+    """
+    model = model_of(request.model, served)
+    _check_included(request)
+    policy = response_policy(request, served)
+    talk = _conversation(request, items, policy, served)
+    wanted = _constraint(request)
+    sampling = _sampling(request, served)
+    effort = request.reasoning.effort if request.reasoning else None
+    return Job(
+        id=f"resp_{uuid.uuid4().hex}",
+        api="responses",
+        model=model,
+        created=int(time.time()),
+        sampling=sampling,
+        prompts=(talk,),
+        stop=fields.stops(request.stop),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        stream=bool(request.stream),
+        include_reasoning=request.include_reasoning is not False,
+        drops_oldest=request.truncation == "auto",
+        spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
+        tool_policy=policy,
+        constraint=wanted,
+        repeated=_repeated(request, sampling) | {"model": model},
+        depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
+        priority=request.priority or 0,
+        cache_salt=request.cache_salt,
+        affinity=request.session_id or request.prompt_cache_key or request.user,
+        workload=slicing.workload(
+            workload,
+            served.workloads,
+            tools=policy.choice != "none",
+            structured=wanted is not None,
+            reasoning=effort not in (None, "none"),
+        ),
+        template=template_of(talk),
+    )
+
+
+def _check_included(request: ResponsesRequest) -> None:
+    for name in request.include or ():
+        if name not in (ENCRYPTED, LOGPROBS) and name not in OF_HOSTED_TOOLS:
+            ignore(f"include[{name}]")
+
+
+def check_keeping(request: ResponsesRequest) -> None:
+    """Raises InvalidRequest for what cannot be found before, or kept after."""
+    if request.conversation is not None and request.previous_response_id is not None:
+        raise InvalidRequest(
+            "'conversation' and 'previous_response_id' exclude each other: each says what came "
+            "before.",
+            param="conversation",
+        )
+    if request.background and request.store is False:
+        raise InvalidRequest(
+            "'background' needs 'store': a response that is not stored cannot be fetched later.",
+            param="background",
+        )
+
+
+def _conversation(
+    request: ResponsesRequest, items: Sequence[Item], policy: ToolPolicy, served: Served
+) -> Conversation:
+    system = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    said = list(messages(items))
+    if not said:
+        raise InvalidRequest("'input' is empty: there is nothing to answer.", param="input")
+    effort = effort_kwargs(request.reasoning.effort if request.reasoning else None)
+    verbosity = request.text.verbosity if request.text else None
+    spoken = {"verbosity": verbosity} if verbosity else {}
+    asked = request.chat_template_kwargs
+    return Conversation(
+        messages=(*system, *said),
+        tools=policy.tools if policy.choice != "none" else (),
+        template_kwargs=template_kwargs(served, asked, **effort, **spoken),
+        template=own_template(served, asked),
+    )
+
+
+def _sampling(request: ResponsesRequest, served: Served) -> Sampling:
+    wants_logprobs = LOGPROBS in (request.include or ())
+    return fields.sampling(
+        request,
+        served,
+        max_tokens=request.max_output_tokens,
+        logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
+    )
+
+
+def _constraint(request: ResponsesRequest) -> Constraint | None:
+    return only_one([*_text_format(request), *structured(request)])
+
+
+def _text_format(request: ResponsesRequest) -> Iterator[Named]:
+    wanted = request.text.format if request.text else None
+    if isinstance(wanted, JsonObjectFormat):
+        yield "text.format", Constraint("json_object")
+    if isinstance(wanted, JsonSchemaFormat):
+        strict = wanted.strict is True
+        yield "text.format", json_schema(wanted.schema_, "text.format.schema", strict)
+
+
+def _repeated(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
+    """What a response says of the request that made it."""
+    given = request.model_dump(by_alias=True, exclude_none=True)
+    text = {"format": {"type": "text"}} | given.get("text", {})
+    reasoning = {"effort": None, "summary": None} | given.get("reasoning", {})
+    return {
+        "background": bool(request.background),
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": given.get("metadata", {}),
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": reasoning,
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": request.store is not False,
+        "temperature": sampling.temperature,
+        "text": text,
+        "tool_choice": given.get("tool_choice", "auto"),
+        "tools": [_shown(tool) for tool in given.get("tools", ()) if tool["type"] in CLIENT_TOOLS],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": request.truncation or "disabled",
+        **({} if request.user is None else {"user": request.user}),
+        **_belonging(request),
+    }
+
+
+def _belonging(request: ResponsesRequest) -> dict[str, Any]:
+    id = request.conversation_id
+    return {} if id is None else {"conversation": {"id": id}}
+
+
+def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function with all its members, as the API's own schema demands."""
+    if tool["type"] != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": None} | tool

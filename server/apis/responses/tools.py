@@ -1,0 +1,162 @@
+"""The tools and tool_choice of the Responses API to a ToolPolicy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.apis.responses.request import (
+    AllowedChoice,
+    HostedChoice,
+    NamedChoice,
+    ResponsesRequest,
+    Tool,
+)
+from server.apis.shared import tools
+from server.apis.shared.custom_tools import text_grammar
+from server.apis.shared.models import MAX_TOOLS
+from server.apis.shared.notices import ignore
+from server.apis.shared.served import Served
+from server.errors import InvalidRequest
+from server.generation.job import Namespaced, ToolPolicy
+from server.generation.text_grammar import TextGrammar
+
+CLIENT_TOOLS = ("function", "custom", "namespace")
+"""Types of tools that the client runs; all others are hosted, and there are none here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """One tool as it is offered to the model."""
+
+    function: dict[str, Any]
+    """As chat completions write it, its name flat."""
+    custom: bool
+    namespaced: Namespaced | None = None
+    grammar: TextGrammar | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.function["function"]["name"])
+
+
+def response_policy(request: ResponsesRequest, served: Served) -> ToolPolicy:
+    """Raises InvalidRequest."""
+    offered = list(_offered(request.tools or (), "tools"))
+    if len(offered) > MAX_TOOLS:
+        raise InvalidRequest(
+            f"There may be at most {MAX_TOOLS} tools, those in namespaces included; "
+            f"given {len(offered)}.",
+            param="tools",
+        )
+    named = {tool.name: tool.namespaced for tool in offered if tool.namespaced}
+    return tools.policy(
+        [tool.function for tool in offered],
+        _choice(request, offered, named),
+        request.parallel_tool_calls,
+        served,
+        custom={tool.name: tool.grammar for tool in offered if tool.custom},
+        namespaces=named,
+    )
+
+
+def _offered(given: Sequence[Tool], param: str) -> Iterator[Offered]:
+    for at, tool in enumerate(given):
+        path = f"{param}[{at}]"
+        if tool.type == "namespace":
+            yield from _in_namespace(tool, path)
+        elif tool.type in CLIENT_TOOLS:
+            yield _one(tool, path)
+        else:
+            tools.ignore_hosted(tool.type)
+
+
+def _in_namespace(tool: Tool, path: str) -> Iterator[Offered]:
+    """Its tools under flat names: no chat template knows namespaces."""
+    if tool.name is None or not tool.tools:
+        missing = f"{path}.{'tools' if tool.name else 'name'}"
+        raise InvalidRequest(
+            f"'{missing}' is missing: a namespace needs a 'name' and 'tools'.", param=missing
+        )
+    for at, inner in enumerate(tool.tools):
+        place = f"{path}.tools[{at}]"
+        name = None if inner.name is None else tools.flat_name(tool.name, inner.name)
+        yield _one(inner.model_copy(update={"name": name}), place, (tool.name, inner.name or ""))
+
+
+def _one(tool: Tool, path: str, namespaced: Namespaced | None = None) -> Offered:
+    if tool.type not in ("function", "custom") or tool.name is None:
+        raise InvalidRequest(
+            f"'{path}' must be of type 'function' or 'custom' and have a 'name'; "
+            f"given type '{tool.type[:64]}'.",
+            param=path,
+        )
+    if tool.type == "custom":
+        function = tools.custom_tool(tool.name, tool.description)
+        return Offered(function, True, namespaced, text_grammar(tool.format, path))
+    described = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+    known = {key: value for key, value in described.items() if value is not None}
+    return Offered({"type": "function", "function": known}, False, namespaced)
+
+
+def _choice(
+    request: ResponsesRequest, offered: Sequence[Offered], namespaces: Mapping[str, Namespaced]
+) -> tools.Choice | None:
+    match request.tool_choice:
+        case None:
+            return None
+        case NamedChoice() as named:
+            return tools.Choice("required", (_flat(named, namespaces),), single=True)
+        case AllowedChoice(mode=mode, tools=allowed):
+            return tools.Choice(mode, tuple(_allowed(allowed, namespaces)))
+        case HostedChoice(type=kind):
+            raise _demands(kind)
+        case "auto" | "none" as mode if not offered:
+            return tools.Choice("none")
+        case mode:
+            return tools.Choice(mode)
+
+
+def _allowed(
+    allowed: Sequence[NamedChoice | HostedChoice], namespaces: Mapping[str, Namespaced]
+) -> Iterator[str]:
+    """Their names; hosted ones are left out as long as there is another."""
+    if not any(isinstance(tool, NamedChoice) for tool in allowed):
+        raise _demands(allowed[0].type)
+    for tool in allowed:
+        if isinstance(tool, NamedChoice):
+            yield _flat(tool, namespaces)
+        else:
+            ignore(f"tool_choice.tools[{tool.type}]", "There are no hosted tools here")
+
+
+def _demands(kind: str) -> InvalidRequest:
+    if kind in ("function", "custom", "allowed_tools"):
+        need = "'mode' and 'tools'" if kind == "allowed_tools" else "'name'"
+        told = f"'tool_choice' of type '{kind}' needs {need}."
+    else:
+        told = (
+            f"'tool_choice' demands a tool of type '{kind[:64]}': there are no hosted tools here, "
+            "only the client's own."
+        )
+    return InvalidRequest(told, param="tool_choice")
+
+
+def _flat(named: NamedChoice, namespaces: Mapping[str, Namespaced]) -> str:
+    """The name as it is offered; a tool's own name will do where one namespace has it."""
+    if named.namespace is not None:
+        return tools.flat_name(named.namespace, named.name)
+    found = [flat for flat, (_, own) in namespaces.items() if own == named.name]
+    if len(found) > 1 and named.name not in namespaces:
+        raise InvalidRequest(
+            f"'tool_choice' names the tool '{named.name[:64]}', which several namespaces have; "
+            f"give the full name, one of: {', '.join(found)[:400]}.",
+            param="tool_choice",
+        )
+    return found[0] if len(found) == 1 and named.name not in namespaces else named.name

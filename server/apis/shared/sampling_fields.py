@@ -1,0 +1,117 @@
+"""Fields that the OpenAI endpoints share: sampling, vLLM's extensions, structured outputs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from server.apis.shared.models import Many, RequestModel
+
+MAX_CHOICES = 128
+MAX_PATTERN = 256
+MAX_BAD_WORDS = 128
+"""vLLM's bound; it counts a word twice that has other tokens behind a space."""
+INT64 = 1 << 63
+
+MAX_STEERED = 1024
+MAX_STOP_TOKENS = 100
+"""vLLM's second model runner has room for 1024 and 128, the model's own stop tokens among them; a
+request with more would end the engine on a GPU."""
+
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenCount = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=-INT64, lt=INT64)]
+TokenId = Annotated[int, Field(ge=0)]
+BadWord = Annotated[str, Field(min_length=1, max_length=256)]
+SpeculationMetrics = Literal["none", "summary", "detailed"]
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class StructuredOutputs(RequestModel):
+    """vLLM's ``structured_outputs``: exactly one of these."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[Many[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+
+
+class RepetitionDetection(RequestModel):
+    """As vLLM writes it: ends an answer that repeats a pattern of tokens."""
+
+    max_pattern_size: Annotated[int, Field(ge=1, le=MAX_PATTERN)]
+    min_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN)] = 0
+    min_count: Annotated[int, Field(ge=2)]
+
+
+class EngineFields(RequestModel):
+    """What every OpenAI endpoint passes to the engine: OpenAI's names, then vLLM's."""
+
+    stop: str | Annotated[Many[str], Field(max_length=16)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_STEERED)] | None = None
+    seed: Seed | None = None
+    user: str | None = None
+
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    allowed_token_ids: (
+        Annotated[Many[TokenId], Field(min_length=1, max_length=MAX_STEERED)] | None
+    ) = None
+    bad_words: Annotated[Many[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    stop_token_ids: Annotated[Many[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
+    per_request_spec_decode_metrics: SpeculationMetrics | None = None
+    vllm_xargs: dict[str, str | int | float | Many[str | int | float]] | None = None
+    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    request_id: str | None = None
+
+
+class SamplingFields(EngineFields):
+    """And those of chat completions and completions."""
+
+    max_tokens: TokenCount | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: Literal[-1] | Annotated[int, Field(ge=1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[Many[str], Field(min_length=1)] | None = None
+    guided_grammar: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    session_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+UNSUPPORTED_VLLM = {
+    "logits_processors": "requests cannot bring code",
+    "logprob_token_ids": "use 'top_logprobs' or 'logprobs'",
+    "use_beam_search": "there is no beam search",
+    "watermarking": "this engine writes no watermark",
+}

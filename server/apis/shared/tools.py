@@ -1,0 +1,104 @@
+"""Offered tools and tool_choice to a ToolPolicy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.apis.shared.constraints import check_schema
+from server.apis.shared.notices import ignore
+from server.apis.shared.schema_bounds import check_bounds
+from server.apis.shared.served import Served
+from server.apis.shared.strict_schema import check_strict
+from server.errors import InvalidRequest
+from server.generation.job import Namespaced, ToolPolicy
+from server.generation.text_grammar import TextGrammar
+from server.parsing.free_text import PARAMETERS
+
+OfferedTool = Mapping[str, Any]
+"""A tool as chat completions write it: {"type": "function", "function": {...}}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """tool_choice without its API's clothes."""
+
+    mode: str
+    """none, auto or required"""
+    names: tuple[str, ...] = ()
+    """The functions that may be called; empty for all."""
+    single: bool = False
+    """One call and no more, whatever parallel_tool_calls says."""
+
+
+def custom_tool(name: str, description: str | None) -> dict[str, Any]:
+    """A custom tool as the function it is offered as."""
+    told = {} if description is None else {"description": description}
+    return {"type": "function", "function": {"name": name, **told, "parameters": PARAMETERS}}
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """A tool of a namespace as the model knows it; vLLM writes it the same way."""
+    return f"{namespace}__{name}"
+
+
+def ignore_hosted(kind: str) -> None:
+    """Leave out a tool that somebody else's servers run. Raises InvalidRequest under refuse."""
+    ignore(f"tools[{kind}]", "There are no hosted tools here, only the client's own")
+
+
+def policy(
+    tools: Sequence[OfferedTool],
+    choice: Choice | None,
+    parallel: bool | None,
+    served: Served,
+    *,
+    custom: Mapping[str, TextGrammar | None] | None = None,
+    namespaces: Mapping[str, Namespaced] | None = None,
+) -> ToolPolicy:
+    """``custom`` are the names of tools that came as custom ones, each with its grammar."""
+    if choice is None or (choice.mode == "auto" and not choice.names):
+        choice = Choice("auto" if tools else "none")
+    offered = tuple(tools)
+    if choice.mode != "none":
+        _check_offered(offered, choice, served)
+    several = parallel is not False and not choice.single
+    return ToolPolicy(
+        offered,
+        choice.mode,
+        frozenset(choice.names),
+        several,
+        custom or {},
+        namespaces or {},
+    )
+
+
+def _check_offered(tools: Sequence[OfferedTool], choice: Choice, served: Served) -> None:
+    if not tools:
+        raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
+    if not served.tools:
+        raise InvalidRequest(
+            "This gateway runs without a tool-call parser, so it cannot take 'tools'; "
+            "start it with --tool-call-parser.",
+            param="tools",
+        )
+    names = [str(tool["function"]["name"]) for tool in tools]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("Two of the 'tools' have the same name.", param="tools")
+    _check_known(choice.names, frozenset(names))
+    for at, tool in enumerate(tools):
+        function = tool["function"]
+        check_bounds(function.get("parameters"), f"tools[{at}]")
+        if function.get("strict") is True and "parameters" in function:
+            check_schema(function["parameters"], f"tools[{at}]")
+            check_strict(function["parameters"], f"tools[{at}]")
+
+
+def _check_known(wanted: Collection[str], offered: Collection[str]) -> None:
+    for name in wanted:
+        if name not in offered:
+            raise InvalidRequest(
+                f"'tool_choice' names the tool '{name[:64]}', which is not in 'tools'.",
+                param="tool_choice",
+            )

@@ -1,0 +1,165 @@
+"""The flags of ``vllm serve``'s own HTTP front end that are no settings of this gateway.
+
+Each is accepted with a notice that says why it changes nothing here, or refused at the start where
+ignoring it would change what clients get or who may do what. vLLM's engine flags are not among
+them, and those that share a name and a meaning with a setting are in ``server.settings``. A test
+compares this table with vLLM's own parser.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from server.settings import ConfigError, flag
+
+SWITCH = "switch"
+MANY = "many"
+ONE = "one"
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndFlag:
+    """``harmless`` are the values that ask for nothing: they neither warn nor stop the start."""
+
+    name: str
+    why: str
+    takes: str = ONE
+    refused: bool = False
+    honoured: bool = False
+    """It has an effect, though no setting of that name."""
+    harmless: Collection[Any] = ()
+    short: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "honoured" if self.honoured else "refused" if self.refused else "no effect"
+
+    def matters(self, value: Any) -> bool:
+        return (
+            not self.honoured
+            and value is not None
+            and value is not False
+            and value not in self.harmless
+        )
+
+
+def ignored(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
+    return FrontEndFlag(name, why, takes, **more)
+
+
+def refused(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
+    return FrontEndFlag(name, why, takes, refused=True, **more)
+
+
+ONE_PROCESS = "one process serves; put a gateway with --upstream in front of several"
+NO_SUPERVISOR = "there is no data-parallel supervisor here"
+OWN_LOG = "--log-level says what is logged"
+NO_PROMPTS = "prompts and completions are not logged"
+NO_PAGES = "there are no documentation pages; /openapi.json describes the API"
+NO_COHERE = "there are no Cohere endpoints here"
+TOKENS = "vLLM's token endpoints are not served here; run `vllm serve` for workers"
+STAMP = "answers carry no system_fingerprint"
+LIMITS = "requests are bounded by --max-body-bytes and the server's own limits on headers"
+LORA = "adapters are models of their own names (in process; with --upstream they are the workers')"
+
+FLAGS = (
+    refused("headless", "run `vllm serve --headless` on the other hosts", SWITCH),
+    ignored("api_server_count", ONE_PROCESS, harmless=("1",), short=("-asc",)),
+    refused("grpc", "there is no gRPC server here", SWITCH),
+    ignored("grpc_port", "there is no gRPC server here"),
+    FrontEndFlag("lora_modules", LORA, MANY, honoured=True),
+    ignored("trust_request_mm_kwargs", "this is a text engine", SWITCH),
+    refused("response_role", "answers have the role assistant", harmless=("assistant",)),
+    refused("return_tokens_as_token_ids", "clients ask with the field of that name", SWITCH),
+    ignored(
+        "exclude_tools_when_tool_choice_none",
+        "tools are left out of the prompt whenever tool_choice is none",
+        SWITCH,
+    ),
+    refused(
+        "tool_parser_plugin",
+        "parsers are the gateway's own, as docs/parsers.md lists them",
+        harmless=("",),
+    ),
+    refused(
+        "tool_strict_level",
+        "a request's own `strict` and tool_choice decide what is held by grammar",
+        harmless=("auto",),
+    ),
+    refused("tool_server", "there are no hosted tools here"),
+    ignored("max_log_len", NO_PROMPTS),
+    ignored("enable_log_outputs", NO_PROMPTS, SWITCH),
+    ignored("enable_log_deltas", NO_PROMPTS, SWITCH),
+    ignored("enable_prompt_tokens_details", "usage always has prompt_tokens_details", SWITCH),
+    ignored("enable_per_request_metrics", "timings are in /metrics, not in answers", SWITCH),
+    ignored("enable_server_load_tracking", "/load and /metrics always tell it", SWITCH),
+    refused(
+        "enable_force_include_usage",
+        "a stream has usage where the client asks with stream_options.include_usage",
+        SWITCH,
+    ),
+    ignored("sse_keep_alive_interval", "--keep-alive-s sets it, 15 s by default", harmless=("0",)),
+    ignored("cohere_is_reasoning_model", NO_COHERE, SWITCH),
+    ignored("cohere_format", NO_COHERE),
+    ignored(
+        "anthropic_disabled_thinking_effort",
+        "thinking of type disabled switches the template's thinking off",
+        harmless=("auto",),
+    ),
+    ignored("log_error_stack", "errors of the gateway are always logged with their stack", SWITCH),
+    refused("tokens_only", TOKENS, SWITCH),
+    refused("enable_scale_out", TOKENS, SWITCH),
+    ignored("fingerprint_mode", STAMP, harmless=("none",)),
+    ignored("fingerprint_value", STAMP),
+    ignored("data_parallel_supervisor_port", NO_SUPERVISOR),
+    ignored("dp_supervisor_probe_interval_s", NO_SUPERVISOR),
+    ignored("dp_supervisor_probe_timeout_s", NO_SUPERVISOR),
+    ignored("dp_supervisor_probe_failure_threshold", NO_SUPERVISOR),
+    refused("uds", "the gateway listens on --host and --port"),
+    ignored("uvicorn_log_level", OWN_LOG),
+    ignored("disable_uvicorn_access_log", OWN_LOG, SWITCH),
+    ignored("disable_access_log_for_endpoints", OWN_LOG),
+    refused("enable_ssl_refresh", "restart the gateway to read a new certificate", SWITCH),
+    refused(
+        "ssl_cert_reqs",
+        "--ssl-ca-certs alone has every client show a certificate",
+        harmless=("0",),
+    ),
+    refused("middleware", "the gateway loads no code of others", harmless=("",)),
+    ignored("enable_request_id_headers", "every answer has x-request-id", SWITCH),
+    ignored("disable_fastapi_docs", NO_PAGES, SWITCH),
+    ignored("enable_offline_docs", NO_PAGES, SWITCH),
+    ignored("h11_max_incomplete_event_size", LIMITS),
+    ignored("h11_max_header_count", LIMITS),
+    ignored("enable_flash_late_interaction", "this engine generates; it does not rank", SWITCH),
+)  # fmt: skip
+
+
+def add_front_end_flags(parser: argparse.ArgumentParser) -> None:
+    """Every flag of the table the parser does not have yet."""
+    group = parser.add_argument_group("vllm serve")
+    taken = parser._option_string_actions
+    for item in FLAGS:
+        if flag(item.name) in taken:
+            continue
+        options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
+        options["help"] = f"{item.kind}: {item.why}"
+        if item.takes == SWITCH:
+            options["action"] = argparse.BooleanOptionalAction
+        elif item.takes == MANY:
+            options["nargs"] = "+"
+        group.add_argument(flag(item.name), *item.short, **options)
+
+
+def examine(namespace: argparse.Namespace) -> Iterator[str]:
+    """A notice for each flag without effect. Raises ConfigError for those that are refused."""
+    given = vars(namespace)
+    mattering = [item for item in FLAGS if item.matters(given.get(item.name))]
+    stops = [f"{flag(item.name)}: {item.why}" for item in mattering if item.refused]
+    if stops:
+        raise ConfigError("; ".join(stops))
+    for item in mattering:
+        yield f"{flag(item.name)} has no effect: {item.why}"

@@ -1,0 +1,217 @@
+"""Taking the port before anything slow begins, and serving on it until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.cli.drain import Drain
+from server.http.connection import Connection
+from server.http.connection_limits import Entry, Gate
+from server.http.fast_write import Direct
+from server.http.limits import LIMITS
+from server.settings import ConfigError
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+"""An idle connection is closed after this long: longer than most proxies keep one."""
+CLOSE_S = 5
+"""Connections still open this long after the last answer are cut."""
+
+
+def bind(host: str, port: int, unread_s: float | None = None) -> socket.socket:
+    """Raises ConfigError when the address cannot be had.
+
+    A client that takes in nothing for ``unread_s`` is disconnected by the kernel.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if unread_s is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * unread_s))
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise ConfigError(_why(host, port, error)) from None
+    listener.set_inheritable(False)
+    return listener
+
+
+def _why(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use by another process; choose one with --port"
+    return f"cannot listen on --host {host} --port {port}: {error.strerror or error}"
+
+
+def url_of(listener: socket.socket, tls: Tls | None = None) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    scheme = "https" if tls and tls.certfile else "http"
+    return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Accepts through a gate; leaves signals to ``serve``, so that a drain can be seen."""
+
+    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+        super().__init__(config)
+        self._gate = gate
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers = []
+        for listener in sockets or []:
+            self._gate.open(listener, self._connection, self.config.ssl)
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._gate.close()
+        await super().shutdown(sockets)
+
+    def _connection(self, entry: Entry) -> Connection:
+        return Connection(entry, self.config, self.server_state)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """As uvicorn has it; off without a certificate."""
+
+    certfile: str | None = None
+    keyfile: str | None = None
+    keyfile_password: str | None = None
+    ca_certs: str | None = None
+    ciphers: str = "TLSv1"
+
+    def check(self) -> None:
+        """Raises ConfigError for what cannot be served with, before anything slow begins."""
+        if self.certfile is None:
+            if self.keyfile or self.ca_certs:
+                raise ConfigError(
+                    "--ssl-keyfile and --ssl-ca-certs need --ssl-certfile; without it the gateway "
+                    "would serve plain HTTP"
+                )
+            return
+        try:
+            _config(_nothing, self).load()
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise ConfigError(
+                f"TLS cannot be served with --ssl-certfile {self.certfile} and its key: {error}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What signals do."""
+
+    drain: Drain
+    reload: Callable[[], Awaitable[object]]
+
+
+async def serve(
+    app: ASGIApp,
+    listeners: Sequence[socket.socket],
+    starting: Coroutine[Any, Any, None],
+    hooks: Hooks,
+    tls: Tls = Tls(),
+    gate: Gate | None = None,
+) -> int:
+    """Serve at once, ``starting`` beside; returns how many requests were lost.
+
+    Ends on SIGTERM or SIGINT, after draining (a second one ends the grace), or with what
+    ``starting`` raises. SIGHUP reloads.
+    """
+    gate = gate or Gate(LIMITS)
+    server = Server(_config(app, tls, gate.limits.proxies), gate)
+    serving = asyncio.create_task(server.serve(sockets=list(listeners)))
+    start = asyncio.create_task(starting)
+    stop = asyncio.Event()
+    lost = 0
+    with _signals(stop, hooks):
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({serving, start, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            start.cancel()
+            lost = await hooks.drain.run()
+        server.should_exit = True
+        await serving
+        stopping.cancel()
+    with suppress(asyncio.CancelledError):
+        await start
+    return lost
+
+
+def _config(app: ASGIApp, tls: Tls, proxies: Sequence[str] = ()) -> uvicorn.Config:
+    return uvicorn.Config(
+        Direct(app),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSE_S,
+        ssl_certfile=tls.certfile,
+        ssl_keyfile=tls.keyfile,
+        ssl_keyfile_password=tls.keyfile_password,
+        ssl_ca_certs=tls.ca_certs,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if tls.ca_certs else ssl.CERT_NONE,
+        ssl_ciphers=tls.ciphers,
+    )
+
+
+async def _nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """An application for looking at a configuration."""
+
+
+@contextmanager
+def _signals(stop: asyncio.Event, hooks: Hooks) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    reloading: set[asyncio.Task[None]] = set()
+
+    def on_stop() -> None:
+        if stop.is_set():
+            hooks.drain.hurry()
+        stop.set()
+
+    def on_hup() -> None:
+        task = asyncio.create_task(_reload(hooks.reload))
+        reloading.add(task)
+        task.add_done_callback(reloading.discard)
+
+    handlers = {signal.SIGTERM: on_stop, signal.SIGINT: on_stop, signal.SIGHUP: on_hup}
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)
+
+
+async def _reload(reload: Callable[[], Awaitable[object]]) -> None:
+    try:
+        log.warning("settings loaded again: %s", await reload())
+    except ConfigError as error:
+        log.error("settings were not loaded again: %s", error)

@@ -1,0 +1,204 @@
+"""``eaglegate parse``: what the gateway's parsers make of a model's output, without an engine.
+
+Raw text on stdin gives its events and the folded message. With ``--jsonl`` each line is an object
+that says which tokens came in which steps, and gives the folded message on a line of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from engine.events import ParserEvent, Phase
+from engine.types import FinishReason
+from server.parsing.fold import fold
+from server.parsing.parser import Parser, make_parser
+from server.parsing.registry import (
+    UnknownParser,
+    reasoning_format,
+    reasoning_parser_names,
+    tool_format,
+    tool_parser_names,
+)
+from server.parsing.vocabulary import Vocabulary
+
+_FINISH = {"tool_calls": FinishReason.STOP} | {reason.value: reason for reason in FinishReason}
+_STARTS = {Phase.CONTENT.value, Phase.REASONING.value}
+
+
+class BadLine(ValueError):
+    """A line that says what cannot be; the message names the rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One output to parse: token ids, cut into steps."""
+
+    steps: tuple[tuple[int, ...], ...]
+    finish: FinishReason
+    starts_in: Phase
+    tools: Sequence[Mapping[str, Any]] | None
+    stop: tuple[str, ...]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status says whether every line could be parsed."""
+    options = _arguments().parse_args(argv)
+    try:
+        vocabulary = Vocabulary.from_directory(Path(options.tokenizer))
+        offered = _tools_file(options.tools)
+        _check_names(options)
+    except (UnknownParser, OSError, ValueError) as error:
+        print(f"eaglegate parse: {error}", file=sys.stderr)
+        return 2
+    if options.jsonl:
+        return _parse_lines(vocabulary, options, offered)
+    return _parse_text(vocabulary, options, offered)
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("eaglegate parse", description=__doc__)
+    parser.add_argument("--tokenizer", required=True, help="folder with the model's tokenizer")
+    parser.add_argument("--tool-call-parser", help=", ".join(tool_parser_names()))
+    parser.add_argument("--reasoning-parser", help=", ".join(reasoning_parser_names()))
+    parser.add_argument("--tools", help="JSON file with the tools offered, as the API writes them")
+    parser.add_argument("--starts-in", choices=sorted(_STARTS), default="content")
+    parser.add_argument("--finish-reason", choices=sorted(_FINISH), default="stop")
+    parser.add_argument("--jsonl", action="store_true", help="read an object a line, see the docs")
+    return parser
+
+
+def _check_names(options: argparse.Namespace) -> None:
+    reasoning_format(options.reasoning_parser)
+    if options.tool_call_parser:
+        tool_format(options.tool_call_parser)
+
+
+def _tools_file(path: str | None) -> list[Mapping[str, Any]] | None:
+    return None if path is None else _tools(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def _parse_text(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> int:
+    ids = tuple(vocabulary.encode(sys.stdin.read()))
+    steps = tuple((token_id,) for token_id in ids)
+    finish, starts_in = _FINISH[options.finish_reason], Phase(options.starts_in)
+    line = Line(steps, finish, starts_in, offered, ())
+    parser = _parser(vocabulary, options, line)
+    events = list(_events(parser, line))
+    for event in events:
+        print(event)
+    print(json.dumps(_message(parser, line, events), ensure_ascii=False, indent=2))
+    return 0
+
+
+def _parse_lines(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> int:
+    status = 0
+    for number, text in enumerate(sys.stdin.buffer, 1):
+        if not text.strip():
+            continue
+        try:
+            line = _line(text, offered, vocabulary.size)
+            parser = _parser(vocabulary, options, line)
+            answer = _message(parser, line, list(_events(parser, line)))
+        except BadLine as error:
+            status, answer = 1, {"error": f"line {number}: {error}"}
+        print(json.dumps(answer, ensure_ascii=False))
+    return status
+
+
+def _parser(vocabulary: Vocabulary, options: argparse.Namespace, line: Line) -> Parser:
+    numbers = count()
+    return make_parser(
+        vocabulary,
+        tool_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+        tools=line.tools,
+        starts_in=line.starts_in,
+        stop=line.stop,
+        new_id=lambda: f"call_{next(numbers)}",
+    )
+
+
+def _events(parser: Parser, line: Line) -> Iterator[ParserEvent]:
+    for step in line.steps:
+        yield from parser.feed(step)
+    yield from parser.flush(line.finish)
+
+
+def _message(parser: Parser, line: Line, events: list[ParserEvent]) -> dict[str, Any]:
+    folded = fold(events)
+    return {
+        "reasoning": folded.reasoning,
+        "content": folded.content,
+        "tool_calls": [
+            {"id": c.id, "name": c.name, "arguments": c.arguments, "outcome": c.outcome}
+            for c in folded.calls
+        ],
+        "finish_reason": parser.finish_reason(line.finish),
+    }
+
+
+def _line(text: bytes, offered: Any, size: int) -> Line:
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise BadLine(f"must be one JSON object: {error}") from None
+    if not isinstance(given, dict):
+        raise BadLine("must be a JSON object")
+    ids = _integers(given, "token_ids")
+    if ids and max(ids) >= size:
+        raise BadLine(f"token_ids must be below {size}, the tokenizer's size, not {max(ids)}")
+    starts = _one_of(given, "starts_in", _STARTS, "content")
+    finish = _FINISH[_one_of(given, "finish_reason", set(_FINISH), "stop")]
+    tools = _tools(given["tools"]) if given.get("tools") is not None else offered
+    return Line(_steps(ids, given), finish, Phase(starts), tools, _stop(given))
+
+
+def _steps(ids: list[int], given: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """``ids`` cut into steps; tokens that ``cuts`` does not reach come one a step."""
+    cuts = _integers(given, "cuts") if given.get("cuts") is not None else []
+    if sum(cuts) > len(ids):
+        raise BadLine(f"cuts add up to {sum(cuts)}, token_ids has only {len(ids)}")
+    sizes = cuts + [1] * (len(ids) - sum(cuts))
+    steps, start = [], 0
+    for size in sizes:
+        steps.append(tuple(ids[start : start + size]))
+        start += size
+    return tuple(steps)
+
+
+def _integers(given: Mapping[str, Any], key: str) -> list[int]:
+    values = given.get(key)
+    if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
+        raise BadLine(f"{key} must be a list of integers, 0 or more")
+    return values
+
+
+def _one_of(given: Mapping[str, Any], key: str, known: set[str], default: str) -> str:
+    value = given.get(key) or default
+    if value not in known:
+        raise BadLine(f"{key} must be one of {', '.join(sorted(known))}, not {value!r}")
+    return str(value)
+
+
+def _stop(given: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = given.get("stop") or []
+    if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
+        raise BadLine("stop must be a list of strings that are not empty")
+    return tuple(stop)
+
+
+def _tools(tools: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadLine("tools must be a list of objects")
+    return tools
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

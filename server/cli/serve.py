@@ -1,0 +1,368 @@
+"""The composition root of ``eaglegate serve``: the only place where all rooms are put together."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from dataclasses import asdict, replace
+from socket import socket
+from typing import TYPE_CHECKING, Any, TextIO
+
+import uvloop
+
+from engine.errors import EngineDead
+from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
+from engine.supervision.rules import SupervisionTimeouts
+from engine.types import EngineInfo
+from observability.http import routes
+from observability.logs import AccessLog
+from observability.middleware import NoTracing, TelemetryMiddleware, Tracing
+from observability.nvml import gpus
+from observability.observed import InstrumentedEngine
+from observability.settings import TelemetrySettings
+from observability.supervision import SupervisionObserver
+from observability.telemetry import Telemetry
+from server.access.admission import Admission, Bounds
+from server.access.keys import KeyRing, exposure, load
+from server.access.memory import MemoryWatch, sources
+from server.apis.responses import encryption
+from server.apis.responses.upkeep import keep_up
+from server.apis.shared.gateway import Controls, Gateway
+from server.apis.shared.served import Served
+from server.app import create_app
+from server.backends import Backend, open_backend
+from server.cli.banner import banner
+from server.cli.command_line import CommandLine, read_again
+from server.cli.drain import LAST_WORDS_S, Drain
+from server.cli.listener import Hooks, Tls, bind, serve, url_of
+from server.cli.progress import Progress
+from server.generation.generate import Path
+from server.generation.parsers import Parsers
+from server.generation.slices import WORKLOADS
+from server.generation.trials import Trials
+from server.http.connection_limits import Gate
+from server.http.cross_origin import CrossOrigin, names_of
+from server.http.limits import Limits, raise_file_limit
+from server.http.response import Timing
+from server.settings import ConfigError, Settings
+from server.store import StoreLimits
+from server.store.sql import Retention, SqlStore, StoreError, default_url, sqlite_directory
+
+if TYPE_CHECKING:
+    from server.store import ResponseStore
+
+
+class Serving:
+    """One gateway, from a command line to its exit status.
+
+    Making it does all that can refuse to start without an engine: ports, keys, parsers, the draft.
+    Raises ConfigError or EngineStartError.
+    """
+
+    def __init__(self, line: CommandLine, progress: Progress) -> None:
+        settings = line.settings
+        self._line = line
+        self._settings = settings
+        self._progress = progress
+        errors = own_stderr()
+        logging.basicConfig(level=settings.log_level.upper(), stream=errors)
+        if settings.log_level == "info":  # httpx tells of every request to a worker
+            logging.getLogger("httpx").setLevel(logging.WARNING)
+        self._gate = Gate(limits(line, raise_file_limit()), self._refuse_connection)
+        keys = keys_of(settings)
+        self._tls = tls(settings)
+        self._tls.check()
+        self._listeners = _listeners(settings)
+        if warning := exposure(settings, keys):
+            progress(warning)
+        self._backend = backend = open_backend(line, progress)
+        self._parsers = Parsers(
+            backend.vocabulary, settings.tool_call_parser, backend.reasoning_parser
+        )
+        self._telemetry = Telemetry(_telemetry(backend, settings), gpus=gpus())
+        self._tracing = _tracing(settings.otlp_endpoint)
+        self._lasting = backend.lasting(patience(settings), SupervisionObserver(self._telemetry))
+        self._engine = InstrumentedEngine(self._lasting, self._telemetry)
+        self._telemetry.watch_workers(backend.workers)
+        self._policy = SpeculationPolicy(SpeculationRules(key_depths=keys.depths))
+        self._admission = Admission(bounds(settings), classes=keys.classes)
+        self._telemetry.watch_process(self._usage)
+        self._telemetry.watch_admission(lambda: self._admission)
+        self._gateway = self._new_gateway(keys)
+        self._app = TelemetryMiddleware(
+            create_app(self._gateway, routes(self._telemetry)),
+            AccessLog(settings.log_level, errors),
+            self._tracing,
+        )
+
+    def run(self) -> int:
+        """Serve until told to stop; 1 when requests were lost on the way out."""
+        lost = uvloop.run(self._run())
+        if lost:
+            print(f"eaglegate: {lost} requests were lost at shutdown", file=sys.stderr)
+        return 1 if lost else 0
+
+    def _new_gateway(self, keys: KeyRing) -> Gateway:
+        settings = self._settings
+        gateway = Gateway(
+            models=(*self._backend.names, *self._backend.adapters),
+            created=int(time.time()),
+            max_body_bytes=settings.max_body_bytes,
+            timing=Timing(
+                settings.first_event_grace_s, settings.keep_alive_s, settings.reader_timeout_s
+            ),
+            keys=keys,
+            admin_port=_admin_port(self._listeners),
+            cross_origin=cross_origin(settings),
+            root_path=settings.root_path,
+            tokenizer_info=settings.enable_tokenizer_info_endpoint,
+            memory=MemoryWatch(sources(settings.memory_limit)),
+            request_timeout_s=settings.request_timeout_s,
+            body_timeout_s=settings.body_timeout_s,
+            session_header=settings.session_header,
+            unknown_fields=settings.unknown_fields,
+            workers=self._backend.workers,
+            losses=lambda: self._lasting.losses,
+            observer=self._telemetry,
+            store=_store(settings, self._progress),
+            cipher=_cipher(settings, self._progress),
+        )
+        gateway.controls = Controls(self._reload, self._lasting.set_depth)
+        return gateway
+
+    def _refuse_connection(self) -> None:
+        self._telemetry.refused("", "too_many_connections")
+
+    def _usage(self) -> dict[str, float]:
+        memory = self._gateway.memory
+        return {
+            "connections": self._gate.total,
+            "connection_limit": self._gate.limits.connections,
+            "memory_bytes": memory.used,
+            "memory_limit_bytes": memory.limit,
+            "memory_shedding": memory.shedding,
+        }
+
+    async def _run(self) -> int:
+        drain = Drain(self._gateway, self._admission, self._settings.drain_s, self._engine.aclose)
+        hooks = Hooks(drain, self._reload)
+        watching = asyncio.create_task(self._gateway.memory.run())
+        upkeep = asyncio.create_task(keep_up(self._gateway))
+        try:
+            return await serve(
+                self._app,
+                self._listeners,
+                self._supervise(),
+                hooks,
+                self._tls,
+                self._gate,
+            )
+        finally:
+            watching.cancel()
+            upkeep.cancel()
+            await self._aclose()
+
+    async def _supervise(self) -> None:
+        await self._start()
+        raise EngineDead(await self._lasting.gave_up())
+
+    async def _start(self) -> None:
+        info = self._backend.described(await self._engine.start())
+        served = _served(self._gateway, info, self._parsers, self._settings, self._backend)
+        probe = self._backend.probe
+        path = Path(
+            self._engine,
+            info,
+            self._backend.renderer,
+            self._parsers,
+            served,
+            self._policy,
+            self._admission,
+            None if probe is None else Trials(probe),
+        )
+        self._gateway.open(path)
+        self._gateway.memory.settle()
+        self._progress.close()
+        _freeze()
+        url = url_of(self._listeners[0], self._tls)
+        operator = url_of(self._listeners[-1], self._tls)
+        name, seconds = self._gateway.models[0], self._progress.elapsed_s
+        print(banner(url, operator, name, info, self._parsers, seconds), flush=True)
+
+    async def _reload(self) -> dict[str, Any]:
+        """Read keys and limits anew; what runs goes on."""
+        line = await asyncio.to_thread(read_again, self._line.argv)
+        fresh, ring = line.settings, keys_of(line.settings)
+        self._gateway.keys, self._admission.bounds = ring, bounds(fresh)
+        self._admission.classes = ring.classes
+        self._gateway.request_timeout_s = fresh.request_timeout_s
+        self._gateway.body_timeout_s = fresh.body_timeout_s
+        if named := encryption.named_keys(fresh):
+            self._gateway.cipher = encryption.ReasoningCipher(named)
+        self._policy.rules = replace(self._policy.rules, key_depths=ring.depths)
+        return {"keys": len(ring.keys), "bounds": asdict(self._admission.bounds)}
+
+    async def _aclose(self) -> None:
+        self._gateway.stop()
+        await self._engine.aclose()
+        await self._backend.aclose()
+        await self._tracing.aclose()
+        if self._gateway.store is not None:
+            await self._gateway.runs.finish(LAST_WORDS_S)
+            await self._gateway.store.aclose()
+        for child in multiprocessing.active_children():
+            child.terminate()
+
+
+def _listeners(settings: Settings) -> list[socket]:
+    """The port of the API, then that of the operator where there is one."""
+    listeners = [bind(settings.host, settings.port, settings.reader_timeout_s)]
+    if settings.admin_port is not None:
+        listeners.append(bind(settings.admin_host, settings.admin_port))
+    return listeners
+
+
+def _admin_port(listeners: list[socket]) -> int | None:
+    return None if len(listeners) == 1 else int(listeners[1].getsockname()[1])
+
+
+def own_stderr() -> TextIO:
+    """Standard error as it is now: while an engine starts, its number belongs to the engine."""
+    return os.fdopen(os.dup(2), "w", buffering=1)
+
+
+def keys_of(settings: Settings) -> KeyRing:
+    """Raises ConfigError."""
+    return load(settings.api_key_file, settings.api_key, settings.admin_api_key)
+
+
+def bounds(settings: Settings) -> Bounds:
+    return Bounds(settings.max_running, settings.max_queued, settings.max_queued_tokens)
+
+
+def cross_origin(settings: Settings) -> CrossOrigin:
+    return replace(
+        CrossOrigin.of_machine(settings.host, names_of(settings.allowed_hosts)),
+        origins=names_of(settings.allowed_origins),
+        credentials=settings.allow_credentials,
+        methods=names_of(settings.allowed_methods),
+        headers=names_of(settings.allowed_headers),
+    )
+
+
+def limits(line: CommandLine, files: int) -> Limits:
+    settings = line.settings
+    return Limits.of(
+        files,
+        outgoing=settings.max_running if line.remote else 0,
+        connections=settings.max_connections,
+        per_client=settings.max_connections_per_client,
+        proxies=settings.forwarded_allow_ips,
+    )
+
+
+def tls(settings: Settings) -> Tls:
+    return Tls(
+        settings.ssl_certfile,
+        settings.ssl_keyfile,
+        settings.ssl_keyfile_password,
+        settings.ssl_ca_certs,
+        settings.ssl_ciphers,
+    )
+
+
+def patience(settings: Settings) -> SupervisionTimeouts:
+    return SupervisionTimeouts(
+        start_s=settings.engine_start_s,
+        hang_s=settings.engine_hang_s,
+        stall_s=settings.engine_stall_s,
+        wait_s=settings.engine_wait_s,
+        stable_s=settings.engine_stable_s,
+        max_failures=settings.engine_failures,
+        continuations=settings.continuations,
+    )
+
+
+def _tracing(endpoint: str | None) -> Tracing:
+    if endpoint is None:
+        return NoTracing()
+    try:
+        from observability.tracing import OpenTelemetry
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-endpoint needs {error.name}: pip install 'eaglegate[otel]'"
+        ) from error
+    return OpenTelemetry.exporting_to(endpoint)
+
+
+def _store(settings: Settings, progress: Progress) -> ResponseStore | None:
+    """Raises ConfigError for a store that was asked for and cannot be opened."""
+    if settings.responses_store == "none":
+        return None
+    retention = Retention(settings.responses_retention_s, settings.responses_most)
+    limits = StoreLimits(bytes=settings.max_body_bytes)
+    try:
+        named = settings.responses_store
+        return SqlStore(default_url() if named == "auto" else named, retention, limits)
+    except StoreError as error:
+        if settings.responses_store != "auto":
+            raise ConfigError(f"--responses-store: {error}") from error
+        progress(f"note: responses are kept in memory only: {error}")
+        return SqlStore("sqlite://", retention, limits)
+
+
+def _cipher(settings: Settings, progress: Progress) -> encryption.ReasoningCipher:
+    """Raises ConfigError for keys that were named and cannot be used."""
+    if named := encryption.named_keys(settings):
+        return encryption.ReasoningCipher(named)
+    store = settings.responses_store
+    directory = sqlite_directory(default_url() if store == "auto" else store)
+    try:
+        if directory is not None:
+            return encryption.ReasoningCipher(encryption.load_or_make(directory))
+        why = "there is no SQLite store to keep a key beside"
+    except OSError as error:
+        why = f"no key can be kept: {error}"
+    progress(f"note: encrypted reasoning is readable until this process ends: {why}")
+    return encryption.ReasoningCipher.ephemeral()
+
+
+def _telemetry(backend: Backend, settings: Settings) -> TelemetrySettings:
+    return TelemetrySettings(
+        models=(*backend.names, *backend.adapters),
+        lanes=(SPECULATIVE, PLAIN),
+        workloads=(*WORKLOADS, *settings.workloads),
+    )
+
+
+def _served(
+    gateway: Gateway, info: EngineInfo, parsers: Parsers, settings: Settings, backend: Backend
+) -> Served:
+    named = settings.reasoning_field
+    return Served(
+        models=gateway.models,
+        adapters=frozenset(backend.adapters),
+        depth=info.speculation.depth,
+        depth_per_request=info.speculation.per_request,
+        tools=parsers.tool_parser is not None,
+        template_kwargs=settings.default_chat_template_kwargs,
+        trusts_templates=settings.trust_request_chat_template,
+        workloads=(*WORKLOADS, *settings.workloads),
+        sampling=info.default_sampling,
+        spec_metrics=backend.spec_metrics,
+        reasoning_fields=("reasoning", "reasoning_content") if named == "both" else (named,),
+        vocab_size=info.vocab_size,
+        thinking_budget=info.thinking_budget,
+        replaces_media=settings.history_media == "placeholder",
+    )
+
+
+def _freeze() -> None:
+    """What start-up made lives on: the collector need not walk a million objects of it again."""
+    gc.collect()
+    gc.freeze()

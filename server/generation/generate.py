@@ -1,0 +1,356 @@
+"""The way through: a job becomes a prompt, the prompt steps, the steps events. Read this first.
+
+Streaming or not, every request goes this way; an answer that is not streamed is a fold of the
+same events. What a client stops listening to is aborted in the engine, because closing the
+generators on the way closes the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+
+from engine.base import Engine
+from engine.errors import EngineError, RequestRejected
+from engine.events import (
+    Event,
+    Finish,
+    LogprobsDelta,
+    ParserEvent,
+    PromptEcho,
+    TokensDelta,
+    Usage,
+    UsageDelta,
+)
+from engine.observer import Ending, Observation, Observer, RequestFacts
+from engine.rendering.limits import PromptTooLong
+from engine.speculation.accounting import Account
+from engine.speculation.policy import SpeculationPolicy
+from engine.types import EngineInfo, EngineRequest, FinishReason, Step
+from server.access.admission import Admission
+from server.access.budget import charge
+from server.apis.shared.served import Served
+from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow
+from server.generation.context import limits as limits_of
+from server.generation.context import overflow, room_for_messages, shorten
+from server.generation.deadline import Deadline
+from server.generation.grammar import constraint
+from server.generation.job import Job, PromptSource
+from server.generation.parsers import Parser, Parsers
+from server.generation.prompt import Conversation, Prompt, Renderer, encode, render
+from server.generation.trials import Trials
+from server.generation.truncation import fitted
+
+Batch = tuple[int, list[Event]]
+"""The choice, and what one engine step made of it; never an empty list."""
+
+
+ENDINGS: dict[type[Exception], Ending] = {
+    RequestRejected: Ending.REJECTED,
+    EngineError: Ending.ENGINE,
+    DeadlineExceeded: Ending.TIMEOUT,
+    ReaderTooSlow: Ending.SLOW_READER,
+}
+"""The first that fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What a request meets on its way."""
+
+    engine: Engine
+    info: EngineInfo
+    renderer: Renderer
+    parsers: Parsers
+    served: Served
+    policy: SpeculationPolicy
+    admission: Admission = field(default_factory=Admission)
+    trials: Trials | None = None
+    """Where constraints are tried out first, if anywhere."""
+
+
+async def events(
+    job: Job, path: Path, observer: Observer, arrived: float
+) -> AsyncGenerator[Batch, None]:
+    """All choices of a job, as they come. Raises GatewayError or EngineError.
+
+    ``arrived`` is the ``time.perf_counter()`` at which the request came in.
+    """
+    deadline = Deadline(job.caller.timeout_s, arrived)
+    with ExitStack() as inside:
+        try:
+            visitor = job.caller.visitor(deadline.at)
+            place = inside.enter_context(path.admission.enter(visitor))
+            async with deadline.limit():
+                job = _decided(job, path)
+                prompts = await make_prompts(job, path)
+                requests = _requests(job, path, prompts)
+                if path.trials is not None:
+                    wanted = [request.constraint for request in requests]
+                    await path.trials.check(wanted, visitor, job.grammar_param)
+                await place.admit(len(requests), sum(len(prompt.token_ids) for prompt in prompts))
+                charge.get().settle()
+        except GatewayError as error:
+            observer.refused(job.api, error.code or error.type)
+            raise
+        observation = observer.begin(_facts(job, prompts, requests, arrived))
+        readings = [_reading(job, path, prompts[at // job.n]) for at in range(len(requests))]
+        choices = [
+            _choice(index, request, path, readings[index], observation)
+            for index, request in enumerate(requests)
+        ]
+        source = choices[0] if len(choices) == 1 else _merge(choices)
+        inside.callback(lambda: place.pay(sum(reading.account.tokens for reading in readings)))
+        with _told(observation):
+            async with aclosing(deadline.kept(source)) as batches:
+                async for batch in batches:
+                    yield batch
+            place.served()
+
+
+@contextmanager
+def _told(observation: Observation) -> Iterator[None]:
+    """Tell how the request ended."""
+    ending = Ending.ERROR
+    try:
+        yield
+        ending = Ending.COMPLETED
+    except (asyncio.CancelledError, GeneratorExit):
+        ending = Ending.CLIENT_GONE
+        raise
+    except (EngineError, GatewayError) as error:
+        ending = next((e for kind, e in ENDINGS.items() if isinstance(error, kind)), ending)
+        raise
+    finally:
+        observation.end(ending)
+
+
+def _decided(job: Job, path: Path) -> Job:
+    """The job with its adapter, and the depth and the lane that the policy in force gives it."""
+    decision = path.policy.decide(job.id, job.workload, job.key, job.depth)
+    adapter = job.model if job.model in path.served.adapters else None
+    return replace(job, depth=decision.depth, lane=decision.lane, adapter=adapter)
+
+
+def _facts(
+    job: Job, prompts: Sequence[Prompt], requests: Sequence[EngineRequest], arrived: float
+) -> RequestFacts:
+    return RequestFacts(
+        id=job.id,
+        api=job.api,
+        model=job.model,
+        lane=job.lane,
+        workload=job.workload,
+        template=job.template,
+        stream=job.stream,
+        prompt_tokens=max(len(prompt.token_ids) for prompt in prompts),
+        sequences=tuple(request.id for request in requests),
+        arrived=arrived,
+        admitted=time.perf_counter(),
+    )
+
+
+async def make_prompts(job: Job, path: Path) -> list[Prompt]:
+    """Render and measure. Raises InvalidRequest."""
+    try:
+        return [await _prompt(source, job, path) for source in job.prompts]
+    except PromptTooLong as error:
+        raise overflow(job.api, error.at_least, 0, path.info.max_model_len) from None
+
+
+async def _prompt(source: PromptSource, job: Job, path: Path) -> Prompt:
+    longest = path.info.max_model_len
+    limits = limits_of(job.truncate_prompt, job.truncation_side, longest)
+    match source:
+        case Conversation() if job.drops_oldest:
+            room = room_for_messages(job.sampling.max_tokens, longest)
+            token_ids = await fitted(source, path.renderer, room, longest)
+        case Conversation():
+            token_ids = await render(source, path.renderer, limits)
+        case str():
+            token_ids = await encode(source, path.renderer, job.add_special_tokens, limits)
+        case _:
+            token_ids = list(source)
+    token_ids = shorten(token_ids, job.truncate_prompt, job.truncation_side, longest)
+    return path.parsers.read(token_ids) if job.parses else Prompt(tuple(token_ids))
+
+
+def _requests(job: Job, path: Path, prompts: Sequence[Prompt]) -> list[EngineRequest]:
+    """One per choice. Raises InvalidRequest."""
+    parsers, longest = path.parsers, path.info.max_model_len
+    requests = []
+    for at, prompt in enumerate(prompts):
+        wanted = constraint(
+            job, prompt.starts_in, parsers.reasoning, parsers.tool_parser, reasoned=prompt.reasoned
+        )
+        requests += [
+            job.engine_request(prompt, at * job.n + choice, longest, wanted)
+            for choice in range(job.n)
+        ]
+    return requests
+
+
+def _reading(job: Job, path: Path, prompt: Prompt) -> _Reading:
+    parser = path.parsers.make(job, prompt.starts_in)
+    return _Reading(job, parser, Account(), prompt.token_ids)
+
+
+async def _choice(
+    index: int,
+    request: EngineRequest,
+    path: Path,
+    reading: _Reading,
+    observation: Observation,
+) -> AsyncGenerator[Batch, None]:
+    """One choice: steps in, batches of events out, each told to the observer."""
+    tell = observation.choice(request.id)
+    async with _explained(reading.job, request), aclosing(path.engine.generate(request)) as steps:
+        async for step in steps:
+            batch = reading.read(step)
+            for event in batch:
+                tell(event)
+            if batch:
+                yield index, batch
+            if reading.ended:
+                return
+    raise GatewayError("The engine ended the request without a reason.", code="engine_silent")
+
+
+@asynccontextmanager
+async def _explained(job: Job, request: EngineRequest) -> AsyncIterator[None]:
+    """A grammar is compiled in the engine, whose words for a bad one name no field."""
+    try:
+        yield
+    except RequestRejected as error:
+        if request.constraint is None or error.param is not None:
+            raise
+        told = f"What the answer must match cannot be made a grammar: {error}"
+        raise RequestRejected(told, param=job.grammar_param) from error
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What one choice has come to so far."""
+
+    job: Job
+    parser: Parser
+    account: Account
+    prompt: tuple[int, ...]
+    cached: int = 0
+    begun: bool = False
+    ended: bool = False
+
+    def read(self, step: Step) -> list[Event]:
+        """The events of one step; the last step brings Finish."""
+        batch = self._read(step)
+        if batch and self.job.continuous_usage:
+            batch.insert(0, UsageDelta(self._usage()))
+        return batch
+
+    def _read(self, step: Step) -> list[Event]:
+        self.account.add(step)
+        self.cached = step.cached_tokens or self.cached
+        batch: list[Event] = [] if self.begun else self._opening(step)
+        if self.job.echo_only:
+            return [*batch, self._nothing_more(step)]
+        if self.job.stop:
+            parsed, num_kept = self._parse_to_stop(step.token_ids)
+        else:
+            parsed, num_kept = self.parser.feed(step.token_ids), len(step.token_ids)
+        if self.job.return_token_ids and num_kept:
+            batch.append(TokensDelta(step.token_ids[:num_kept]))
+        if step.logprobs and num_kept:
+            batch.append(LogprobsDelta(step.logprobs[:num_kept]))
+        batch.extend(parsed)
+        if self.parser.stopped is not None or step.finish is not None:
+            self.ended = True
+            batch.extend(self.parser.flush(step.finish or FinishReason.STOP))
+            batch.append(self._finish(step))
+        return batch
+
+    def _nothing_more(self, step: Step) -> Finish:
+        self.account.trim(0)
+        self.ended = True
+        return self._finish(replace(step, finish=FinishReason.LENGTH))
+
+    def _opening(self, step: Step) -> list[Event]:
+        self.begun = True
+        return [PromptEcho(self.prompt, step.prompt_logprobs)] if self.job.tells_prompt else []
+
+    def _parse_to_stop(self, token_ids: Sequence[int]) -> tuple[list[ParserEvent], int]:
+        """Token by token, because a stop string may end the answer inside a step.
+
+        The tokens after the one that completes it were never delivered and must not be counted.
+        """
+        events: list[ParserEvent] = []
+        for at, token_id in enumerate(token_ids, 1):
+            events.extend(self.parser.feed((token_id,)))
+            if self.parser.stopped is not None:
+                self.account.trim(self.account.tokens - (len(token_ids) - at))
+                return events, at
+        return events, len(token_ids)
+
+    def _finish(self, step: Step) -> Finish:
+        stopped = self.parser.stopped
+        return Finish(
+            reason=self.parser.finish_reason(
+                FinishReason.STOP if stopped is not None else step.finish or FinishReason.STOP
+            ),
+            stop=stopped if stopped is not None else step.stop_token,
+            usage=self._usage(),
+            decode=self.account.decode_steps,
+            totals=self.account.totals,
+        )
+
+    def _usage(self) -> Usage:
+        totals = self.account.totals
+        speculated = totals.decode_steps > 0
+        return Usage(
+            prompt=len(self.prompt),
+            completion=totals.tokens,
+            cached=self.cached,
+            reasoning=self.parser.reasoning_tokens,
+            accepted=totals.accepted if speculated else None,
+            rejected=totals.proposed - totals.accepted if speculated else None,
+        )
+
+
+async def _merge(choices: Sequence[AsyncGenerator[Batch, None]]) -> AsyncGenerator[Batch, None]:
+    """Several choices at once, each in its own task; the first error of any kind ends them all.
+
+    A task reports its own end through a callback, so a choice cannot end without a notice.
+    """
+    queue: asyncio.Queue[Batch | asyncio.Task[None]] = asyncio.Queue()
+    slots = asyncio.Semaphore(len(choices) * 2)
+    tasks = [asyncio.create_task(_drain(choice, queue, slots)) for choice in choices]
+    for task in tasks:
+        task.add_done_callback(queue.put_nowait)
+    try:
+        open_choices = len(tasks)
+        while open_choices:
+            item = await queue.get()
+            if isinstance(item, asyncio.Task):
+                item.result()
+                open_choices -= 1
+            else:
+                slots.release()
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _drain(
+    choice: AsyncGenerator[Batch, None],
+    queue: asyncio.Queue[Batch | asyncio.Task[None]],
+    slots: asyncio.Semaphore,
+) -> None:
+    """Put a choice's batches into the queue, as many ahead of their reader as there are slots."""
+    async with aclosing(choice) as batches:
+        async for batch in batches:
+            await slots.acquire()
+            queue.put_nowait(batch)

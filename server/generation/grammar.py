@@ -1,0 +1,157 @@
+"""A job's constraints as one Constraint: reasoning free, content or tool calls constrained.
+
+The reasoning is part of the grammar: a model that may think or answer at once is constrained in
+both cases, with any reasoning format, and the engine needs to know of none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from engine.events import Phase
+from engine.types import Constraint
+from server.errors import InvalidRequest
+from server.generation.job import Job, ToolPolicy
+from server.parsing.frames import FRAMES, Format, Frame, calls, is_held, matching, text_with_calls
+from server.parsing.message import Reasoning
+
+
+def constraint(
+    job: Job,
+    starts_in: Phase,
+    reasoning: Reasoning,
+    tool_parser: str | None,
+    reasoned: bool = False,
+) -> Constraint | None:
+    """None leaves the answer free. Raises InvalidRequest for what cannot be constrained.
+
+    Where the prompt has closed the reasoning (``reasoned``) the answer opens none: a client that
+    turned thinking off gets what it asked for.
+    """
+    if job.constraint is None and not needs_grammar(job.tool_policy):
+        return None
+    if job.constraint is not None and job.constraint.kind == "structural_tag":
+        return job.constraint
+    if reasoning.channels is not None and job.parses:
+        return _on_channels(job)
+    thinks = bool(reasoning.ends) and job.parses and not reasoned
+    if not thinks and job.constraint is not None and job.tool_policy.choice == "none":
+        return _bounded(job.constraint)
+    answer = _answer(job, tool_parser)
+    elements = [*_thinking(starts_in, reasoning), answer] if thinks else [answer]
+    return _tag({"type": "sequence", "elements": elements} if thinks else answer)
+
+
+def _bounded(constraint: Constraint) -> Constraint:
+    """JSON goes through the same grammar with and without reasoning: its white space is bounded."""
+    if constraint.kind in ("json_schema", "json_object"):
+        return _tag(content_format(constraint))
+    return constraint
+
+
+def _on_channels(job: Job) -> Constraint:
+    """gpt-oss writes headers between its bodies: only the engine knows where the content begins."""
+    if job.constraint is None or job.tool_policy.choice == "required":
+        _frame("gpt_oss")
+    assert job.constraint is not None
+    return replace(job.constraint, after_reasoning=True)
+
+
+def needs_grammar(policy: ToolPolicy) -> bool:
+    """Whether calls are forced, limited to some tools, or must match a schema or a grammar."""
+    if policy.choice == "auto":
+        return bool(policy.only) or any(is_held(tool, policy) for tool in policy.callable)
+    return policy.choice == "required"
+
+
+def holds_calls(job: Job) -> bool:
+    """Whether the grammar of ``constraint`` holds any call to JSON that is whole."""
+    if job.constraint is not None:
+        return job.constraint.kind != "structural_tag"
+    return needs_grammar(job.tool_policy)
+
+
+def spells_calls(job: Job) -> bool:
+    """Whether what opens and closes a call does so for the grammar with any tokens.
+
+    A grammar knows the text alone, and a model that would rather not call writes the marker with
+    ordinary tokens. Not where the content may be JSON that quotes a marker.
+    """
+    only_calls = job.constraint is None or job.tool_policy.choice == "required"
+    return only_calls and holds_calls(job)
+
+
+def _answer(job: Job, tool_parser: str | None) -> Format:
+    policy = job.tool_policy
+    if policy.choice == "required":
+        return calls(_frame(tool_parser), policy)
+    if job.constraint is None:
+        return text_with_calls(_frame(tool_parser), policy)
+    content = content_format(job.constraint)
+    if policy.choice == "none" or tool_parser not in FRAMES:
+        return content
+    called = calls(_frame(tool_parser), policy)
+    return {"type": "or", "elements": [content, called]}
+
+
+def content_format(constraint: Constraint) -> Format:
+    """A Constraint as a node of a structural tag."""
+    match constraint.kind:
+        case "json_schema":
+            return matching(orjson.loads(constraint.value))
+        case "json_object":
+            return matching({"type": "object"})
+        case "regex":
+            return {"type": "regex", "pattern": constraint.value}
+        case "choice":
+            listed = [{"type": "const_string", "value": text} for text in constraint.choices]
+            return {"type": "or", "elements": listed}
+        case kind:
+            return {"type": kind, kind: constraint.value}
+
+
+def _thinking(starts_in: Phase, reasoning: Reasoning) -> list[Format]:
+    """Reasoning the template has opened must end; else the model may open one, or not."""
+    end = reasoning.ends[0] if len(reasoning.ends) == 1 else list(reasoning.ends)
+    free = {"type": "any_text"}
+    if starts_in is Phase.REASONING:
+        return [{"type": "tag", "begin": "", "content": free, "end": end}, *_between(reasoning)]
+    opened = [
+        {"type": "tag", "begin": start, "content": free, "end": end} for start in reasoning.starts
+    ]
+    if not opened:
+        return []
+    either: Any = opened[0] if len(opened) == 1 else {"type": "or", "elements": opened}
+    thought = {"type": "sequence", "elements": [either, *_between(reasoning)]}
+    return [{"type": "optional", "content": thought}]
+
+
+def _between(reasoning: Reasoning) -> list[Format]:
+    """The white space a template writes between reasoning and answer."""
+    if not reasoning.framing:
+        return []
+    characters = reasoning.framing.replace("\n", "\\n")
+    return [{"type": "regex", "pattern": f"[{characters}]{{0,4}}"}]
+
+
+def _tag(answer: Format) -> Constraint:
+    return Constraint("structural_tag", _text({"type": "structural_tag", "format": answer}))
+
+
+def _text(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _frame(tool_parser: str | None) -> Frame:
+    frame = FRAMES.get(tool_parser or "")
+    if frame is None:
+        known = ", ".join(sorted(FRAMES))
+        raise InvalidRequest(
+            f"Calls cannot be forced or made strict with the tool-call parser '{tool_parser}', "
+            f"only with: {known}. Use tool_choice 'auto', and tools without 'strict' or a grammar.",
+            param="tool_choice",
+        )
+    return frame

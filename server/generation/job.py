@@ -1,0 +1,154 @@
+"""A request after validation: frozen, every field has a value and a meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine.types import Constraint, EngineRequest, Sampling
+from server.access.caller import Caller
+from server.generation.context import Side, fit
+from server.generation.prompt import Conversation, Prompt
+from server.generation.text_grammar import TextGrammar
+
+PromptSource = Conversation | str | tuple[int, ...]
+"""What a prompt is made of: a chat template's input, text, or the token ids themselves."""
+
+CONSTRAINT_PARAM = {"responses": "text.format", "messages": "output_config.format"}
+"""Where each API says what the content must match; 'response_format' in the others."""
+
+
+Namespaced = tuple[str, str]
+"""A namespace, and a tool's own name in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPolicy:
+    """Which tools were offered and which calls the client wants."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """As chat completions write functions."""
+    choice: str = "none"
+    """none, auto or required."""
+    only: frozenset[str] = frozenset()
+    """The functions that may be called; empty means all of them."""
+    parallel: bool = True
+    custom: Mapping[str, TextGrammar | None] = field(default_factory=dict)
+    """Tools that the client gave as custom ones, each with what its text must match."""
+    namespaces: Mapping[str, Namespaced] = field(default_factory=dict)
+    """Where those tools belong whose name here is a flat one."""
+
+    @property
+    def callable(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools that may be called."""
+        if self.choice == "none":
+            return ()
+        return tuple(t for t in self.tools if not self.only or t["function"]["name"] in self.only)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request to an API, whichever API it came through.
+
+    Choice ``i`` of the answer is the ``i % n``-th answer to prompt ``i // n``.
+    """
+
+    id: str
+    api: str
+    """chat, completions, responses or messages."""
+    model: str
+    created: int
+    """Unix time in seconds."""
+    sampling: Sampling
+    """``max_tokens`` of 0 means: as many as fit."""
+    prompts: tuple[PromptSource, ...] = ()
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    """Every chunk of a stream carries its choice's usage so far."""
+    include_reasoning: bool = True
+    parses: bool = True
+    """Whether reasoning and tool calls are looked for; completions deliver the text as it is."""
+    tells_prompt: bool = False
+    """Whether the events begin with the prompt."""
+    gives_prompt_logprobs: bool = False
+    """The answer carries the prompt's log probabilities as vLLM's ``prompt_logprobs``."""
+    echo: bool = False
+    """Completions: the answer begins with the prompt."""
+    echo_only: bool = False
+    """The prompt is all of the answer: what the engine makes is dropped."""
+    add_special_tokens: bool = True
+    """Text prompts: with the special tokens that the tokenizer adds."""
+    spec_metrics: str = "none"
+    """How much of its speculation the answer carries: none, summary or detailed."""
+    return_token_ids: bool = False
+    returns_prompt_text: bool = False
+    """The answer shows the prompt as the chat template wrote it."""
+    token_names: str = "text"
+    """How log probabilities name tokens: text or ids."""
+    drops_oldest: bool = False
+    """Leave out the oldest messages of a conversation that does not fit."""
+    truncate_prompt: int | None = None
+    """Keep at most this many tokens of the prompt; ``context.AS_FITS`` for as many as fit."""
+    truncation_side: Side = "left"
+    """Where a prompt is cut."""
+    tool_policy: ToolPolicy = field(default_factory=ToolPolicy)
+    constraint: Constraint | None = None
+    """What the content must match, apart from reasoning and tool calls."""
+    repeated: Mapping[str, Any] = field(default_factory=dict)
+    """Members of the answer that the request decides, such as its service tier."""
+    adapter: str | None = None
+    """The LoRA adapter that ``model`` names."""
+    depth: int | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    affinity: str | None = None
+    """Whose prompts these are, as the body says; a session named in a header comes before it."""
+    key: str | None = None
+    """The public name of the API key, never the key."""
+    caller: Caller = Caller()
+    lane: str = "default"
+    workload: str = "chat"
+    template: str = ""
+    """Fingerprint of system prompt and tool schemas, for slicing."""
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def grammar_param(self) -> str:
+        """The field of the request that the engine's grammar comes from."""
+        if self.constraint is None:
+            return "tools"
+        return CONSTRAINT_PARAM.get(self.api, "response_format")
+
+    def engine_request(
+        self, prompt: Prompt, choice: int, max_model_len: int, constraint: Constraint | None
+    ) -> EngineRequest:
+        """The engine's part of choice ``choice``. Raises InvalidRequest for what does not fit."""
+        sampling, num_prompt = self.sampling, len(prompt.token_ids)
+        return EngineRequest(
+            id=f"{self.id}-{choice}",
+            prompt=prompt.token_ids,
+            sampling=replace(
+                sampling,
+                max_tokens=fit(
+                    self.api, num_prompt, sampling.max_tokens, sampling.min_tokens, max_model_len
+                ),
+                seed=None if sampling.seed is None else sampling.seed + choice % self.n,
+            ),
+            constraint=constraint,
+            adapter=self.adapter,
+            depth=self.depth,
+            priority=self.priority,
+            lane=self.lane,
+            workload=self.workload,
+            cache_salt=self.cache_salt,
+            affinity=self.caller.session or self.affinity,
+        )

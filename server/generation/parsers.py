@@ -1,0 +1,69 @@
+"""One parser per choice, made from the formats this gateway was started with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.events import Phase
+from server.generation.grammar import holds_calls, spells_calls
+from server.generation.job import Job
+from server.generation.prompt import Prompt
+from server.parsing.message import Reasoning
+from server.parsing.parser import Parser, make_parser
+from server.parsing.registry import reasoning_format, tool_format
+from server.parsing.vocabulary import Vocabulary
+
+__all__ = ["Parser", "Parsers", "Vocabulary"]
+
+TAIL = 32
+"""Prompt tokens looked at for an opened reasoning; templates add a handful."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsers:
+    """The formats in use and the vocabulary their markers are found in."""
+
+    vocabulary: Vocabulary
+    tool_parser: str | None
+    reasoning_parser: str | None
+
+    def __post_init__(self) -> None:
+        """Raises UnknownParser, which lists the names there are."""
+        if self.tool_parser is not None:
+            tool_format(self.tool_parser)
+        reasoning_format(self.reasoning_parser)
+
+    @property
+    def reasoning(self) -> Reasoning:
+        """How the model marks its thinking."""
+        return reasoning_format(self.reasoning_parser)
+
+    def read(self, token_ids: Sequence[int]) -> Prompt:
+        """A prompt, and where it leaves the answer.
+
+        A template that opens or closes the reasoning ends with its marker and white space; a marker
+        further up was written by somebody else.
+        """
+        end = self.vocabulary.decoder().text(token_ids[-TAIL:]).rstrip()
+        opened = end.endswith(self.reasoning.starts)
+        phase = Phase.REASONING if opened else Phase.CONTENT
+        return Prompt(tuple(token_ids), phase, end.endswith(self.reasoning.ends))
+
+    def make(self, job: Job, phase: Phase) -> Parser:
+        """A fresh parser for one choice. Tools that may not be called are not looked for."""
+        policy = job.tool_policy
+        return make_parser(
+            self.vocabulary,
+            tool_parser=self.tool_parser if policy.choice != "none" else None,
+            reasoning_parser=self.reasoning_parser if job.parses else None,
+            tools=policy.tools,
+            starts_in=phase,
+            stop=job.stop,
+            include_stop=job.include_stop,
+            parallel=policy.parallel,
+            skip_special_tokens=job.skip_special_tokens,
+            custom=frozenset(policy.custom),
+            sound=holds_calls(job),
+            spelled=spells_calls(job),
+        )

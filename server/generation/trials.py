@@ -1,0 +1,87 @@
+"""The queue in front of the constraint probe: bounded, and fair by key like that of the engine.
+
+A constraint is tried out before its request is admitted, so that it holds no place in the engine
+meanwhile. Those without one never wait here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Protocol
+
+from engine.errors import EngineError, RequestRejected
+from engine.types import Constraint
+from server.access.admission import Admission, Bounds, Visitor
+from server.errors import InvalidRequest, TooManyRequests, from_engine
+
+BOUNDS = Bounds(running=1, queued=64, queued_tokens=4 << 20)
+"""One trial at a time; those that wait, and their characters."""
+
+
+class ConstraintProbe(Protocol):
+    """Tries out what an answer must match."""
+
+    def known(self, constraint: Constraint) -> bool:
+        """Whether ``check`` answers at once."""
+        ...
+
+    async def check(self, constraint: Constraint) -> None:
+        """Raises RequestRejected for one that would hold up the engine."""
+        ...
+
+
+class Trials:
+    def __init__(self, probe: ConstraintProbe, bounds: Bounds = BOUNDS) -> None:
+        self._probe = probe
+        self.queue = Admission(bounds)
+
+    async def check(
+        self, constraints: Iterable[Constraint | None], visitor: Visitor, param: str
+    ) -> None:
+        """Raises InvalidRequest, naming ``param``, TooManyRequests and other GatewayErrors."""
+        different = {constraint for constraint in constraints if constraint is not None}
+        try:
+            for constraint in different:
+                if self._probe.known(constraint):
+                    await self._probe.check(constraint)
+                else:
+                    await self._try(constraint, replace(visitor, quota=None, concurrency=None))
+        except RequestRejected as error:
+            raise InvalidRequest(
+                f"What the answer must match cannot be made a grammar: {error}", param=param
+            ) from error
+        except EngineError as error:
+            raise from_engine(error) from error
+
+    async def _try(self, constraint: Constraint, visitor: Visitor) -> None:
+        with ExitStack() as inside:
+            try:
+                place = inside.enter_context(self.queue.enter(visitor))
+                await place.admit(1, len(constraint.value))
+            except TooManyRequests as error:
+                raise _too_many(error) from error
+            trial = asyncio.create_task(self._probe.check(constraint))
+            until_over = inside.pop_all()
+
+        def over(trial: asyncio.Task[None]) -> None:
+            if not trial.cancelled() and trial.exception() is None:
+                place.served()
+            until_over.close()
+
+        trial.add_done_callback(over)
+        # One whose client leaves goes on in its place: what it spends is not the next one's.
+        await asyncio.shield(trial)
+
+
+def _too_many(error: TooManyRequests) -> TooManyRequests:
+    if error.code != "queue_full":
+        return error
+    return TooManyRequests(
+        "Too many schemas, patterns and grammars wait to be tried out. Come back after the time in "
+        "Retry-After; those that were tried out before need not wait.",
+        code="constraint_queue_full",
+        retry_after_s=error.retry_after_s,
+    )

@@ -1,0 +1,252 @@
+"""The door: every request passes here first. Closed unless a path is listed as open.
+
+Paths are of three kinds. *Open* ones answer anybody: whether the process lives and is ready.
+*Operator* ones show and change how the gateway runs. All others are the API. With API keys
+configured the API needs one and operator paths need an admin's; with a separate admin port operator
+paths exist there and nowhere else. Without any keys everything is open but ``/admin``, which then
+needs that port: a proxy on this machine makes its clients look like this machine's own.
+
+Where no key is asked for, web pages of other origins are kept out (server/http/cross_origin.py).
+
+What operators look at in a browser takes the key as the password of HTTP Basic, too: a browser has
+no other way to ask for one. What changes anything does not, because browsers send such passwords
+along with what other sites make them send.
+
+What can be refused without reading the body is refused here: while the gateway drains, while the
+queue has no room for this key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.access.budget import Charge, charge
+from server.access.caller import Caller, caller
+from server.access.keys import Key, KeyRing
+from server.apis.shared.gateway import Gateway
+from server.errors import (
+    Forbidden,
+    GatewayError,
+    InvalidRequest,
+    NotFound,
+    RequestTimeout,
+    Unauthenticated,
+    error_body,
+)
+from server.http.cross_origin import SAFE_METHODS, CrossOrigin, check_content_type, host_of
+from server.http.limits import network_of
+from server.http.response import send_json
+
+OPEN = frozenset({"/health", "/ready", "/ping"})
+OPERATOR = ("/metrics", "/debug", "/admin")
+BASIC = 'Basic realm="eaglegate: an admin API key is the password", charset="UTF-8"'
+TIMEOUT_HEADER = "x-request-timeout"
+MAX_TIMEOUT_S = 86400.0
+
+
+def is_operator(path: str) -> bool:
+    return path == "/" or any(path == at or path.startswith(at + "/") for at in OPERATOR)
+
+
+def is_page(path: str) -> bool:
+    """Operator paths that only show."""
+    return is_operator(path) and path != "/admin" and not path.startswith("/admin/")
+
+
+class Door:
+    """ASGI middleware; sets ``server.access.caller.caller`` for what is inside."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            who = self._enter(scope)
+        except GatewayError as error:
+            await self._refuse(error, scope["path"], send)
+            return
+        token = caller.set(who)
+        cost = self._charge(who)
+        charged = charge.set(cost)
+        works = _is_work(scope)
+        self._gateway.under_way += works
+        try:
+            await self._app(scope, _hurried(receive, self._gateway.body_timeout_s), send)
+        finally:
+            self._gateway.under_way -= works
+            cost.close()
+            charge.reset(charged)
+            caller.reset(token)
+
+    def _charge(self, who: Caller) -> Charge:
+        budget = self._gateway.budget
+        return budget.open() if who.key is None else budget.open(who.key.name, who.key.quota)
+
+    def _enter(self, scope: Scope) -> Caller:
+        path, headers = scope["path"], Headers(scope=scope)
+        host = host_of(headers, scope["http_version"])
+        self._check_port(scope, path)
+        if path in OPEN:
+            return Caller()
+        self._check_origin(scope, headers, host)
+        if is_operator(path):
+            return Caller(self._operator(path, headers))
+        key = self._gateway.keys.find(_given(headers)) if self._gateway.keys else None
+        if _is_work(scope):
+            self._gateway.memory.check(self._gateway.under_way)
+        session = headers.get(self._gateway.session_header) or None
+        who = Caller(key, self._timeout(headers), session, _network(scope))
+        if scope["method"] == "POST" and (path.startswith("/v1/") or path == "/invocations"):
+            self._gateway.require().admission.check(who.visitor())
+        return who
+
+    def _check_port(self, scope: Scope, path: str) -> None:
+        """Each port has its own paths, where there are two."""
+        if self._gateway.admin_port is None or path in OPEN:
+            return
+        at_admin = (scope.get("server") or ("", 0))[1] == self._gateway.admin_port
+        if at_admin != is_operator(path):
+            raise NotFound(f"There is no {scope['method']} {path} on this port.")
+
+    def _check_origin(self, scope: Scope, headers: Headers, host: str) -> None:
+        """Raises Forbidden or UnsupportedMediaType for what a foreign page could have sent."""
+        gateway, operator = self._gateway, is_operator(scope["path"])
+        if not gateway.keys or (operator and gateway.admin_port is not None):
+            policy = gateway.cross_origin
+            if host:
+                policy.check_host(host)
+            policy.check_origin(scope["method"], headers, () if operator else policy.origins)
+        check_content_type(scope["method"], headers)
+
+    def _operator(self, path: str, headers: Headers) -> Key | None:
+        keys = self._gateway.keys
+        if self._gateway.admin_port is not None:
+            return None
+        if keys:
+            return _page_key(keys, path, headers) if is_page(path) else _admin(keys, path, headers)
+        if not is_page(path):
+            raise Forbidden(
+                f"{path} needs a port of its own (--admin-port) or an admin's API key "
+                "(--admin-api-key or --api-key-file); this gateway has neither."
+            )
+        return None
+
+    def _timeout(self, headers: Headers) -> float | None:
+        """The client's deadline or the gateway's, whichever is sooner."""
+        most = self._gateway.request_timeout_s or None
+        given = headers.get(TIMEOUT_HEADER)
+        if given is None:
+            return most
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds <= MAX_TIMEOUT_S:
+            raise InvalidRequest(
+                f"{TIMEOUT_HEADER} must be a number of seconds above 0 and at most "
+                f"{MAX_TIMEOUT_S:g}; given '{given[:40]}'.",
+                param=TIMEOUT_HEADER,
+            )
+        return seconds if most is None else min(seconds, most)
+
+    async def _refuse(self, error: GatewayError, path: str, send: Send) -> None:
+        self._gateway.observer.refused(path, error.code or error.type)
+        headers = tuple((k.encode(), v.encode()) for k, v in error.headers().items())
+        await send_json(send, error.status, orjson.dumps(error_body(path, error)), headers)
+
+
+def _is_work(scope: Scope) -> bool:
+    """Whether a request may take memory; one that shows something or stops it does not."""
+    path = scope["path"]
+    stops = path.endswith("/cancel") or scope["method"] == "DELETE"
+    return scope["method"] not in SAFE_METHODS and not stops and not is_operator(path)
+
+
+class Cors:
+    """ASGI middleware, outside the door: preflights carry no key. Operator paths get none of it."""
+
+    def __init__(self, app: ASGIApp, policy: CrossOrigin) -> None:
+        self._app = app
+        self._api = policy.wrap(app)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        operator = scope["type"] == "http" and is_operator(scope["path"])
+        await (self._app if operator else self._api)(scope, receive, send)
+
+
+def _admin(keys: KeyRing, path: str, headers: Headers) -> Key:
+    key = keys.find(_given(headers))
+    if not key.admin:
+        raise Forbidden(f"{path} needs an admin's API key; '{key.name}' is not one.")
+    return key
+
+
+def _page_key(keys: KeyRing, path: str, headers: Headers) -> Key:
+    """The same, from a browser too, which asks its user again as long as the answer is 401."""
+    password = _password(headers)
+    try:
+        if password is None:
+            return _admin(keys, path, headers)
+        key = keys.find(password)
+        if not key.admin:
+            raise Unauthenticated(f"{path} needs an admin's API key; '{key.name}' is not one.")
+        return key
+    except Unauthenticated as error:
+        error.challenge = BASIC
+        raise
+
+
+def _password(headers: Headers) -> str | None:
+    """Of HTTP Basic; empty when it cannot be read, None without any."""
+    scheme, _, coded = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(coded, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
+
+
+def _given(headers: Headers) -> str | None:
+    """The key of either scheme; two different ones are an error, not a choice."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    given = {bearer.strip()} if scheme.lower() == "bearer" else set()
+    given |= {headers["x-api-key"].strip()} if "x-api-key" in headers else set()
+    given.discard("")
+    if len(given) > 1:
+        raise Unauthenticated("'authorization' and 'x-api-key' hold different API keys.")
+    return given.pop() if given else None
+
+
+def _network(scope: Scope) -> str:
+    """The peer's address; of IPv6 its first 64 bits, which one client can have to itself."""
+    return network_of(str((scope.get("client") or ("", 0))[0]))
+
+
+def _hurried(receive: Receive, seconds: float) -> Receive:
+    """The body must have come in after ``seconds``; what follows it may take its time."""
+    until = asyncio.get_running_loop().time() + seconds
+    whole = False
+
+    async def wrapped() -> Message:
+        nonlocal whole
+        if whole:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(until):
+                message: dict[str, Any] = dict(await receive())
+        except TimeoutError:
+            raise RequestTimeout(f"The body did not come in within {seconds:g} s.") from None
+        whole = not message.get("more_body", False)
+        return message
+
+    return wrapped

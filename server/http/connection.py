@@ -1,0 +1,157 @@
+"""One client's connection: uvicorn's, with a limit on what comes before a request has begun.
+
+httptools gathers a header until it is whole and uvicorn all of them until the last, both without
+an end. What is gathered is counted here: what the parser has handed over since the message began,
+and what it was fed since it last handed over anything. Uses what uvicorn 0.54 keeps in
+``HttpToolsProtocol``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from server.errors import (
+    GatewayError,
+    HeadersTooLarge,
+    InvalidRequest,
+    RequestTimeout,
+    openai_body,
+)
+
+if TYPE_CHECKING:
+    from server.http.connection_limits import Entry
+
+
+class HeadTooLarge(Exception):
+    """Ends the parsing of a request."""
+
+
+class Connection(HttpToolsProtocol):
+    """``entry`` is its place among all connections."""
+
+    def __init__(self, entry: Entry, config: Config, server_state: ServerState) -> None:
+        super().__init__(config, server_state, app_state={})
+        self._entry = entry
+        self._limits = entry.limits
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting = True
+        """No request has begun, or the last one is over."""
+        self._refused: GatewayError | None = None
+        self._head_bytes = 0
+        self._num_headers = 0
+        self._unparsed = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._entry.idle(transport.close)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._entry.leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._unparsed > self._limits.head_bytes:
+            self.send_400_response("")
+        elif self._waiting and self._timer is None:
+            self._arm()
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = self._num_headers = self._unparsed = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Of the request, and of the trailers of its body."""
+        self._num_headers += 1
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._unparsed = 0
+        self._disarm()
+        self._waiting = False
+        self._entry.busy()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._waiting = True
+            self._entry.idle(self.transport.close)
+
+    def send_400_response(self, msg: str) -> None:
+        """Where uvicorn finds that what came is no request."""
+        if self._unparsed > self._limits.head_bytes:
+            self._refused = self._too_large()
+        error = self._refused or InvalidRequest(msg, code="invalid_http")
+        self._refuse(error)
+
+    def _count(self, size: int) -> None:
+        self._unparsed = 0
+        self._head_bytes += size
+        if self._head_bytes > self._limits.head_bytes or self._num_headers > self._limits.headers:
+            self._refused = self._too_large()
+            raise HeadTooLarge
+
+    def _too_large(self) -> HeadersTooLarge:
+        limits = self._limits
+        return HeadersTooLarge(
+            f"A request may have {limits.head_bytes} bytes of path and headers and "
+            f"{limits.headers} headers; this one has more."
+        )
+
+    def _arm(self) -> None:
+        self._timer = self.loop.call_later(self._limits.head_s, self._give_up)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        self._refuse(
+            RequestTimeout(f"The request did not come in within {self._limits.head_s:g} s.")
+        )
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Answer and close; in the middle of another answer, only close."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(answer(error, self.server_state.default_headers))
+        self.transport.close()
+
+
+def answer(error: GatewayError, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """A whole response without an application, after which the connection is closed."""
+    body: Any = orjson.dumps(openai_body(error))
+    given = {
+        b"content-type": b"application/json",
+        b"content-length": str(len(body)).encode(),
+        b"connection": b"close",
+        **{name.encode(): value.encode() for name, value in error.headers().items()},
+        **dict(headers),
+    }
+    lines = [name + b": " + value + b"\r\n" for name, value in given.items()]
+    return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])

@@ -1,0 +1,195 @@
+"""Accepting connections, as many as there is room for.
+
+The loop's own servers accept whatever comes, and complete TLS handshakes, before anybody can count.
+Here a connection is counted when it is accepted. When there is no room the one that has been
+without a request for the longest makes some; when all are busy the new one is refused. So idle
+connections never keep others out, and never use up the files that the engine needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from uvicorn.middleware.proxy_headers import _TrustedHosts
+
+from server.errors import Unavailable
+from server.http.connection import answer
+from server.http.limits import Limits, network_of
+
+log = logging.getLogger(__name__)
+
+BATCH = 16
+"""Connections accepted before the loop turns to something else."""
+PAUSE_S = 1.0
+"""Until the next try, where the kernel has no room for another file."""
+Close = Callable[[], None]
+MakeProtocol = Callable[["Entry"], asyncio.Protocol]
+
+
+class Entry:
+    """One connection's place, from its acceptance to its end."""
+
+    def __init__(self, gate: Gate, client: str) -> None:
+        self.limits = gate.limits
+        self.client = client
+        self.close: Close = lambda: None
+        self._gate = gate
+        self._inside = True
+
+    def idle(self, close: Close) -> None:
+        """It waits for a request: ``close`` may be called to make room."""
+        self.close = close
+        self._gate.idle[self] = None
+
+    def busy(self) -> None:
+        self._gate.idle.pop(self, None)
+
+    def leave(self) -> None:
+        """A second call changes nothing."""
+        if self._inside:
+            self._inside = False
+            self._gate._left(self)
+
+
+class Gate:
+    """``on_refused`` is called for every connection that is turned away."""
+
+    def __init__(self, limits: Limits, on_refused: Callable[[], None] = lambda: None) -> None:
+        self.limits = limits
+        self.total = 0
+        self.idle: dict[Entry, None] = {}
+        """Those without a request, the longest first."""
+        self._on_refused = on_refused
+        self._clients: Counter[str] = Counter()
+        self._proxies = _TrustedHosts(list(limits.proxies))
+        self._listeners: list[socket.socket] = []
+        self._joining: set[asyncio.Task[None]] = set()
+
+    def open(
+        self, listener: socket.socket, make: MakeProtocol, context: ssl.SSLContext | None
+    ) -> None:
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self._listen(listener, partial(self._accept_some, listener, make, context))
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            loop.remove_reader(listener)
+        self._listeners.clear()
+
+    def _listen(self, listener: socket.socket, accept: Close) -> None:
+        if listener in self._listeners:
+            asyncio.get_running_loop().add_reader(listener, accept)
+
+    def _accept_some(
+        self, listener: socket.socket, make: MakeProtocol, context: ssl.SSLContext | None
+    ) -> None:
+        try:
+            for _ in range(BATCH):
+                self._accept(listener, make, context)
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._rest(listener, make, context, error)
+
+    def _accept(
+        self, listener: socket.socket, make: MakeProtocol, context: ssl.SSLContext | None
+    ) -> None:
+        connection, address = listener.accept()
+        client = network_of(address[0])
+        if not self._has_room(connection.fileno(), client, address[0]):
+            self._on_refused()
+            _turn_away(connection, context is None)
+            return
+        entry = Entry(self, client)
+        self.total += 1
+        self._clients[client] += 1
+        task = asyncio.create_task(self._join(connection, partial(make, entry), entry, context))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    async def _join(
+        self,
+        connection: socket.socket,
+        make: Callable[[], asyncio.Protocol],
+        entry: Entry,
+        context: ssl.SSLContext | None,
+    ) -> None:
+        connection.setblocking(False)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                make,
+                connection,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else self.limits.head_s,
+            )
+        except (OSError, TimeoutError):  # ssl.SSLError is an OSError
+            entry.leave()
+        except BaseException:
+            entry.leave()
+            raise
+
+    def _has_room(self, file: int, client: str, address: str) -> bool:
+        """Whether one more fits, others having made room where they could."""
+        limits = self.limits
+        if self._clients[client] >= limits.per_client and address not in self._proxies:
+            return self._make_room(client)
+        if self.total >= limits.connections or file >= limits.files:
+            return self._make_room(None)
+        return True
+
+    def _make_room(self, client: str | None) -> bool:
+        """End the longest idle connection, of ``client`` where one is given."""
+        for entry in self.idle:
+            if client is None or entry.client == client:
+                del self.idle[entry]
+                entry.close()
+                entry.leave()
+                return True
+        return False
+
+    def _left(self, entry: Entry) -> None:
+        self.total -= 1
+        self.idle.pop(entry, None)
+        self._clients[entry.client] -= 1
+        if not self._clients[entry.client]:
+            del self._clients[entry.client]
+
+    def _rest(
+        self,
+        listener: socket.socket,
+        make: MakeProtocol,
+        context: ssl.SSLContext | None,
+        error: OSError,
+    ) -> None:
+        """Where the process or the host is out of files: try again, not at once."""
+        log.error("no connection can be accepted: %s", errno.errorcode.get(error.errno or 0, error))
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        accept = partial(self._accept_some, listener, make, context)
+        loop.call_later(PAUSE_S, self._listen, listener, accept)
+
+
+def _turn_away(connection: socket.socket, plain: bool) -> None:
+    """Say so, where it can be said in plain text, and hang up."""
+    error = Unavailable(
+        "This gateway has as many connections as it may have.",
+        code="too_many_connections",
+        retry_after_s=1,
+    )
+    with connection, suppress(OSError):
+        connection.setblocking(False)
+        if plain:
+            connection.send(answer(error))
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(1 << 16)

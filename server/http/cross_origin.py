@@ -1,0 +1,180 @@
+"""What a web page of another origin may do: nothing, unless an operator has allowed its origin.
+
+A browser sends what any page tells it to, from inside the operator's network. Three things about
+such a request a page cannot forge: ``Origin``, which goes with everything that is not GET or HEAD;
+``Sec-Fetch-Site``; and ``Host``, the name the browser connected to. A page whose own name is made
+to resolve to this machine (DNS rebinding) has an origin equal to ``Host``, so the name itself has
+to be a known one. An address is always one: no name was resolved to reach it.
+
+Where a key is asked for, the key is the proof, and none of this is needed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from server.errors import Forbidden, InvalidRequest, UnsupportedMediaType
+from server.settings import ConfigError
+
+ANY = "*"
+LOCAL_NAMES = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
+"""Names that nobody can register; the last two are this machine's in its containers."""
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""What a browser lets every page send; nothing here changes or spends anything for them."""
+OWN_SITE = frozenset({"same-origin", "none"})
+"""``Sec-Fetch-Site`` of the gateway's own page, and of what a person has typed."""
+READABLE = ("x-request-id", "retry-after", "server-timing", "x-eaglegate-ignored-fields")
+"""Response headers that pages of allowed origins may read."""
+HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+?)\.?)(?::\d{1,5})?")
+
+
+@dataclass(frozen=True, slots=True)
+class CrossOrigin:
+    """Names this gateway answers to, origins that may use it, and CORS as ``vllm serve`` has it."""
+
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    credentials: bool = False
+    methods: tuple[str, ...] = (ANY,)
+    headers: tuple[str, ...] = (ANY,)
+
+    @classmethod
+    def of_machine(cls, host: str, hosts: Iterable[str] = ()) -> CrossOrigin:
+        """With the name listened on and the machine's own among the hosts."""
+        return cls(hosts=(*hosts, host.lower(), socket.gethostname().lower()))
+
+    def check_host(self, host: str) -> None:
+        """Raises Forbidden for a name that a stranger could have registered."""
+        if not (_is_address(host) or self._names(host)):
+            raise Forbidden(
+                "Without API keys this gateway answers to addresses and to names of this machine; "
+                f"the Host header says '{host[:80]}'. Allow the name with --allowed-hosts, or "
+                "configure API keys.",
+                code="host_not_allowed",
+            )
+
+    def check_origin(self, method: str, headers: Headers, allowed: Iterable[str]) -> None:
+        """Raises Forbidden for a request by a page of an origin that is not ``allowed``."""
+        if method in SAFE_METHODS:
+            return
+        origins, host = headers.getlist("origin"), headers.get("host", "").lower()
+        site = headers.get("sec-fetch-site")
+        if site is None and all(_place(origin) == host for origin in origins):
+            return
+        if site in OWN_SITE or ANY in allowed:
+            return
+        if origins and set(origins) <= set(allowed):
+            return
+        raise Forbidden(
+            f"A web page of another origin ({', '.join(origins)[:80] or site}) may not use this "
+            "gateway without an API key. Allow the origin with --allowed-origins, or configure "
+            "API keys.",
+            code="origin_not_allowed",
+        )
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """``app`` with the headers that let pages of the allowed origins read its answers."""
+        return CORSMiddleware(
+            app,
+            allow_origins=self.origins,
+            allow_methods=self.methods,
+            allow_headers=self.headers,
+            allow_credentials=self.credentials,
+            allow_private_network=True,
+            expose_headers=READABLE,
+        )
+
+    def _names(self, host: str) -> bool:
+        if host in LOCAL_NAMES or host.endswith(".localhost"):
+            return True
+        return any(_matches(host, name.lower()) for name in self.hosts)
+
+
+def host_of(headers: Headers, http_version: str) -> str:
+    """The one name the request is for; empty where HTTP/1.0 gives none. Raises InvalidRequest."""
+    given = headers.getlist("host")
+    if not given and http_version == "1.0":
+        return ""
+    name = host_name(given[0]) if len(given) == 1 else None
+    if name is None:
+        shown = ", ".join(f"'{value[:40]}'" for value in given[:3]) or "none"
+        raise InvalidRequest(
+            f"A request needs one Host header, a name or an address; given: {shown}.",
+            code="invalid_host",
+        )
+    return name
+
+
+def host_name(host: str) -> str | None:
+    """A Host header without its port; None when it is none."""
+    found = HOST.fullmatch(host)
+    return None if found is None else (found[1] or found[2]).lower()
+
+
+def check_content_type(method: str, headers: Headers) -> None:
+    """Raises UnsupportedMediaType for a body that does not claim to be JSON.
+
+    A program may leave the type out; a browser has to name it, since what it sends on behalf of any
+    page without asking is of the types that forms have, or of none.
+    """
+    if method in SAFE_METHODS or not _has_body(headers):
+        return
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json" or kind.endswith("+json"):
+        return
+    if kind == "" and "origin" not in headers and "sec-fetch-site" not in headers:
+        return
+    hint = ", which is what curl -d sends by itself" if kind.endswith("urlencoded") else ""
+    raise UnsupportedMediaType(
+        f"The body must be JSON; its content type is '{kind[:80]}'{hint}. Send the header "
+        "'content-type: application/json'."
+    )
+
+
+def names_of(given: Sequence[str]) -> tuple[str, ...]:
+    """A list of names, or a JSON array of them in one argument, as ``vllm serve`` takes it."""
+    if not given or not given[0].startswith("["):
+        return tuple(given)
+    joined = ",".join(given)  # the environment's lists are cut at commas
+    try:
+        names = orjson.loads(joined)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(
+            f"a list of names must be a JSON array; given {joined}: {error}"
+        ) from None
+    return tuple(str(name) for name in names)
+
+
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
+def _place(origin: str) -> str:
+    """An origin's host and port, as Host has them; empty for an opaque one."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _matches(host: str, name: str) -> bool:
+    """``*.example.com`` is every name below example.com; ``*`` is every name."""
+    return name in (ANY, host) or (name[:2] == "*." and host.endswith(name[1:]))

@@ -1,0 +1,253 @@
+"""The answer to a generation request: an ASGI app that owns status, stream and disconnect.
+
+The first batch of events is awaited before the status line, so that what the engine refuses is
+still a proper HTTP error; after a grace the stream opens anyway and comments keep it alive. A
+watcher listens for the client all the while: when it leaves, the work is cancelled, which closes
+the engine's generator. The same holds for answers that are not streamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from engine.errors import EngineError
+from engine.events import Event
+from server.errors import GatewayError, ReaderTooSlow, from_engine
+from server.generation.generate import Batch
+from server.http import fast_write as direct
+from server.http import sse
+
+logger = logging.getLogger(__name__)
+
+Batches = AsyncGenerator[Batch, None]
+ErrorBody = Callable[[GatewayError], dict[str, Any]]
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class StreamEncoder(Protocol):
+    """Events to the frames of one API."""
+
+    def encode(self, choice: int, events: list[Event]) -> bytes: ...
+
+    def close(self) -> bytes:
+        """What ends a stream that went well."""
+        ...
+
+    def fail(self, error: GatewayError) -> bytes:
+        """What ends a stream that broke: an error frame, then a clean end."""
+        ...
+
+
+class Fold(Protocol):
+    """Events to the one response of one API."""
+
+    def add(self, choice: int, events: list[Event]) -> None: ...
+
+    def result(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds: how long a status line waits for an event; how often silence is broken; how long
+    a client may leave unread what it was sent."""
+
+    first_event_grace_s: float = 10.0
+    keep_alive_s: float = 15.0
+    reader_s: float = 60.0
+
+
+def as_gateway_error(error: GatewayError | EngineError) -> GatewayError:
+    return error if isinstance(error, GatewayError) else from_engine(error)
+
+
+class Watched(Response):
+    """Does its work beside a watcher of the client; subclasses say what the work is."""
+
+    def __init__(self, source: Batches, error_body: ErrorBody, headers: Headers = ()) -> None:
+        super().__init__()
+        self._source = source
+        self._error_body = error_body
+        self._extra = headers
+        self._write: direct.Write = direct.nowhere
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._write = direct.found(scope)
+        work = asyncio.create_task(self._run(send))
+        watcher = asyncio.create_task(_client_gone(receive))
+        try:
+            await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watcher.cancel()
+            if not work.done():
+                work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+    async def _run(self, send: Send) -> None:
+        async with aclosing(self._source) as batches:
+            await self._answer(batches, send)
+
+    async def _answer(self, batches: Batches, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _send_error(self, error: GatewayError, send: Send) -> None:
+        extra = tuple((k.encode(), v.encode()) for k, v in error.headers().items())
+        body = orjson.dumps(self._error_body(error))
+        await send_json(send, error.status, body, self._extra + extra)
+
+
+class FoldedResponse(Watched):
+    """One JSON object, made by folding the events."""
+
+    def __init__(
+        self, source: Batches, fold: Fold, error_body: ErrorBody, headers: Headers = ()
+    ) -> None:
+        super().__init__(source, error_body, headers)
+        self._fold = fold
+
+    async def _answer(self, batches: Batches, send: Send) -> None:
+        try:
+            async for choice, events in batches:
+                self._fold.add(choice, events)
+        except (GatewayError, EngineError) as error:
+            await self._send_error(as_gateway_error(error), send)
+        else:
+            await send_json(send, 200, orjson.dumps(self._fold.result()), self._extra)
+
+
+class StreamedResponse(Watched):
+    """Server-sent events, encoded as they come."""
+
+    def __init__(
+        self,
+        source: Batches,
+        encoder: StreamEncoder,
+        error_body: ErrorBody,
+        timing: Timing,
+        headers: Headers = (),
+    ) -> None:
+        super().__init__(source, error_body, headers)
+        self._encoder = encoder
+        self._timing = timing
+
+    async def _answer(self, batches: Batches, send: Send) -> None:
+        first = asyncio.ensure_future(anext(batches))
+        try:
+            await asyncio.wait({first}, timeout=self._timing.first_event_grace_s)
+            if first.done() and (error := _refusal(first)) is not None:
+                await self._send_error(error, send)
+                return
+            await self._stream(first, batches, send)
+        finally:
+            await _settle(first)
+
+    async def _stream(self, first: asyncio.Future[Batch], batches: Batches, send: Send) -> None:
+        stream = _Stream(send, self._write, self._timing.reader_s)
+        await stream.open(sse.HEADERS + self._extra)
+        keeper = asyncio.create_task(stream.keep_alive(self._timing.keep_alive_s))
+        try:
+            await stream.write(self._encoder.encode(*await first))
+            async for choice, events in batches:
+                await stream.write(self._encoder.encode(choice, events))
+            end = self._encoder.close()
+        except ReaderTooSlow as error:
+            await tell_source(batches, error)
+            return
+        except (GatewayError, EngineError) as error:
+            end = self._encoder.fail(as_gateway_error(error))
+        except Exception:
+            logger.exception("a stream broke")
+            end = self._encoder.fail(GatewayError("The gateway failed; the answer is incomplete."))
+        finally:
+            keeper.cancel()
+        with suppress(ReaderTooSlow):
+            await stream.close(end)
+
+
+class _Stream:
+    """An open response body; knows when it last said something, and that it was taken in."""
+
+    def __init__(self, send: Send, write: direct.Write, reader_s: float) -> None:
+        self._send = send
+        self._write = write
+        self._clock = asyncio.get_running_loop().time
+        self._reader_s = reader_s
+        self._last = 0.0
+
+    async def open(self, headers: Headers) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(headers)})
+        self._last = self._clock()
+
+    async def write(self, data: bytes) -> None:
+        if not data:
+            return
+        if not self._write(data):
+            await self._put({"type": "http.response.body", "body": data, "more_body": True})
+        self._last = self._clock()
+
+    async def close(self, data: bytes) -> None:
+        await self._put({"type": "http.response.body", "body": data})
+
+    async def _put(self, message: Message) -> None:
+        """Waits while the client's backlog is full. Raises ReaderTooSlow."""
+        try:
+            async with asyncio.timeout(self._reader_s):
+                await self._send(message)
+        except TimeoutError:
+            raise ReaderTooSlow(f"The client read nothing for {self._reader_s:g} s.") from None
+
+    async def keep_alive(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(max(0.0, self._last + interval_s - self._clock()))
+            if self._clock() - self._last >= interval_s:
+                with suppress(ReaderTooSlow):  # the next write of the stream finds out, too
+                    await self.write(sse.KEEP_ALIVE)
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
+    """A whole JSON response."""
+    head = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *headers,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _refusal(first: asyncio.Future[Batch]) -> GatewayError | None:
+    """The error the first batch ended in, if it did; any other exception is raised."""
+    error = first.exception()
+    if error is None:
+        return None
+    if isinstance(error, (GatewayError, EngineError)):
+        return as_gateway_error(error)
+    raise error
+
+
+async def tell_source(batches: Batches, error: ReaderTooSlow) -> None:
+    """End the source with the reason, so that it is counted as such."""
+    with suppress(ReaderTooSlow, StopAsyncIteration):
+        await batches.athrow(error)
+
+
+async def _settle(future: asyncio.Future[Batch]) -> None:
+    """Leave no task behind, and no exception unretrieved."""
+    if not future.done():
+        future.cancel()
+        with suppress(asyncio.CancelledError, GatewayError, EngineError):
+            await future
+
+
+async def _client_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,306 @@
+"""Settings of the gateway, and their command-line flags.
+
+A setting is one field; its flag, environment name and help follow from it. The engine's own flags
+come through the same parser, so they too can stand in the file and the environment
+(``server.settings_sources``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+import orjson
+
+ENV_PREFIX = "EAGLEGATE_"
+
+POSITIVE = (
+    "responses_retention_s", "responses_most",
+    "max_body_bytes", "first_event_grace_s", "keep_alive_s",
+    "engine_start_s", "engine_hang_s", "engine_stall_s", "engine_wait_s",
+    "max_running", "max_queued_tokens", "body_timeout_s", "reader_timeout_s",
+    "upstream_connect_s", "upstream_first_token_s", "upstream_idle_s", "upstream_start_s",
+    "affinity_block", "affinity_epsilon",
+)  # fmt: skip
+"""Settings that must be above 0."""
+
+
+Kind = typing.TypeVar("Kind")
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used; the message names the flag, the value and the rule."""
+
+
+def setting(default: Any, help: str, **metadata: Any) -> Any:
+    """A field with its help; ``short`` and ``metavar`` go to argparse."""
+    metadata = {"help": help, **metadata}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the gateway itself needs to know; the engine has flags of its own."""
+
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all")
+    port: int = setting(8000, "port to listen on; 0 picks a free one")
+    served_model_name: tuple[str, ...] = setting(
+        (), "names clients may use for the model; the first is the one shown"
+    )
+    tool_call_parser: str | None = setting(None, "tool-call format of the model")
+    enable_auto_tool_choice: bool = setting(
+        False, "accepted as vllm serve has it; a tool-call parser is enough here"
+    )
+    reasoning_parser: str | None = setting(None, "reasoning format of the model")
+    reasoning_field: str = setting(
+        "both",
+        "name of the reasoning in chat completions",
+        choices=("both", "reasoning", "reasoning_content"),
+    )
+    chat_template: str | None = setting(None, "chat template: a file or the template itself")
+    trust_request_chat_template: bool = setting(
+        False, "requests may bring a chat template; it runs in a process with limits"
+    )
+    chat_template_content_format: str = setting(
+        "auto",
+        "how the chat template is given message content: text, or a list of parts",
+        choices=("auto", "string", "openai"),
+    )
+    default_chat_template_kwargs: dict[str, Any] = setting(
+        {}, "JSON object given to the chat template with every request"
+    )
+    preflight: bool = setting(
+        True, "refuse to start when the checks of `eaglegate check` find an obstacle"
+    )
+    upstream: str | None = setting(
+        None,
+        "vLLM servers that generate in place of an engine of this process: "
+        "http://HOST:PORT; text+http://HOST:PORT for servers of other makes",
+        metavar="URL[,URL...]",
+    )
+    upstream_file: str | None = setting(
+        None, "a file of such URLs, one per line; read again when it changes"
+    )
+    upstream_dns: str | None = setting(
+        None, "HOST:PORT whose addresses are workers, such as a headless service's"
+    )
+    upstream_key: str | None = setting(
+        None, "API key the workers ask for; better in the environment than on a command line"
+    )
+    upstream_connect_s: float = setting(5.0, "seconds a worker may take to accept a connection")
+    upstream_first_token_s: float = setting(
+        300.0, "seconds a worker may take to a request's first token"
+    )
+    upstream_idle_s: float = setting(60.0, "seconds a worker may pause within a stream")
+    upstream_start_s: float = setting(600.0, "seconds a worker that is loading is waited for")
+    unknown_fields: str = setting(
+        "ignore",
+        "what becomes of request fields nobody knows: ignored and named in a header, or a 400",
+        choices=("ignore", "refuse"),
+    )
+    history_media: str = setting(
+        "placeholder",
+        "images and files in earlier messages and in results of tools: a placeholder, or a 400",
+        choices=("placeholder", "refuse"),
+    )
+    session_header: str = setting(
+        "x-session-id", "header that names a session, whose requests go to the same worker"
+    )
+    affinity_block: int = setting(
+        64, "tokens of a prompt that count as one when workers are chosen by its beginning"
+    )
+    affinity_epsilon: float = setting(
+        0.25, "a worker with more than (1 + this) times the mean load is passed over"
+    )
+    affinity_slack: float = setting(8192.0, "load in tokens below which no worker is passed over")
+    workloads: tuple[str, ...] = setting(
+        (), "more workload names clients may give in x-eaglegate-workload"
+    )
+    responses_store: str = setting(
+        "auto",
+        "where responses are kept: a database URL as SQLAlchemy has it, none, or auto: "
+        "~/.local/state/eaglegate/responses.sqlite",
+    )
+    responses_retention_s: float = setting(30 * 86400.0, "seconds a response is kept")
+    responses_most: int = setting(100_000, "responses kept; beyond them the oldest go")
+    encryption_key: tuple[str, ...] = setting(
+        (),
+        "Fernet keys for reasoning that clients keep: the first encrypts, all decrypt; "
+        "better in the environment or a file than on a command line",
+    )
+    encryption_key_file: str | None = setting(
+        None, "a file of such keys, one per line; without any, one is made beside the SQLite store"
+    )
+    max_body_bytes: int = setting(8 << 20, "largest request body in bytes")
+    first_event_grace_s: float = setting(
+        10.0, "seconds a status line waits for the first token, so that errors keep their status"
+    )
+    keep_alive_s: float = setting(15.0, "seconds of silence in a stream before a comment is sent")
+    api_key: tuple[str, ...] = setting(
+        (), "API keys clients may use; better in the environment or a file than on a command line"
+    )
+    api_key_file: str | None = setting(
+        None, "YAML file of hashed API keys with names and limits; read again on SIGHUP"
+    )
+    admin_api_key: str | None = setting(None, "an API key that opens operator paths, too")
+    admin_port: int | None = setting(
+        None, "serve operator paths (/, /metrics, /debug, /admin) on this port and there alone"
+    )
+    admin_host: str = setting("127.0.0.1", "address of --admin-port")
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "more names clients may reach this gateway by without API keys; *.NAME for those below"
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (), "origins whose web pages may use the API, such as https://app.example; * for all"
+    )
+    allow_credentials: bool = setting(False, "CORS: pages of allowed origins may send credentials")
+    allowed_methods: tuple[str, ...] = setting(("*",), "CORS: methods for allowed origins")
+    allowed_headers: tuple[str, ...] = setting(("*",), "CORS: headers for allowed origins")
+    forwarded_allow_ips: tuple[str, ...] = setting(
+        (), "addresses or networks of proxies whose X-Forwarded-For and -Proto are believed"
+    )
+    max_connections: int | None = setting(
+        None, "connections of clients at a time; as many as open files allow, at most 16384"
+    )
+    max_connections_per_client: int | None = setting(
+        None, "connections of one address; half of --max-connections"
+    )
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, "serve /tokenizer_info: the tokenizer's configuration and the chat template"
+    )
+    memory_limit: int | None = setting(
+        None,
+        "bytes of memory this gateway may use before it sheds; 0 for no watch; without one "
+        "the control group's limit, else the machine's memory",
+    )
+    root_path: str = setting("", "path prefix a proxy serves this gateway under")
+    max_running: int = setting(256, "sequences in the engine at a time")
+    max_queued: int = setting(1024, "requests that may wait; more are refused with 429")
+    max_queued_tokens: int = setting(1 << 20, "prompt tokens that may wait; more are refused")
+    request_timeout_s: float = setting(
+        0.0, "seconds a request may take; 0 for as long as it needs; x-request-timeout may say less"
+    )
+    body_timeout_s: float = setting(30.0, "seconds a request's body may take to come in")
+    reader_timeout_s: float = setting(
+        60.0, "seconds a client may leave a stream unread before it is cut off"
+    )
+    drain_s: float = setting(
+        30.0, "seconds running requests have left after SIGTERM before they are ended"
+    )
+    ssl_certfile: str | None = setting(None, "TLS certificate; HTTPS with one, HTTP without")
+    ssl_keyfile: str | None = setting(None, "TLS key, if it is not in the certificate's file")
+    ssl_keyfile_password: str | None = setting(None, "password of the TLS key")
+    ssl_ca_certs: str | None = setting(
+        None, "certificates of those who sign clients' certificates, which then are required"
+    )
+    ssl_ciphers: str = setting("TLSv1", "ciphers as OpenSSL names them")
+    engine_start_s: float = setting(
+        1800.0, "an engine that is not ready after this many seconds is given up"
+    )
+    engine_hang_s: float = setting(
+        120.0, "an engine that gives no sign of life this many seconds is replaced"
+    )
+    engine_stall_s: float = setting(
+        300.0, "an engine that has requests and no step for any of them this long is replaced"
+    )
+    engine_wait_s: float = setting(
+        300.0, "seconds a request waits for an engine that is being replaced"
+    )
+    engine_stable_s: float = setting(
+        60.0, "an engine that lives this long, or serves a token, clears the count of failures"
+    )
+    engine_failures: int = setting(
+        5, "fruitless failures of the engine in a row after which the gateway exits with status 1"
+    )
+    continuations: int = setting(
+        4, "engine failures in a row one request may survive without a new token"
+    )
+    otlp_endpoint: str | None = setting(
+        None, "where traces go over OTLP/HTTP, such as http://localhost:4318; off without"
+    )
+    log_level: str = setting(
+        "info", "what the gateway logs", choices=("debug", "info", "warning", "error")
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be from 0 to 65535; given {self.port}")
+        for name in POSITIVE:
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{flag(name)} must be above 0; given {getattr(self, name)}")
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def add_arguments(parser: argparse.ArgumentParser, kind: type = Settings) -> None:
+    """Add one flag per field of ``kind``; flags the parser has already are left as they are."""
+    group = parser.add_argument_group("gateway")
+    taken = parser._option_string_actions
+    hints = typing.get_type_hints(kind)
+    for item in fields(kind):
+        if flag(item.name) not in taken:
+            _add(group, item.name, hints[item.name], item.default, item.metadata)
+    if "--config" not in taken:
+        group.add_argument("--config", metavar="FILE", help="YAML file of flags and their values")
+
+
+def _add(group: Any, name: str, hint: Any, default: Any, metadata: Mapping[str, Any]) -> None:
+    shown = f" (default: {default})" if default not in (None, (), MISSING) else ""
+    options: dict[str, Any] = {
+        "dest": name,
+        "default": argparse.SUPPRESS,
+        "help": f"{metadata['help']}{shown} [{ENV_PREFIX}{name.upper()}]".replace("%", "%%"),
+    }
+    if metadata.get("choices"):
+        options["choices"] = metadata["choices"]
+    origin = typing.get_origin(hint)
+    if hint is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif origin is tuple:
+        options["nargs"] = "+"
+    elif origin is dict:
+        options |= {"type": _json_object, "metavar": "JSON"}
+    else:
+        options |= {"type": _plain(hint), "metavar": metadata.get("metavar", name.upper())}
+    group.add_argument(flag(name), **options)
+
+
+def _plain(hint: Any) -> Any:
+    """str | None -> str"""
+    inner = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    return inner[0] if inner else hint
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error.msg}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return value
+
+
+def settings_from(namespace: argparse.Namespace) -> Settings:
+    """Raises ConfigError."""
+    return read_into(Settings, namespace)
+
+
+def read_into(kind: type[Kind], namespace: argparse.Namespace) -> Kind:
+    """The fields of ``kind``, as far as they are given."""
+    given = vars(namespace)
+    values: dict[str, Any] = {
+        item.name: tuple(given[item.name])
+        if isinstance(given[item.name], list)
+        else given[item.name]
+        for item in fields(kind)  # type: ignore[arg-type]
+        if given.get(item.name) is not None
+    }
+    return kind(**values)
