@@ -1,6 +1,6 @@
 """A simulated fleet: agents' sessions in, workers with prefix caches, the gateway's own balancing.
 
-Only the workers are modelled. Which of them gets a request is decided by ``engine.fleet.balancer``
+Only the workers are modelled. Which of them gets a request is decided by ``engine.fleet.routing``
 itself, given real token ids and told of every step, as the gateway does it.
 
 A worker makes steps as vLLM's scheduler does: every running request decodes, and what is left of
@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 
-from engine.fleet.balancer import Assignment, LoadBalancer
-from engine.fleet.prefix import PrefixMemory, hash_blocks
-from engine.fleet.rules import RoutingSettings
+from engine.fleet.load import PrefixMemory, hash_blocks
+from engine.fleet.routing import Assignment, LoadBalancer
+from engine.fleet.settings import RoutingSettings
 from engine.types import EngineRequest, Sampling
 
 

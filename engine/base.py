@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from engine.speculation.accounting import Totals
+from engine.supervision.losses import EngineLoss, PostMortem
 from engine.types import EngineInfo, EngineRequest, Health, Step
-
-if TYPE_CHECKING:
-    from engine.supervision.losses import EngineLoss
 
 
 class Engine(Protocol):
@@ -82,18 +80,6 @@ class SupportsKilled(Protocol):
     def killed(self) -> bool:
         """Its process was ended or stopped by a signal from outside, not by what it did."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PostMortem:
-    """How an engine ended. For operators: bounded, and without prompts."""
-
-    ended_by: str = ""
-    """A signal's name or an exit status."""
-    error: str = ""
-    """The last line of the traceback that ended it."""
-    log: tuple[str, ...] = ()
-    """The last lines its processes wrote."""
 
 
 @runtime_checkable

@@ -1,16 +1,18 @@
-"""What can go wrong in an engine, whatever the engine.
+"""Engine errors, whatever the engine, and ``redact`` for the text they carry.
 
 EngineError
  +-- RequestRejected     the request itself cannot be run; nothing else is affected
- +-- EngineOverloaded    no room now; the same request may succeed later
- +-- EngineFailed        this request failed, the engine lives on
- |    +-- RequestQuarantined  this request kills engines; it is not run again
+ +-- EngineOverloaded    no capacity now; the same request may succeed later
+ +-- EngineFailed        this request failed, the engine keeps running
+ |    +-- RequestQuarantined  this request crashes engines; it is not run again
  +-- EngineDead          the engine is gone, and every request in it
- |    +-- EngineUnreachable   it could not be asked: it never got this request
+ |    +-- EngineUnreachable   no connection: the engine never received this request
  +-- EngineStartError    the engine could not be started
 """
 
 from __future__ import annotations
+
+import re
 
 
 class EngineError(Exception):
@@ -55,3 +57,12 @@ class EngineStartError(EngineError):
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
+
+
+USERINFO = re.compile(r"//\S*@")
+"""Greedy: a password may hold a slash or another @ that should have been encoded."""
+
+
+def redact(text: str) -> str:
+    """Without the credentials of any URL in it."""
+    return USERINFO.sub("//***@", text)

@@ -3,7 +3,7 @@
 The supervisor is an engine made of engines, one life after another. It asks the engine at hand for
 its health and watches that steps are made; one that died or hung is closed and replaced, with a
 pause that grows from failure to failure, until too many in a row make it give up. Requests wait
-for the next life and go on in it; one that kills engines is found (``supervision/survival.py``).
+for the next life and go on in it; one that kills engines is found (``supervision/recovery.py``).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from engine.base import (
     SupportsPostMortem,
     SupportsUnclaimed,
 )
-from engine.clock import now
 from engine.errors import EngineDead, EngineError, EngineStartError
 from engine.speculation.accounting import Totals
 from engine.supervision.continuation import is_seeded
+from engine.supervision.isolation import PendingStart, PoisonIsolation
 from engine.supervision.losses import LossLog, create_loss
-from engine.supervision.probation import PendingStart, PoisonIsolation
-from engine.supervision.pulse import StallDetector
-from engine.supervision.restarts import RestartPolicy
-from engine.supervision.rules import (
+from engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
     RecoveryObserver,
+    RestartPolicy,
+    StallDetector,
     SupervisionTimeouts,
+    now,
 )
-from engine.supervision.survival import (
+from engine.supervision.recovery import (
     FailureKind,
     RecoverableError,
     RecoverableRequest,
@@ -70,7 +70,7 @@ class EngineInstance:
 
 @dataclass(slots=True, eq=False)
 class EngineSubmission:
-    """See ``engine.supervision.survival.Place``: one submission of a request to one life."""
+    """See ``engine.supervision.recovery.Place``: one submission of a request to one life."""
 
     life: EngineInstance
     trial: PendingStart
@@ -189,7 +189,7 @@ class SupervisedEngine:
         return self._over.is_set()
 
     def absolve(self) -> None:
-        """See ``engine.supervision.survival.Host``."""
+        """See ``engine.supervision.recovery.Host``."""
         self._restarts.absolve()
 
     @asynccontextmanager

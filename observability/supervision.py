@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.supervision.rules import LossCause, RecoveryOutcome
+from engine.supervision.policy import LossCause, RecoveryOutcome
 from engine.types import EngineInfo
 from observability.telemetry import Telemetry
 
 
 class SupervisionObserver:
-    """``engine.supervision.rules.Watcher`` for the engine called ``name``."""
+    """``engine.supervision.policy.Watcher`` for the engine called ``name``."""
 
     def __init__(self, telemetry: Telemetry, name: str = "default") -> None:
         self._telemetry = telemetry

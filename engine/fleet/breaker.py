@@ -1,11 +1,11 @@
-"""A circuit breaker: whether a worker is given requests.
+"""Circuit breaker: whether a worker is given requests.
 
-    closed    -> open        failures in a row, or the worker was given up
-    open      -> half-open   its pause is over
+    closed    -> open        failures in a row, or the worker was lost
+    open      -> half-open   the backoff is over
     half-open -> closed      the probe passed
-    half-open -> open        it did not; the pause doubles
+    half-open -> open        the probe failed; the backoff doubles
 
-Half-open lets nothing in but the fleet's own probe: no client's request tries out a worker.
+Half-open admits only the fleet's own probe: a client's request never tries out a worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from random import random
 
-from engine.fleet.rules import BreakerSettings
+from engine.fleet.settings import BreakerSettings
 
 
 class CircuitState(StrEnum):

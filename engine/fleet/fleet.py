@@ -1,9 +1,9 @@
 """Many workers as one engine.
 
 Sources say who the workers are (``discovery``), each is tended by itself (``worker.py``), and a
-request goes to the one the balancer picks (``balancer.py``). Where a worker is lost, its requests
+request goes to the one the balancer picks (``routing.py``). Where a worker is lost, its requests
 go on in another one by the same rules by which a supervisor continues them in its next engine
-(``engine/supervision/survival.py``). The supervisor restarts the engine it has; a fleet restarts
+(``engine/supervision/recovery.py``). The supervisor restarts the engine it has; a fleet restarts
 nothing: it leaves a worker alone and probes it until it is back.
 """
 
@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 from engine.base import AppliedDepth, Engine, SupportsUnclaimed
-from engine.clock import now
 from engine.errors import (
     EngineDead,
     EngineFailed,
@@ -27,23 +26,23 @@ from engine.errors import (
     EngineUnreachable,
     RequestRejected,
 )
-from engine.fleet.balance import RoutingReason
-from engine.fleet.balancer import Assignment, LoadBalancer
 from engine.fleet.discovery import DiscoveryError, WorkerSource
-from engine.fleet.link import WorkerSession
-from engine.fleet.rules import FleetSettings
+from engine.fleet.routing import Assignment, LoadBalancer, RoutingReason
+from engine.fleet.session import WorkerSession
+from engine.fleet.settings import FleetSettings
 from engine.fleet.status import WorkerStatus
 from engine.fleet.worker import IncompatibleWorker, Worker
 from engine.speculation.accounting import Totals
+from engine.supervision.isolation import PendingStart
 from engine.supervision.losses import LossLog, create_loss
-from engine.supervision.probation import PendingStart
-from engine.supervision.rules import (
+from engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
     RecoveryObserver,
     SupervisionTimeouts,
+    now,
 )
-from engine.supervision.survival import (
+from engine.supervision.recovery import (
     FailureKind,
     RecoverableError,
     RecoverableRequest,
@@ -59,7 +58,7 @@ SHOWN = 3
 
 @dataclass(slots=True, eq=False)
 class WorkerSlot:
-    """See ``engine.supervision.survival.Place``: one submission of a request to one worker."""
+    """See ``engine.supervision.recovery.Place``: one submission of a request to one worker."""
 
     fleet: Fleet
     survivor: RecoverableRequest

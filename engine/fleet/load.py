@@ -1,10 +1,20 @@
-"""How much work a worker has before it: tokens it was given and has not made.
+"""Worker load and cached prefixes, as far as the gateway can estimate them.
 
-A request weighs what is left of its prompt to prefill, and the tokens it is expected to make. The
-first becomes nothing with the first token; the second shrinks with every one.
+The load of a worker is the tokens it was given and has not generated. A request weighs what is left
+of its prompt to prefill plus its expected output tokens. The first part drops to zero with the
+first token; the second shrinks with every token.
+
+A worker's prefix cache holds whole blocks, each valid only behind the same blocks before it. A
+prompt is therefore identified by a chain of hashes, one per block, each over everything up to its
+end.
 """
 
 from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
 
 
 class WorkerLoad:
@@ -63,3 +73,52 @@ class OutputEstimate:
 
     def learn(self, tokens: int) -> None:
         self.mean += self._forget * (tokens - self.mean)
+
+
+BlockHashes = Sequence[bytes]
+"""Entry i names the first i + 1 blocks of a prompt."""
+
+
+def hash_blocks(
+    prompt: Sequence[int], block: int, most: int, salt: str | None = None
+) -> list[bytes]:
+    """The names of the leading whole blocks, ``most`` at most.
+
+    Prompts with different salts share nothing: the workers' caches do not, either.
+    """
+    raw = array("I", prompt[: block * most])
+    digest = blake2b((salt or "").encode(), digest_size=8)
+    names = []
+    for end in range(block, len(raw) + 1, block):
+        digest.update(raw[end - block : end])
+        names.append(digest.digest())
+    return names
+
+
+class PrefixMemory:
+    """Blocks one worker has met, the least recently used forgotten first.
+
+    A guess at its cache: nobody asks the worker.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self._most = blocks
+        self._met: OrderedDict[bytes, None] = OrderedDict()
+
+    def meet(self, names: BlockHashes) -> None:
+        """The worker gets a prompt. Its first block is the last to be forgotten."""
+        for name in reversed(names):
+            self._met[name] = None
+            self._met.move_to_end(name)
+        while len(self._met) > self._most:
+            self._met.popitem(last=False)
+
+    def known(self, names: BlockHashes) -> int:
+        """How many leading blocks of a prompt it has met."""
+        for at, name in enumerate(names):
+            if name not in self._met:
+                return at
+        return len(names)
+
+    def __len__(self) -> int:
+        return len(self._met)

@@ -21,7 +21,7 @@ class WorkerStatus:
     outstanding: float
     """Tokens it has before it (``engine/fleet/load.py``)."""
     requests: Mapping[str, int]
-    """Given to it, by what decided so (``engine.fleet.balance.Why``)."""
+    """Given to it, by what decided so (``engine.fleet.routing.RoutingReason``)."""
     tokens: int
     retried: int
     continued: int

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.base import Engine, SupportsCounters
-from engine.clock import now
 from engine.errors import EngineError
-from engine.fleet.balance import RoutingReason
 from engine.fleet.breaker import CircuitBreaker, CircuitState
-from engine.fleet.link import WorkerSession, close_engine
-from engine.fleet.rules import FleetSettings
+from engine.fleet.routing import RoutingReason
+from engine.fleet.session import WorkerSession, close_engine
+from engine.fleet.settings import FleetSettings
 from engine.speculation.accounting import Totals
-from engine.supervision.probation import PoisonIsolation
-from engine.supervision.rules import LossCause
+from engine.supervision.isolation import PoisonIsolation
+from engine.supervision.policy import LossCause, now
 from engine.types import EngineInfo, EngineRequest, Health, Sampling
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
-"""HTTP to one worker: pooled connections, patience by stage, errors as the engine's own.
+"""HTTP connection to one worker: pooling, timeouts by stage, errors mapped to engine errors.
 
-Every byte a worker sends comes in here, within bounds of size and time (``limits.py``); what it
-means is read by ``reading.py``.
+Every byte a worker sends comes in here, within limits of size and time; ``reading.py`` interprets
+it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from typing import Any
 import httpx
 import orjson
 
-from engine.errors import EngineDead, EngineError, EngineOverloaded, EngineUnreachable
-from engine.redaction import redact
-from engine.remote import limits, refusals
-from engine.remote.access import ConnectionSettings, Upstream
-from engine.remote.limits import ReplyLimits
+from engine.errors import EngineDead, EngineError, EngineOverloaded, EngineUnreachable, redact
 from engine.remote.reading import (
+    QUESTION,
+    REFUSAL,
+    ReplyLimits,
+    SseDecoder,
     WorkerProtocolError,
     extract_error_message,
     extract_message,
+    map_failure,
+    map_refusal,
     quote,
     read_json,
 )
-from engine.remote.sse import SseDecoder
+from engine.remote.upstream import ConnectionSettings, Upstream
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 seconds after which vLLM's server closes a connection nobody uses."""
@@ -95,7 +97,7 @@ class WorkerConnection:
             async with asyncio.timeout(patience_s):
                 response = await self._client.send(request, stream=True)
                 try:
-                    said = await self._body(response, limits.QUESTION)
+                    said = await self._body(response, QUESTION)
                 finally:
                     await response.aclose()
         return WorkerReply(response.status_code, said)
@@ -186,11 +188,11 @@ class WorkerConnection:
         """What a status that is not 200 means."""
         status = response.status_code
         async with asyncio.timeout(ASK_S):
-            message = extract_message(await self._body(response, limits.REFUSAL))
+            message = extract_message(await self._body(response, REFUSAL))
         if status in BUSY and await self.healthy():
             return EngineOverloaded("The workers are at their limits.", _wait_of(response))
         if 300 <= status < 500 and status not in BUSY:
-            return refusals.map_refusal(str(self.upstream), status, message)
+            return map_refusal(str(self.upstream), status, message)
         return await self._broken(status, message)
 
     async def _failed(self, error: Any) -> EngineError:
@@ -198,14 +200,14 @@ class WorkerConnection:
         status = error.get("code") if isinstance(error, dict) else None
         message = extract_error_message(error)
         if isinstance(status, int) and 400 <= status < 500:
-            return refusals.map_refusal(str(self.upstream), status, message)
+            return map_refusal(str(self.upstream), status, message)
         return await self._broken(status, message)
 
     async def _broken(self, status: Any, message: str) -> EngineError:
         """This request alone, or the worker?"""
         shown = status if type(status) is int else "error"
         if status not in (502, 504) and await self.healthy():
-            return refusals.map_failure(str(self.upstream), shown, message)
+            return map_failure(str(self.upstream), shown, message)
         return EngineDead(f"{self.upstream} failed ({shown}): {message}")
 
     async def healthy(self) -> bool:

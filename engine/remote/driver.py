@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
 
 from engine.errors import EngineDead, EngineStartError
-from engine.remote import probe
-from engine.remote.access import ConnectionSettings, Upstream
 from engine.remote.connection import WorkerConnection
-from engine.remote.model import LocalModel
+from engine.remote.reading import (
+    extract_message,
+    read_integer,
+    read_json,
+    read_list,
+    read_object,
+    read_string,
+)
+from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from engine.types import EngineInfo, Health
+
+POLL_S = 1.0
+MODELS = "/v1/models"
+MOST_MODELS = 1000
+MOST_LENGTH = 1 << 28
+LONGEST_NAME = 500
 
 
 def ignore_progress(_: str) -> None:
@@ -36,8 +52,8 @@ class RemoteEngineBase:
     async def start(self) -> EngineInfo:
         connection = self._connection = WorkerConnection(self._upstream, self._access)
         try:
-            await probe.wait_ready(connection, self._access.start_s, self._progress)
-            name, longest = await probe.find_served_model(connection, self._model)
+            await wait_ready(connection, self._access.start_s, self._progress)
+            name, longest = await find_served_model(connection, self._model)
             return await self._meet(connection, name, longest)
         except EngineDead as error:
             await self.aclose()
@@ -53,7 +69,7 @@ class RemoteEngineBase:
     async def health(self) -> Health:
         if self._connection is None:
             return Health(live=False, reason="closed" if self._closed else "not started")
-        return await probe.ask_health(self._connection)
+        return await ask_health(self._connection)
 
     async def aclose(self) -> None:
         connection, self._connection, self._closed = self._connection, None, True
@@ -64,3 +80,75 @@ class RemoteEngineBase:
         if self._connection is None:
             raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
         return self._connection
+
+
+async def wait_ready(
+    connection: WorkerConnection, patience_s: float, tell: Callable[[str], None]
+) -> None:
+    """Until ``/health`` says yes. Raises EngineStartError."""
+    last = ""
+    try:
+        async with asyncio.timeout(patience_s):
+            while (said := await _not_ready(connection)) is not None:
+                if said != last:
+                    last = said
+                    tell(f"waiting for {connection.upstream}: {said}")
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise EngineStartError(
+            f"The worker {connection.upstream} was not ready after {patience_s:g} s: {last}"
+        ) from None
+
+
+async def _not_ready(connection: WorkerConnection) -> str | None:
+    found = await ask_health(connection)
+    return None if found.live else found.reason
+
+
+async def ask_health(connection: WorkerConnection) -> Health:
+    """As the worker says; one that has no ``/health`` is asked for its models."""
+    try:
+        answer = await connection.ask(connection.health_path)
+    except EngineDead as error:
+        return Health(live=False, reason=str(error))
+    if answer.status == httpx.codes.NOT_FOUND and connection.health_path != MODELS:
+        connection.health_path = MODELS
+        return await ask_health(connection)
+    return Health(answer.ok, "" if answer.ok else f"{connection.upstream}: status {answer.status}")
+
+
+async def find_served_model(connection: WorkerConnection, model: LocalModel) -> tuple[str, int]:
+    """Its name there and the longest sequence it takes. Raises EngineStartError."""
+    said = await _json(connection, MODELS, "--upstream-key")
+    listed = [
+        read_object(entry, "a model") for entry in read_list(said.get("data"), "data", MOST_MODELS)
+    ]
+    models = {
+        read_string(entry.get("id"), "a model's id", LONGEST_NAME): _length(entry)
+        for entry in listed
+    }
+    if not models:
+        raise EngineStartError(f"The worker {connection.upstream} serves no model.")
+    name = model.name if model.name in models else next(iter(models))
+    longest = models[name] or model.max_model_len
+    if not longest:
+        raise EngineStartError(
+            f"Neither {connection.upstream} nor the model's config says how long a sequence may "
+            "be: give --max-model-len."
+        )
+    return name, min(longest, model.max_model_len or longest)
+
+
+def _length(entry: Mapping[str, Any]) -> int | None:
+    length = entry.get("max_model_len")
+    return None if length is None else read_integer(length, "max_model_len", 1, MOST_LENGTH)
+
+
+async def _json(connection: WorkerConnection, path: str, flag: str) -> Mapping[str, Any]:
+    answer = await connection.ask(path)
+    if not answer.ok:
+        raise EngineStartError(
+            f"{connection.upstream}{path} answers {answer.status}: "
+            f"{extract_message(answer.body)} ({flag}?)"
+        )
+    return read_object(read_json(answer.body, path), path)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-from engine.base import Engine
 from engine.errors import EngineDead, EngineError, EngineFailed
 from engine.remote import probe, wire
-from engine.remote.access import ConnectionSettings, Upstream, WireProtocol
-from engine.remote.account import SpeculationAccount, lay_decode_steps
 from engine.remote.connection import WorkerConnection
-from engine.remote.counters import parse_totals
-from engine.remote.driver import RemoteEngineBase, ignore_progress
-from engine.remote.limits import compute_limits
-from engine.remote.model import LocalModel
+from engine.remote.driver import RemoteEngineBase
 from engine.remote.reading import (
     WorkerProtocolError,
+    compute_limits,
     quote,
     read_integer,
     read_integers,
@@ -27,7 +22,7 @@ from engine.remote.reading import (
     read_object,
     read_optional_object,
 )
-from engine.remote.text import TextEngine
+from engine.remote.speculation import SpeculationAccount, lay_decode_steps, parse_totals
 from engine.speculation.accounting import Totals, shared_step
 from engine.types import (
     DecodeStep,
@@ -222,14 +217,3 @@ def _finish(reason: Any) -> FinishReason | None:
     if not isinstance(reason, str) or reason not in wire.FINISH:
         raise WorkerProtocolError(f"a finish_reason is unknown: {quote(str(reason))}")
     return wire.FINISH[reason]
-
-
-def remote_engine(
-    upstream: Upstream,
-    model: LocalModel,
-    access: ConnectionSettings,
-    progress: Callable[[str], None] = ignore_progress,
-) -> Engine:
-    """The engine that speaks the worker's language; made cheaply, connects when started."""
-    kind = TextEngine if upstream.speaks is WireProtocol.TEXT else RemoteEngine
-    return kind(upstream, model, access, progress)

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
-from engine.errors import EngineDead, EngineError, EngineStartError
+from engine.errors import EngineError, EngineStartError
 from engine.remote import wire
-from engine.remote.account import SpeculationAccount
 from engine.remote.connection import WorkerConnection
-from engine.remote.limits import compute_limits
-from engine.remote.model import LocalModel
+from engine.remote.driver import MOST_LENGTH
 from engine.remote.reading import (
-    extract_message,
-    read_integer,
+    compute_limits,
     read_integers,
     read_json,
-    read_list,
     read_object,
     read_optional_object,
-    read_string,
 )
-from engine.types import EngineInfo, EngineRequest, Health, Sampling, SpeculationInfo
+from engine.remote.speculation import SpeculationAccount
+from engine.remote.upstream import LocalModel
+from engine.types import EngineInfo, EngineRequest, Sampling, SpeculationInfo
 
-POLL_S = 1.0
-MODELS = "/v1/models"
-MOST_MODELS = 1000
-LONGEST_NAME = 500
-MOST_LENGTH = 1 << 28
 PROBE = "Was it 7 cafés, <b>naïve</b>?\n\n\tdef f(x): return {'π': [1, 2.5]}"
 """Text that tells tokenizers apart: digits, accents, markup, white space, brackets."""
 SPECULATES = re.compile(r"^vllm:spec_decode_num_drafts", re.MULTILINE)
@@ -57,68 +47,6 @@ class WorkerFacts:
     """The name under which it serves the model."""
     max_model_len: int
     speculation: WorkerSpeculation
-
-
-async def wait_ready(
-    connection: WorkerConnection, patience_s: float, tell: Callable[[str], None]
-) -> None:
-    """Until ``/health`` says yes. Raises EngineStartError."""
-    last = ""
-    try:
-        async with asyncio.timeout(patience_s):
-            while (said := await _not_ready(connection)) is not None:
-                if said != last:
-                    last = said
-                    tell(f"waiting for {connection.upstream}: {said}")
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise EngineStartError(
-            f"The worker {connection.upstream} was not ready after {patience_s:g} s: {last}"
-        ) from None
-
-
-async def _not_ready(connection: WorkerConnection) -> str | None:
-    found = await ask_health(connection)
-    return None if found.live else found.reason
-
-
-async def ask_health(connection: WorkerConnection) -> Health:
-    """As the worker says; one that has no ``/health`` is asked for its models."""
-    try:
-        answer = await connection.ask(connection.health_path)
-    except EngineDead as error:
-        return Health(live=False, reason=str(error))
-    if answer.status == httpx.codes.NOT_FOUND and connection.health_path != MODELS:
-        connection.health_path = MODELS
-        return await ask_health(connection)
-    return Health(answer.ok, "" if answer.ok else f"{connection.upstream}: status {answer.status}")
-
-
-async def find_served_model(connection: WorkerConnection, model: LocalModel) -> tuple[str, int]:
-    """Its name there and the longest sequence it takes. Raises EngineStartError."""
-    said = await _json(connection, MODELS, "--upstream-key")
-    listed = [
-        read_object(entry, "a model") for entry in read_list(said.get("data"), "data", MOST_MODELS)
-    ]
-    models = {
-        read_string(entry.get("id"), "a model's id", LONGEST_NAME): _length(entry)
-        for entry in listed
-    }
-    if not models:
-        raise EngineStartError(f"The worker {connection.upstream} serves no model.")
-    name = model.name if model.name in models else next(iter(models))
-    longest = models[name] or model.max_model_len
-    if not longest:
-        raise EngineStartError(
-            f"Neither {connection.upstream} nor the model's config says how long a sequence may "
-            "be: give --max-model-len."
-        )
-    return name, min(longest, model.max_model_len or longest)
-
-
-def _length(entry: Mapping[str, Any]) -> int | None:
-    length = entry.get("max_model_len")
-    return None if length is None else read_integer(length, "max_model_len", 1, MOST_LENGTH)
 
 
 async def check_vocabulary(connection: WorkerConnection, model: LocalModel, name: str) -> None:
@@ -174,16 +102,6 @@ async def _generate(
             "with `vllm serve ... --enable-scale-out`, or give text+URL for a server that has no "
             f"{wire.GENERATE}."
         ) from error
-
-
-async def _json(connection: WorkerConnection, path: str, flag: str) -> Mapping[str, Any]:
-    answer = await connection.ask(path)
-    if not answer.ok:
-        raise EngineStartError(
-            f"{connection.upstream}{path} answers {answer.status}: "
-            f"{extract_message(answer.body)} ({flag}?)"
-        )
-    return read_object(read_json(answer.body, path), path)
 
 
 def build_info(found: WorkerFacts, model: LocalModel, connection: WorkerConnection) -> EngineInfo:

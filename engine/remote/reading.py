@@ -1,17 +1,24 @@
-"""Typed readers for what workers say. Workers are strangers: each reader bounds what it takes, and
-raises WorkerFault for anything else, which is the worker's failure and nobody else's.
+"""Read what workers send: typed readers, size limits, SSE decoding, and refusals.
+
+Workers are untrusted. Each reader bounds what it accepts and raises WorkerProtocolError for
+anything else, which counts as a failure of the worker. Clients see messages of the gateway; a
+worker's own message is quoted to them, short and cleaned, only where it is about what the client
+has sent. Everything a worker sends goes to the log.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from engine.errors import EngineDead
+from engine.errors import EngineDead, EngineError, EngineFailed, RequestRejected
+from engine.types import EngineRequest
 
 QUOTED = 200
 """Characters quoted of what a worker says."""
@@ -115,3 +122,113 @@ def extract_error_message(error: Any) -> str:
         error = "; ".join(str(message) for message in found)
     found_text = error.get("message") if isinstance(error, dict) else error
     return quote(found_text) if isinstance(found_text, str) and found_text else "no reason given"
+
+
+QUESTION = 4 << 20
+"""An answer to a question: models, tokens of the probe, metrics."""
+REFUSAL = 64 << 10
+"""What is read of an answer that is not 200."""
+BASE = 256 << 10
+PER_TOKEN = 128
+PER_LOGPROB = 256
+MOST = 256 << 20
+FRAMES_BESIDE = 1024
+"""Events of a stream that bring no token."""
+RETOKENISED = 4
+"""Tokens made of a text for each one the worker may generate: its pieces are encoded one by one."""
+PADDING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyLimits:
+    event: int
+    """One event of a stream, or an answer that is not streamed."""
+    frames: int
+    """Events in one stream."""
+    tokens: int
+    """In all of it."""
+
+
+def compute_limits(request: EngineRequest, *, text: bool = False) -> ReplyLimits:
+    sampling, prompt = request.sampling, len(request.prompt)
+    most = sampling.max_tokens * (RETOKENISED if text else 1) + (PADDING if text else 0)
+    output = most * (PER_TOKEN + PER_LOGPROB * _entries(sampling.logprobs))
+    about_prompt = prompt * (PER_TOKEN + PER_LOGPROB * _entries(sampling.prompt_logprobs))
+    size = BASE + output + about_prompt
+    return ReplyLimits(min(size, MOST), 2 * most + FRAMES_BESIDE, most)
+
+
+def _entries(top: int | None) -> int:
+    return 0 if top is None else top + 2
+
+
+log = logging.getLogger(__name__)
+
+ABOUT_REQUEST = (400, 413, 422)
+"""Other statuses from 300 to 499 are about how the gateway asks, not about what it asks for."""
+ABOUT_KEY = (401, 403, 407)
+CONSTRAINT = re.compile(
+    r"grammar|regex|json.?schema|structured|guided|xgrammar|lark", re.IGNORECASE
+)
+LENGTH = re.compile(r"context length|max_model_len|maximum.{0,20}length|too long", re.IGNORECASE)
+
+
+def map_refusal(worker: str, status: int, message: str) -> EngineError:
+    """What a status from 300 to 499 becomes; ``message`` is a quotation."""
+    log.warning("worker %s refused a request (%d): %s", worker, status, message)
+    if status in ABOUT_REQUEST:
+        return RequestRejected(_words(status, message))
+    if status in ABOUT_KEY:
+        return EngineFailed("A worker refuses this gateway's key. The gateway's log has details.")
+    return EngineFailed(
+        "A worker does not serve what this gateway asks for. The gateway's log has details."
+    )
+
+
+def map_failure(worker: str, status: object, message: str) -> EngineFailed:
+    """A worker that lives failed on a request."""
+    log.warning("worker %s failed on a request (%s): %s", worker, status, message)
+    return EngineFailed("The worker failed on this request. The gateway's log has details.")
+
+
+def _words(status: int, message: str) -> str:
+    if CONSTRAINT.search(message):
+        return f"The output format was refused by the worker that would generate it: {message!r}"
+    if LENGTH.search(message):
+        return f"The request is too long for the worker that would run it: {message!r}"
+    if status == 413:
+        return "The request is too large for the worker that would run it."
+    return "A worker refused this request as invalid. The gateway's log has details."
+
+
+class SseDecoder:
+    """``feed`` bytes, get the data of every event they complete: none over ``most`` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._size = 0
+        self._idle = 0
+        """Bytes since the last event: comments and what is no event at all."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Raises WorkerFault for an event that is too long."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        out = []
+        for line in lines:
+            line = line.rstrip(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+                self._size += len(line)
+            elif not line and self._data:
+                out.append(b"\n".join(self._data))
+                self._data, self._size = [], 0
+            self._check(len(line))
+        self._idle = 0 if out else self._idle + len(data)
+        self._check(max(len(self._rest), self._idle - self._most))
+        return out
+
+    def _check(self, line: int) -> None:
+        if max(line, self._size) > self._most:
+            raise WorkerProtocolError(f"an event of the stream is longer than {self._most} bytes")

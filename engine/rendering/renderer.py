@@ -11,9 +11,8 @@ from tokenizers import Tokenizer
 from engine.rendering.encoding import TextEncoder
 from engine.rendering.files import ModelFiles
 from engine.rendering.limits import NO_LIMITS, RenderLimits
-from engine.rendering.process import TemplateRunner
-from engine.rendering.template import ChatTemplate
-from engine.rendering.writing import TemplateInput
+from engine.rendering.sandbox import TemplateRunner
+from engine.rendering.template import ChatTemplate, TemplateInput
 
 
 class TemplateRenderer:

@@ -1,17 +1,21 @@
-"""Chat templates as Hugging Face defines them, run in a sandbox."""
+"""Chat templates as Hugging Face defines them, run in a Jinja sandbox."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import jinja2
+import orjson
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.rendering.messages import convert_messages, filter_variables, merge_developer
 
 TAG = "<eaglegate: the answer goes on here> "
 """Marks where a final message ends, so that what the template puts behind it can be cut off."""
@@ -165,3 +169,34 @@ def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
     parts = [dict(part) for part in content or ()]
     parts[texts[-1]]["text"] += TAG
     return {**message, "content": parts}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInput:
+    """What a template is given. ``kwargs`` are the request's, ``named`` the tokenizer's."""
+
+    source: str
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    named: Mapping[str, Any]
+    kwargs: Mapping[str, Any]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def packed(self) -> bytes:
+        return orjson.dumps({name: getattr(self, name) for name in self.__slots__})
+
+    def write(self, template: ChatTemplate) -> str:
+        """Raises ValueError where the template refuses."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("a final message to go on with leaves no place for a new one")
+        talk = convert_messages(self.messages, in_parts=template.content_in_parts)
+        if not template.knows_developer:
+            talk = merge_developer(talk)
+        variables = {**self.named, **filter_variables(self.kwargs, template.variables)}
+        if self.continue_final_message:
+            return template.render_open(talk, self.tools, variables)
+        return template.render(
+            talk, self.tools, variables, add_generation_prompt=self.add_generation_prompt
+        )

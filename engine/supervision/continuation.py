@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from engine.errors import EngineDead
-from engine.supervision.rules import RecoveryOutcome
+from engine.supervision.policy import RecoveryOutcome
 from engine.types import DecodeStep, EngineRequest, Sampling, Step, UndraftedReason
 
 

@@ -1,4 +1,4 @@
-"""How engines were lost: what operators see in the log and in /admin/status. No prompts."""
+"""Engine losses, as operators see them in the log and in /admin/status. Without prompts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from engine.base import PostMortem
-from engine.supervision.rules import LossCause
+from engine.supervision.policy import LossCause
 
 KEPT = 16
 """Losses remembered."""
 REASON = 500
 """Characters of a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostMortem:
+    """How an engine ended. For operators: bounded, and without prompts."""
+
+    ended_by: str = ""
+    """A signal's name or an exit status."""
+    error: str = ""
+    """The last line of the traceback that ended it."""
+    log: tuple[str, ...] = ()
+    """The last lines its processes wrote."""
 
 
 @dataclass(frozen=True, slots=True)

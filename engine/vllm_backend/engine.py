@@ -23,10 +23,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
-from engine.base import PostMortem
 from engine.errors import EngineDead, EngineStartError
 from engine.machine import count_oom_kills, is_stopped
 from engine.speculation.accounting import Totals
+from engine.supervision.losses import PostMortem
 from engine.types import (
     EngineInfo,
     EngineRequest,

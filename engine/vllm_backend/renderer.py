@@ -22,11 +22,9 @@ from vllm.usage.usage_lib import UsageContext
 
 from engine.rendering.encoding import WINDOW, TextEncoder, truncate_ids
 from engine.rendering.limits import NO_LIMITS, RenderLimits
-from engine.rendering.messages import merge_developer
-from engine.rendering.process import SMALL_BYTES, TemplateRunner
-from engine.rendering.template import ChatTemplate
-from engine.rendering.variables import CODED, filter_variables
-from engine.rendering.writing import TemplateInput
+from engine.rendering.messages import CODED, filter_variables, merge_developer
+from engine.rendering.sandbox import SMALL_BYTES, TemplateRunner
+from engine.rendering.template import ChatTemplate, TemplateInput
 
 READ_DEVELOPER = frozenset({"HfRenderer", "CohereRenderer", "InklingRenderer"})
 """Renderers that give OpenAI's developer role to a template that knows it, else as the system's.

@@ -10,7 +10,7 @@ from engine.errors import EngineStartError
 from engine.fleet.status import WorkerStatus
 from engine.machine import inspect_machine
 from engine.preflight import plan_of, preflight
-from engine.supervision.rules import RecoveryObserver, SupervisionTimeouts
+from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.supervisor import SupervisedEngine
 from engine.types import EngineInfo
 from engine.vllm_backend.engine import VllmEngine

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.base import Engine
-from engine.errors import EngineStartError
+from engine.errors import EngineStartError, redact
 from engine.fleet import Fleet, FleetSettings, RoutingSettings
 from engine.fleet.discovery import DiscoveryError, DnsSource, FileSource, StaticSource, WorkerSource
 from engine.fleet.status import WorkerStatus
-from engine.redaction import redact
 from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
 from engine.rendering import ModelFiles, TemplateRenderer, UnsupportedModel
-from engine.supervision.rules import RecoveryObserver, SupervisionTimeouts
+from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.cli.command_line import CommandLine, ModelArguments, refuse_unknown_parsers
 from server.generation.parsers import Vocabulary

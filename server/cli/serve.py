@@ -17,7 +17,7 @@ import uvloop
 
 from engine.errors import EngineDead
 from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
-from engine.supervision.rules import SupervisionTimeouts
+from engine.supervision.policy import SupervisionTimeouts
 from engine.types import EngineInfo
 from observability.http import routes
 from observability.logs import AccessLog

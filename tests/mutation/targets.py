@@ -22,5 +22,5 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/observability/test_account_scripted.py",
     ),
     "engine/supervision/continuation.py": ("tests/engine/supervision/test_continuation.py",),
-    "engine/supervision/survival.py": ("tests/engine/supervision",),
+    "engine/supervision/recovery.py": ("tests/engine/supervision",),
 }

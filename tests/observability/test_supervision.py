@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.scripted import DEFAULT_INFO
-from engine.supervision.rules import LossCause, RecoveryOutcome
+from engine.supervision.policy import LossCause, RecoveryOutcome
 from observability.exposition import exposition
 from observability.settings import TelemetrySettings
 from observability.supervision import SupervisionObserver

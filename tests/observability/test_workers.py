@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from engine.fleet.balance import RoutingReason
+from engine.fleet.routing import RoutingReason
 from engine.fleet.status import WorkerStatus
 from engine.fleet.worker import WorkerState
 from engine.speculation.accounting import Totals

@@ -6,7 +6,7 @@ import pytest
 
 from engine.base import AppliedDepth
 from engine.supervision.losses import create_loss
-from engine.supervision.rules import LossCause
+from engine.supervision.policy import LossCause
 from server.apis.shared.gateway import Controls
 from server.settings import ConfigError
 

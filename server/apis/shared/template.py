@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.rendering.variables import GLOBALS, RESERVED
+from engine.rendering.messages import GLOBALS, RESERVED
 from server.apis.shared.served import Served
 from server.errors import InvalidRequest
 

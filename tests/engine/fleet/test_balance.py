@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fleet.balance import (
+from engine.fleet.routing import (
     Candidate,
     RoutingReason,
     RoutingRequest,
@@ -18,7 +18,7 @@ from engine.fleet.balance import (
     compute_bound,
     order_by_hash,
 )
-from engine.fleet.rules import RoutingSettings
+from engine.fleet.settings import RoutingSettings
 
 RULES = RoutingSettings(epsilon=0.25, slack=0.0)
 NAMES = [f"worker-{i}" for i in range(8)]

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fleet.balance import RoutingReason
-from engine.fleet.balancer import LoadBalancer
-from engine.fleet.load import OutputEstimate, WorkerLoad
-from engine.fleet.prefix import PrefixMemory, hash_blocks
-from engine.fleet.rules import RoutingSettings
+from engine.fleet.load import OutputEstimate, PrefixMemory, WorkerLoad, hash_blocks
+from engine.fleet.routing import LoadBalancer, RoutingReason
+from engine.fleet.settings import RoutingSettings
 from engine.types import EngineRequest, Sampling
 
 RULES = RoutingSettings(block=4, key_blocks=2, memory_blocks=64, slack=1e9)

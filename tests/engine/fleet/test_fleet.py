@@ -18,11 +18,11 @@ from engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
-from engine.fleet.rules import BreakerSettings
+from engine.fleet.settings import BreakerSettings
 from engine.fleet.worker import WorkerState
 from engine.scripted import DEFAULT_INFO
 from engine.speculation.accounting import Account, Totals
-from engine.supervision.rules import RecoveryOutcome
+from engine.supervision.policy import RecoveryOutcome
 from engine.types import Constraint, SpeculationInfo
 from tests.engine.fleet.town import PATIENCE, town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from engine.errors import EngineDead, EngineError, EngineStartError, EngineUnreachable
 from engine.fleet import Fleet, FleetSettings, RoutingSettings
 from engine.fleet.discovery import DiscoveryError
-from engine.fleet.rules import BreakerSettings
+from engine.fleet.settings import BreakerSettings
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from engine.speculation.accounting import Totals
-from engine.supervision.rules import SupervisionTimeouts
+from engine.supervision.policy import SupervisionTimeouts
 from engine.types import EngineInfo, EngineRequest, FinishReason, Health
 from tests.engine.supervision.mortal import Notes, following
 

@@ -243,7 +243,7 @@ async def test_credentials_of_an_address_are_used_and_shown_nowhere():
             error = await take(engine)
         assert worker.authorizations[0] == "basic dxnlcjpwqhnz"
     assert "user" not in str(error)
-    assert upstream.speaks is WireProtocol.TEXT
+    assert upstream.protocol is WireProtocol.TEXT
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from starlette.routing import Route
 
 from engine.errors import EngineDead, EngineStartError, RequestRejected
 from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
-from engine.remote.dialect import WORD
-from engine.remote.text import TextEngine
+from engine.remote.text import WORD, TextEngine
 from engine.rendering import ModelFiles, TemplateRenderer
 from engine.types import Constraint, EngineRequest, FinishReason, Sampling
 from server.parsing.vocabulary import Vocabulary

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from engine.base import PostMortem
 from engine.errors import EngineDead, EngineStartError
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
-from engine.supervision.rules import LossCause, RecoveryOutcome, SupervisionTimeouts
+from engine.supervision.losses import PostMortem
+from engine.supervision.policy import LossCause, RecoveryOutcome, SupervisionTimeouts
 from engine.supervisor import SupervisedEngine
 from engine.types import (
     EngineInfo,

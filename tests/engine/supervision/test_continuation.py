@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.errors import EngineDead
 from engine.speculation.accounting import Account, total
 from engine.supervision.continuation import Continuation, ReplayDiverged, is_resumable, skip_tokens
-from engine.supervision.rules import RecoveryOutcome
+from engine.supervision.policy import RecoveryOutcome
 from engine.types import (
     Constraint,
     DecodeStep,

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.base import AppliedDepth, PostMortem
+from engine.base import AppliedDepth
 from engine.errors import EngineDead, EngineStartError, RequestQuarantined
 from engine.speculation.accounting import Account
-from engine.supervision.rules import LossCause, RecoveryOutcome, SupervisionTimeouts
+from engine.supervision.losses import PostMortem
+from engine.supervision.policy import LossCause, RecoveryOutcome, SupervisionTimeouts
 from engine.types import Constraint, Sampling
 from tests.engine.supervision.mortal import (
     FAST,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-from engine.remote.account import SpeculationAccount, lay_decode_steps
+from engine.remote.speculation import SpeculationAccount, lay_decode_steps
 from engine.speculation.accounting import total
 from engine.vllm_backend.scheduler import RequestAccounts
 

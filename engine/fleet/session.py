@@ -1,4 +1,4 @@
-"""One engine object that drives a worker, from admitted to closed."""
+"""A worker session: one engine object that drives a worker, from admission to close."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine.base import Engine
-from engine.supervision.pulse import StallDetector
+from engine.supervision.policy import StallDetector
 from engine.types import EngineInfo
 
 log = logging.getLogger(__name__)

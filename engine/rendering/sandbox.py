@@ -1,21 +1,79 @@
-"""Where prompts are written: at once if that is sure to be quick, else where it can be ended."""
+"""Run chat templates: in this process if that is sure to be quick, else in a child process.
+
+The child limits memory and CPU time. Each job on its standard input is a length in 8 bytes and
+JSON; so is each answer on standard output: ``["text", ...]`` or ``["refused", why]``. The kernel
+ends a job that takes too long together with the process; one that needs too much memory fails.
+"""
 
 from __future__ import annotations
 
+import resource
 import selectors
+import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import orjson
 
-from engine.rendering import child
 from engine.rendering.limits import RenderLimits
-from engine.rendering.template import ChatTemplate
-from engine.rendering.writing import TemplateInput
+from engine.rendering.template import ChatTemplate, TemplateInput
+
+CPU_S = 5.0
+"""For one prompt; the longest of a real conversation takes a tenth."""
+MEMORY_BYTES = 1 << 30
+MAX_CHARS = 32 << 20
+"""In a prompt: four times the largest body."""
+
+
+def read_message(stream: BinaryIO) -> bytes:
+    """One message; empty at the end."""
+    size = stream.read(8)
+    return stream.read(int.from_bytes(size, "big")) if len(size) == 8 else b""
+
+
+def write_message(stream: BinaryIO, message: bytes) -> None:
+    stream.write(len(message).to_bytes(8, "big"))
+    stream.write(message)
+    stream.flush()
+
+
+def run_job(job: bytes) -> tuple[str, str]:
+    try:
+        writing = TemplateInput(**orjson.loads(job))
+        text = writing.write(compile_template(writing.source))
+    except (MemoryError, OverflowError):
+        return "refused", "it needed too much memory"
+    except (ValueError, RecursionError) as error:
+        return "refused", str(error)[:1000]
+    if len(text) > MAX_CHARS:
+        return "refused", f"it wrote more than {MAX_CHARS} characters"
+    return "text", text
+
+
+@lru_cache(maxsize=8)
+def compile_template(source: str) -> ChatTemplate:
+    return ChatTemplate(source)
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while job := read_message(sys.stdin.buffer):
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        made = orjson.dumps(run_job(job))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write_message(sys.stdout.buffer, made)
+
+
+if __name__ == "__main__":
+    main()
+
 
 SMALL_BYTES = 32 << 10
 """A conversation of so much is written in this process, by a template of the operator's."""
@@ -25,7 +83,7 @@ PROCESSES = 2
 PATIENCE_S = 30.0
 POLL_S = 0.05
 ROOT = Path(__file__).parents[2]
-TOO_LONG = f"the template took more than {child.CPU_S:g} s"
+TOO_LONG = f"the template took more than {CPU_S:g} s"
 
 
 class TemplateRunner:
@@ -80,7 +138,7 @@ class TemplateRunner:
             if self._idle:
                 return self._idle.pop()
         return subprocess.Popen(
-            (sys.executable, "-m", child.__name__),
+            (sys.executable, "-m", __name__),
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -92,7 +150,7 @@ def _ask(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> 
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):
-        child.write_message(process.stdin, job)  # type: ignore[arg-type]
+        write_message(process.stdin, job)  # type: ignore[arg-type]
     until = time.monotonic() + PATIENCE_S
     with selectors.DefaultSelector() as ready:
         ready.register(process.stdout, selectors.EVENT_READ)
@@ -100,7 +158,7 @@ def _ask(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> 
             limits.check(0)
             if time.monotonic() > until:
                 raise ValueError(TOO_LONG)
-    told = child.read_message(process.stdout)  # type: ignore[arg-type]
+    told = read_message(process.stdout)  # type: ignore[arg-type]
     if not told:
         raise ValueError(TOO_LONG)
     kind, text = orjson.loads(told)

@@ -1,21 +1,23 @@
-"""A worker's account of one answer's speculation, laid over the tokens it sent.
+"""Speculation accounting for a worker's answers: decode steps from its metrics, and its counters.
 
-vLLM tells what its verify steps drafted and accepted with the answer's last chunk, in order
-(``--per-request-spec-decode-metrics detailed``) or as a histogram (``summary``). What it does not
-tell is where steps without a draft stood, and which part of its last step was cut. The first is
-found from the sizes of the chunks, one per engine step unless vLLM merged some; the second from
-what is left over. D, P and A + cut are the worker's own numbers in every case.
+vLLM reports what its verify steps drafted and accepted with the last chunk of an answer, in order
+(``--per-request-spec-decode-metrics detailed``) or as a histogram (``summary``). It does not report
+where steps without a draft were, nor which part of the last step was discarded. The first follows
+from the chunk sizes, one chunk per engine step unless vLLM merged some; the second from what is
+left over. D, P and A + discarded are the worker's own numbers in every case.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import lt
 from typing import Any
 
 from engine.remote.reading import WorkerProtocolError, read_integer, read_integers, read_object
-from engine.speculation.accounting import shared_step
+from engine.speculation.accounting import Totals, shared_step
 from engine.types import DecodeStep, UndraftedReason
 
 MOST_DEPTH = 256
@@ -138,3 +140,41 @@ class _Layer:
             return shared_step(0, 0, delivered, 0, self._reason)
         accepted = min(reached, delivered)
         return shared_step(drafted, accepted, delivered, reached - accepted, None)
+
+
+SAMPLE = re.compile(
+    r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)"
+    r"(?:_total)?(?:\{(.{0,2000})\})? (\S{1,32})$",
+    re.MULTILINE,
+)
+POSITION = re.compile(r'position="(\d{1,4})"')
+MOST_POSITIONS = 64
+
+
+def parse_totals(exposition: str) -> Totals | None:
+    """Summed over the worker's engines; None when it does not speculate. Raises WorkerFault."""
+    sums: Counter[str] = Counter()
+    positions: Counter[int] = Counter()
+    for name, labels, value in SAMPLE.findall(exposition):
+        if name == "accepted_tokens_per_pos":
+            position = POSITION.search(labels)
+            if position is not None and int(position[1]) < MOST_POSITIONS:
+                positions[int(position[1])] += _count(value)
+        else:
+            sums[name] += _count(value)
+    if "drafts" not in sums:
+        return None
+    return Totals(
+        verify_steps=sums["drafts"],
+        proposed=sums["draft_tokens"],
+        accepted=sums["accepted_tokens"],
+        accepted_at=tuple(positions[at] for at in range(max(positions, default=-1) + 1)),
+    )
+
+
+def _count(value: str) -> int:
+    """Raises WorkerFault."""
+    try:
+        return int(float(value))
+    except (ValueError, OverflowError):
+        raise WorkerProtocolError(f"a counter of the worker is {value}") from None

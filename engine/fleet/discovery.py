@@ -1,21 +1,89 @@
-"""Workers written in a file, which may change: one more line takes traffic in seconds.
-
-# lines                     # YAML, or JSON
-http://10.0.0.5:8000        workers:
-http://10.0.0.6:8000          - http://10.0.0.5:8000
-                              - url: http://10.0.0.6:8000
-"""
+"""Discovery: the addresses of the workers, from a list, a file or DNS, read again and again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import yaml
 
-from engine.fleet.discovery.base import DiscoveryError
+from engine.errors import redact
+
+
+class DiscoveryError(Exception):
+    """The source cannot be read now; who was known stays. The message names it and the cause, and
+    holds no credentials."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redact(message))
+
+
+class WorkerSource(Protocol):
+    """Addresses are opaque here: whoever makes the engines understands them."""
+
+    @property
+    def every_s(self) -> float:
+        """Pause between two readings."""
+        ...
+
+    async def read(self) -> frozenset[str]:
+        """All workers there are. Raises DiscoveryError."""
+        ...
+
+
+class StaticSource:
+    """The addresses of a command line."""
+
+    every_s = 3600.0
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self._addresses = frozenset(addresses)
+
+    async def read(self) -> frozenset[str]:
+        return self._addresses
+
+
+RESOLVE_S = 10.0
+
+
+class DnsSource:
+    """``name`` is HOST:PORT, or an address with a scheme.
+
+    A name that cannot be resolved changes nothing: when a resolver is away, workers are not. One
+    that stays away is found out by the workers' health.
+    """
+
+    def __init__(self, name: str, every_s: float = 5.0) -> None:
+        """Raises ValueError."""
+        self.every_s = every_s
+        self._name = name
+        scheme, _, rest = name.rpartition("://")
+        parts = urlsplit(f"//{rest}")
+        if not parts.hostname or parts.port is None:
+            raise ValueError(f"a name of workers is HOST:PORT; given {redact(name)!r}")
+        self._scheme = scheme or "http"
+        self._host, self._port = parts.hostname, parts.port
+
+    async def read(self) -> frozenset[str]:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(RESOLVE_S):
+                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except TimeoutError:
+            raise DiscoveryError(f"{self._name}: no answer for {RESOLVE_S:g} s") from None
+        except OSError as error:
+            raise DiscoveryError(f"{self._name} cannot be resolved: {error}") from error
+        return frozenset(self._url(str(address[0])) for *_, address in found)
+
+    def _url(self, address: str) -> str:
+        host = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
+        return f"{self._scheme}://{host}:{self._port}"
+
 
 STRUCTURED = ("[", "{", "-", "workers:")
 """How YAML and JSON begin; no address does."""

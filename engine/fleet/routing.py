@@ -1,20 +1,23 @@
-"""Which of several workers gets a request: a few rules, each a pure function.
+"""Request routing: which of several workers gets a request.
 
-A request that belongs to a session goes where the session's name puts it, any other where its
-prompt's beginning is known, or where its hash puts it. Either way no worker is given more while it
-has over (1 + epsilon) times the mean load: the request then goes to the next in its own order. This
-is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2017), with tokens for
-balls; since requests differ in weight, what is bounded is the load before the last request.
+A request with a session goes to the worker that the session's name hashes to. Any other goes to the
+worker that knows the start of its prompt, else to the one its hash selects. No worker is given more
+while it has over (1 + epsilon) times the mean load: the request then goes to the next worker in its
+own order. This is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2017),
+with tokens for balls; since requests differ in weight, the bound holds for the load before the last
+request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 
-from engine.fleet.rules import RoutingSettings
+from engine.fleet.load import LoadCharge, OutputEstimate, PrefixMemory, WorkerLoad, hash_blocks
+from engine.fleet.settings import RoutingSettings
+from engine.types import EngineRequest
 
 
 class RoutingReason(StrEnum):
@@ -110,3 +113,54 @@ def _ordered(candidates: Sequence[Candidate], key: bytes) -> list[Candidate]:
 def _digest(text: str) -> bytes:
     """Keys of any length, as short as blake2b wants them."""
     return blake2b(text.encode(), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Where a request goes; settle its charge when it is over."""
+
+    name: str
+    why: RoutingReason
+    charge: LoadCharge
+    known_tokens: int
+    """Leading tokens of its prompt that the worker has met."""
+
+
+class LoadBalancer:
+    """Knows workers by name. Not thread-safe."""
+
+    def __init__(self, rules: RoutingSettings) -> None:
+        self.rules = rules
+        self.expected = OutputEstimate()
+        self._loads: dict[str, WorkerLoad] = {}
+        self._memories: dict[str, PrefixMemory] = {}
+
+    def join(self, name: str) -> None:
+        """A worker comes, or comes back: its cache is empty, what runs in it still runs."""
+        self._loads.setdefault(name, WorkerLoad())
+        self._memories[name] = PrefixMemory(self.rules.memory_blocks)
+
+    def leave(self, name: str) -> None:
+        del self._loads[name], self._memories[name]
+
+    def load(self, name: str) -> WorkerLoad:
+        return self._loads[name]
+
+    def assign(self, request: EngineRequest, among: Collection[str]) -> Assignment:
+        """To one of ``among``, of which there is at least one."""
+        rules = self.rules
+        names = hash_blocks(request.prompt, rules.block, rules.most_blocks, request.cache_salt)
+        candidates = [
+            Candidate(name, self._loads[name].tokens, self._memories[name].known(names))
+            for name in sorted(among)
+        ]
+        output = self.expected.of(request.sampling.max_tokens)
+        cost = len(request.prompt) + output * rules.output_weight
+        key = names[min(len(names), rules.key_blocks) - 1] if names else None
+        wish = RoutingRequest(request.id.encode()[-64:], cost, request.affinity, key)
+        chosen, why = choose_worker(candidates, wish, rules)
+        self._memories[chosen.name].meet(names)
+        known = min(chosen.known * rules.block, len(request.prompt))
+        prefill = len(request.prompt) - known
+        charge = self._loads[chosen.name].take(prefill, output, rules.output_weight)
+        return Assignment(chosen.name, why, charge, known)

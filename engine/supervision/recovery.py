@@ -1,9 +1,9 @@
-"""Carries requests across the deaths of engines, whoever provides the engines.
+"""Request recovery: in-flight requests survive the loss of their engine.
 
-A *host* has engines: one after another (``engine/supervisor.py``) or several at a time
-(``engine/fleet``). Survival asks it for a place to run a request, goes on in the next place when
-an engine is lost (``continuation.py``), and finds out which request kills engines
-(``probation.py``).
+An *engine provider* has engines: one after another (``engine/supervisor.py``) or several at a time
+(``engine/fleet``). ``RequestRecovery`` asks it where to submit a request, continues on the next
+engine when one is lost (``continuation.py``), and finds the request that crashes engines
+(``isolation.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from enum import StrEnum
 from typing import Protocol
 
 from engine.base import Engine
-from engine.clock import now
 from engine.errors import (
     EngineDead,
     EngineFailed,
@@ -26,7 +25,7 @@ from engine.errors import (
 )
 from engine.speculation.accounting import Totals, total
 from engine.supervision.continuation import Continuation, ReplayDiverged
-from engine.supervision.rules import RecoveryObserver, RecoveryOutcome, SupervisionTimeouts
+from engine.supervision.policy import RecoveryObserver, RecoveryOutcome, SupervisionTimeouts, now
 from engine.types import EngineRequest, FinishReason, Step
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,11 @@
-"""Finding the request that kills engines among many that were running when one died.
+"""Poison request isolation: find the request that crashes engines among many running at the time.
 
-A request that had made progress since it was submitted is not suspected. The others are: each has a
-strike and is submitted again *alone*, that is, while nobody else is between submission and first
-step, those it happened to least often first, so that chance does not hit the same one twice. If the
-engine dies then, there is nobody else to blame. Where a signal from outside ended it,
-that has to happen several times: a request that makes the kernel run out of memory is found, one
-that was running when an operator killed the engine is not punished.
+A request that has made progress since it was submitted is not suspected. Each of the others gets a
+strike and is submitted again *alone*: no other request is between submission and first step. Those
+with the fewest strikes go first, so that chance does not hit the same request twice. An engine that
+dies then was killed by that request. A signal from outside must hit a request alone several times:
+a request that makes the kernel run out of memory is found, and one that was running when an
+operator killed the engine is not punished.
 """
 
 from __future__ import annotations

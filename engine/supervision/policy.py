@@ -1,12 +1,79 @@
-"""How patient a supervisor is, and what it tells whoever looks on."""
+"""Supervision policy: time limits, restarts, stall detection, and the observer interface."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from engine.types import EngineInfo
+
+
+def now() -> float:
+    """The running event loop's time in seconds."""
+    return asyncio.get_running_loop().time()
+
+
+class StallDetector:
+    """Made on the event loop of the engine it belongs to."""
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self._last_step = now()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While a request is in it."""
+        if not self.num_running:
+            self._last_step = now()
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+
+    def stepped(self) -> None:
+        self._last_step = now()
+
+    @property
+    def silent_s(self) -> float:
+        """How long there were requests in it and no step for any of them."""
+        return now() - self._last_step if self.num_running else 0.0
+
+
+class RestartPolicy:
+    """``failures`` in a row, and the pause before the next start."""
+
+    def __init__(self, patience: SupervisionTimeouts) -> None:
+        self._patience = patience
+        self._starts = 0
+        """Since the last life that was of use."""
+        self.failures = 0
+
+    def life_ended(self, lived_s: float, *, useful: bool, killed: bool) -> None:
+        if useful or lived_s >= self._patience.stable_s:
+            self.failures = self._starts = 0
+        self._starts += 1
+        self.failures += not killed
+
+    def start_failed(self) -> None:
+        self._starts += 1
+        self.failures += 1
+
+    def absolve(self) -> None:
+        """The last losses were the fault of one request, and it is refused."""
+        self.failures = self._starts = 0
+
+    @property
+    def exhausted(self) -> bool:
+        return self.failures > self._patience.max_failures
+
+    @property
+    def pause_s(self) -> float:
+        return self._patience.backoff(self._starts)
 
 
 @dataclass(frozen=True, slots=True)

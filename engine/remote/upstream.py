@@ -1,10 +1,12 @@
-"""Where a worker is, which language it speaks, and how patient one is with it."""
+"""A worker's address and wire protocol, connection settings, and the local copy of its model."""
 
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 TEXT_PREFIX = "text+"
@@ -25,7 +27,7 @@ class Upstream:
 
     url: str
     """Scheme, host, port and perhaps a path, without a slash at the end."""
-    speaks: WireProtocol = WireProtocol.TOKENS
+    protocol: WireProtocol = WireProtocol.TOKENS
     authorization: str | None = field(default=None, repr=False, compare=False)
     """From ``http://user:password@...``; sent to this worker in place of the key."""
 
@@ -33,7 +35,9 @@ class Upstream:
     def parse(cls, given: str) -> Upstream:
         """``http://host:port`` or ``text+http://host:port``. Raises ValueError."""
         url = given.strip().removeprefix(TEXT_PREFIX).rstrip("/")
-        speaks = WireProtocol.TEXT if given.strip().startswith(TEXT_PREFIX) else WireProtocol.TOKENS
+        protocol = (
+            WireProtocol.TEXT if given.strip().startswith(TEXT_PREFIX) else WireProtocol.TOKENS
+        )
         if not _is_address(url):
             raise ValueError(
                 f"a worker's address is http://HOST:PORT, or text+http://HOST:PORT for one that "
@@ -41,10 +45,10 @@ class Upstream:
             )
         userinfo = urlsplit(url).netloc.rpartition("@")[0]
         clean = url.replace(f"//{userinfo}@", "//", 1).removesuffix("/v1")
-        return cls(clean, speaks, encode_basic_auth(userinfo) if userinfo else None)
+        return cls(clean, protocol, encode_basic_auth(userinfo) if userinfo else None)
 
     def __str__(self) -> str:
-        return (TEXT_PREFIX if self.speaks is WireProtocol.TEXT else "") + self.url
+        return (TEXT_PREFIX if self.protocol is WireProtocol.TEXT else "") + self.url
 
 
 def _is_address(url: str) -> bool:
@@ -86,3 +90,24 @@ class ConnectionSettings:
     """How long ``start`` waits for a worker that is still loading."""
     connections: int = 1024
     """Most connections to one worker."""
+
+
+class Codec(Protocol):
+    """The model's tokenizer. Thread-safe."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model's files without its weights."""
+
+    name: str
+    codec: Codec
+    vocab_size: int
+    max_model_len: int | None = None
+    """What its config says; None where it says nothing. The worker may allow less."""
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
+    """Its generation config, by the names of ``engine.types.Sampling``."""
