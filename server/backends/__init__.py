@@ -1,7 +1,7 @@
 """Backends: where a gateway's tokens come from. ``open_backend`` chooses one by the command line.
 
 ``in_process.py`` runs vLLM in this process and its children; ``remote.py`` drives remote workers.
-A backend gives ``server/serving.py`` the engine, the renderer and the vocabulary. A new kind of
+A backend gives ``server/cli/serve.py`` the engine, the renderer and the vocabulary. A new kind of
 engine is one more module here with a class that fits ``Backend``.
 """
 
