@@ -11,7 +11,7 @@ import json
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from server.parsing.markers import Stops
+from server.parsing.markers import Quotes, Stops
 from server.parsing.output import Calls
 from server.parsing.reader import DONE, Ended, JsonValue, Next, Sink, Until, Want, ignore
 
@@ -38,6 +38,11 @@ class JsonCalls:
     names: Sequence[str] = ("name",)
     arguments: Sequence[str] = ("arguments", "parameters")
     others: Sequence[str] = ("type", "id")
+    quotes: Quotes | None = None
+    """Which marker tokens may end a string that the model has not closed."""
+
+    def value(self, sink: Sink) -> JsonValue:
+        return JsonValue(self.stops, sink, quotes=self.quotes)
 
     def read(self) -> Step:
         """Objects, in a list or not: the marker that ended them, or DONE.
@@ -127,7 +132,7 @@ class _Object:
     def _member(self) -> Step:
         """``"key": value``: DONE after it, or the marker before its end."""
         key: list[str] = []
-        end = yield JsonValue(self._stops, self._both(key))
+        end = yield self._form.value(self._both(key))
         if end == DONE:
             end = yield Next(self._stops, self._raw.append)
         if end == ":":
@@ -144,11 +149,11 @@ class _Object:
             return (yield from self._read_arguments())
         if not self._form.certain and key not in self._form.others:
             return (yield from self._give_up(""))
-        return (yield JsonValue(self._stops, self._raw.append))
+        return (yield self._form.value(self._raw.append))
 
     def _read_name(self) -> Step:
         written: list[str] = []
-        end = yield JsonValue(self._stops, self._both(written))
+        end = yield self._form.value(self._both(written))
         if end == DONE:
             self._name = _text("".join(written))
             if self._may_begin:
@@ -160,8 +165,8 @@ class _Object:
         if self._name and not self._begun:
             self._begin()
         if self._begun:
-            return (yield JsonValue(self._stops, self._calls.write))
-        return (yield JsonValue(self._stops, self._both(self._early)))
+            return (yield self._form.value(self._calls.write))
+        return (yield self._form.value(self._both(self._early)))
 
     def _give_up(self, char: str) -> Step:
         """This is no call object; what follows goes where its text belongs."""

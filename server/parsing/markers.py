@@ -6,7 +6,7 @@ Holding back what may be the beginning of a marker is decided here and nowhere e
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 
 FRAGMENT = "\udc00"
 """Stands for a token that plain-text markers are written with, in them and in the text.
@@ -14,6 +14,11 @@ FRAGMENT = "\udc00"
 No decoded text holds a lone surrogate, so that the same characters written as ordinary tokens are
 not taken for it.
 """
+
+
+FIRST_SIGN, LAST_SIGN = 0xDC01, 0xDCFF
+_SIGNS = re.compile(f"[{chr(FIRST_SIGN)}-{chr(LAST_SIGN)}]")
+"""Like FRAGMENT, each stands for one marker token, inside a text that is still to be judged."""
 
 
 class Stops:
@@ -69,6 +74,35 @@ class Lexicon:
         self._ids = ids
         self._spelled = spelled
         self._made: dict[tuple[str, ...], Stops] = {}
+        self._signs: dict[str, str] = {}
+        self._markers: dict[str, str] = {}
+
+    def sign(self, marker: str) -> str:
+        """The character that stands for a marker token in text."""
+        if marker not in self._signs:
+            sign = chr(FIRST_SIGN + len(self._signs))
+            self._signs[marker], self._markers[sign] = sign, marker
+        return self._signs[marker]
+
+    def words(self, *markers: str) -> tuple[str, ...]:
+        """How each may stand in a text: as its sign, spelled out, or either."""
+        signs = [self.sign(marker) for marker in markers if self.is_token(marker)]
+        texts = [marker for marker in markers if self._spelled or not self.is_token(marker)]
+        return (*signs, *texts)
+
+    def spell(self, text: str) -> str:
+        """``text`` with the markers that its signs stand for."""
+        if text.isascii():
+            return text
+        return _SIGNS.sub(lambda sign: self._markers[sign[0]], text)
+
+    def split(self, text: str) -> list[tuple[str, str]]:
+        """Pieces of text, and the marker behind each; none behind the last."""
+        pieces, start = [], 0
+        for sign in _SIGNS.finditer(text):
+            pieces.append((text[start : sign.start()], self._markers[sign[0]]))
+            start = sign.end()
+        return [*pieces, (text[start:], "")]
 
     def is_token(self, marker: str) -> bool:
         return marker in self._ids
@@ -81,3 +115,50 @@ class Lexicon:
         if markers not in self._made:
             self._made[markers] = Stops(markers, self._ids, self._spelled)
         return self._made[markers]
+
+
+Follow = dict[str, "Follow | None"]
+"""What may come next, white space aside, and what then; None where the reading is settled."""
+NAME = "\0"
+"""In a ``Follow``: the name of a function or a parameter."""
+LONGEST_BLANK = 100
+"""White space between two tags that belong together; more of it is text."""
+_NAME = re.compile(r"""[^\s<>{}()\[\]"'=,:;|\ud800-\udfff]{1,128}""")
+
+
+def follows(text: str, at: int, follow: Follow | None, more: bool) -> bool | None:
+    """Whether ``text[at:]`` goes on as ``follow`` says; None: too early to tell.
+
+    The end of the output settles it.
+    """
+    if follow is None:
+        return True
+    start = at
+    while at < len(text) and text[at].isspace():
+        at += 1
+    if at - start > LONGEST_BLANK:
+        return False
+    if at == len(text):
+        return None if more else True
+    for word, then in follow.items():
+        if text.startswith(word, at):
+            return follows(text, at + len(word), then, more)
+        if word == NAME and (name := _NAME.match(text, at)):
+            if name.end() == len(text):
+                return None if more else False
+            return follows(text, name.end(), then, more)
+    undecided = more and any(word.startswith(text[at:]) for word in follow)
+    return None if undecided else False
+
+
+class Quotes:
+    """Which marker tokens may end a string that has not been closed, and what must follow them.
+
+    Any other marker token in a string is quoted.
+    """
+
+    __slots__ = ("closing", "lexicon")
+
+    def __init__(self, lexicon: Lexicon, closing: Mapping[str, Follow | None]) -> None:
+        self.lexicon = lexicon
+        self.closing = closing

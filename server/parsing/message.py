@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from engine.events import Phase
-from server.parsing.markers import Lexicon
+from server.parsing.markers import Follow, Lexicon, Quotes
 from server.parsing.output import Calls, NewId, Output, random_id
 from server.parsing.reader import Ended, Grammar, Next, Until, Want, ignore
 from server.parsing.unclosed import unclosed
@@ -87,6 +88,18 @@ class Context:
     tools: ToolFormat
     reasoning: Reasoning
     starts_in: Phase
+    sound: bool = False
+    """A grammar holds the calls: JSON strings are closed, and marker tokens in them quoted."""
+
+    def quotes(self, closing: Mapping[str, Follow | None] = MappingProxyType({})) -> Quotes:
+        """Of the marker tokens ``closing`` names, those that may end a forgotten string."""
+        may_end = {} if self.sound else closing
+        signs = {self.lexicon.sign(m): f for m, f in may_end.items() if self.lexicon.is_token(m)}
+        return Quotes(self.lexicon, signs)
+
+    def follow(self, then: Follow | None, *markers: str) -> Follow:
+        """Any of ``markers``, as token or text, and ``then``."""
+        return dict.fromkeys(self.lexicon.words(*markers), then)
 
     @property
     def calls(self) -> Calls:

@@ -12,6 +12,7 @@ from server.parsing.reader import Sink
 from server.parsing.tools import Tool, Tools, is_container
 
 NewId = Callable[[], str]
+TAIL = 40
 
 
 def random_id() -> str:
@@ -27,17 +28,21 @@ class Framed:
     nothing else precedes waits as well: alone it is no text.
     """
 
-    __slots__ = ("_at_marker", "_emit", "_held", "_trail", "lead", "written")
+    __slots__ = ("_at_marker", "_dropped", "_emit", "_held", "_trail", "lead", "tail", "written")
 
     def __init__(self, emit: Sink, lead: str = "", trail: str = "") -> None:
         self._emit = emit
         self._trail = trail
         self._held: list[str] = []
         self._at_marker = True
+        self._dropped = ""
         self.lead = lead
+        self.tail = ""
+        """What has been written last."""
         self.written = False
 
     def write(self, text: str) -> None:
+        self.tail = text[-TAIL:] if len(text) >= TAIL else (self.tail + text)[-TAIL:]
         if not self.written:
             text = self._opening(text)
         body = text.rstrip(self._trail) if self._trail else text
@@ -65,8 +70,13 @@ class Framed:
 
     def marker(self) -> None:
         """A marker stands here: the white space before it was framing."""
+        self._dropped = "".join(self._held)
         self._held.clear()
         self._at_marker = True
+
+    def unmark(self, marker: str) -> None:
+        """It was no marker after all, and the white space before it is text as well."""
+        self.write(self._dropped + marker)
 
     def end(self) -> None:
         """The output ends here: white space after text belongs to it, after a marker to none."""
@@ -111,6 +121,11 @@ class Calls:
         return self._tools.find(self._name)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The tools offered, the longest names first; none where nobody said which."""
+        return self._tools.names
+
+    @property
     def written(self) -> bool:
         """Whether the open call has arguments so far."""
         return any(self._parts)
@@ -137,11 +152,16 @@ class Calls:
         if not self._muted:
             self._out.arguments(self.num - 1, text)
 
-    def close(self) -> None:
-        """The call is finished. One that wrote no arguments at all has none: ``{}``."""
+    def close(self, spoiled: bool = False) -> None:
+        """The call is finished. One that wrote no arguments at all has none: ``{}``.
+
+        ``spoiled``: a value was not closed by its own tag, so that it may lack something.
+        """
         if not "".join(self._parts).strip():
             self.write("{}")
-        self._end(self._tools.judge(self._name, self._out.spelled("".join(self._parts))))
+        outcome = self._tools.judge(self._name, self._out.spelled("".join(self._parts)))
+        keeps = not spoiled or outcome is Outcome.UNKNOWN_TOOL
+        self._end(outcome if keeps else Outcome.MALFORMED)
 
     def cut(self) -> None:
         """The output ended inside the call; arguments that are whole all the same count as such."""

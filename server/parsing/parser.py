@@ -166,9 +166,9 @@ def make_parser(
     calls = Calls(out, Tools(tools), new_id or tool_form.new_id, parallel, custom)
     output = Output(out, calls, reasoning.framing, tool_form.framing)
     lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
-    context = Context(lexicon, output, tool_form, reasoning, starts_in)
+    context = Context(lexicon, output, tool_form, reasoning, starts_in, sound)
     reads = tool_parser or reasoning_parser
-    reader: TextReader = Reader(message(context), sound) if reads else Verbatim(out)
+    reader: TextReader = Reader(message(context)) if reads else Verbatim(out)
     thinking = reasoning.markers + (tool_form.markers if tool_form.channels else ())
     return Parser(
         vocabulary.structure(tool_form.markers + thinking, fragment, skip_special_tokens),

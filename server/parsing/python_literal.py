@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from json.encoder import encode_basestring
 
+from server.parsing.markers import Lexicon
 from server.parsing.reader import DONE, Sink
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -27,15 +28,23 @@ class Literal:
     What is no literal is passed on as it stands; the result is then no JSON.
     """
 
-    __slots__ = ("_closers", "_comma", "_quote", "_sink", "plain", "tokens")
+    __slots__ = ("_closers", "_comma", "_quote", "_sink", "_tokens")
+    lexicon: Lexicon | None = None
 
     def __init__(self, sink: Sink, tokens: frozenset[str] = frozenset()) -> None:
         self._sink = sink
         self._closers: list[str] = []
         self._quote = ""
         self._comma = False
-        self.plain = sink
-        self.tokens = tokens
+        self._tokens = tokens
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """In a string a marker token is quoted."""
+        return frozenset() if self._quote else self._tokens
+
+    def plain(self, text: str) -> None:
+        self._sink(encode_basestring(text)[1:-1] if self._quote else text)
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
         out: list[str] = []

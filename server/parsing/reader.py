@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from server.parsing.json_scan import JsonScan
-from server.parsing.markers import Stops
+from server.parsing.markers import Lexicon, Quotes, Stops, follows
 
 Sink = Callable[[str], None]
 DONE = ""
@@ -25,6 +25,11 @@ DONE = ""
 
 class Want(Protocol):
     """How to take what follows."""
+
+    @property
+    def lexicon(self) -> Lexicon | None:
+        """Given, marker tokens come as signs inside the text: what follows them matters."""
+        ...
 
     @property
     def tokens(self) -> frozenset[str]:
@@ -61,6 +66,7 @@ class _Taking(ABC):
     """Where a cut makes no difference to what is kept back: it is taken."""
 
     __slots__ = ()
+    lexicon: Lexicon | None = None
 
     @abstractmethod
     def take(self, text: str, more: bool) -> tuple[str | None, str]: ...
@@ -148,43 +154,67 @@ class JsonValue(_Taking):
     """One JSON value, as written, to a sink. Plain-text markers inside its strings are text.
 
     Ends with DONE where the value ends, or with a marker where the value is not finished; with
-    ``to_marker`` all the text up to a marker belongs to it. A string with a raw line break is no
-    JSON: its quotes are no protection any more.
+    ``to_marker`` all the text up to a marker belongs to it. A marker token inside a string is text
+    unless ``quotes`` says that it may end the string, and what follows confirms it. A string with
+    a raw line break is no JSON: its quotes are no protection any more.
     """
 
-    __slots__ = ("_scan", "_sink", "_stops", "_to_marker", "tokens")
+    __slots__ = ("_find", "_plainly", "_quotes", "_scan", "_sink", "_to_marker", "tokens")
 
-    def __init__(self, stops: Stops, sink: Sink, to_marker: bool = False) -> None:
-        self._stops = stops
+    def __init__(
+        self, stops: Stops, sink: Sink, to_marker: bool = False, quotes: Quotes | None = None
+    ) -> None:
         self._sink = sink
         self._scan = JsonScan()
         self._to_marker = to_marker
+        self._quotes = quotes
+        self._plainly = to_marker and stops.pattern is None and quotes is None
+        closing = quotes.closing if quotes else ()
+        self._find = (
+            quotes.lexicon.stops(*stops.markers, *closing).find
+            if quotes and closing
+            else stops.find
+        )
         self.tokens = stops.tokens
 
     @property
-    def quoting(self) -> bool:
-        """Whether it stands inside a string."""
-        return self._scan.in_string and not self._scan.broken
+    def lexicon(self) -> Lexicon | None:  # type: ignore[override]  # it changes with the string
+        quoting = self._scan.in_string and not self._scan.broken
+        return self._quotes.lexicon if self._quotes and quoting else None
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        if self._to_marker and self._stops.pattern is None:
+        if self._plainly:
             self._sink(text)
             return None, ""
         taken, after, marker = self._end(text, more)
         if taken:
-            self._sink(text[:taken])
+            written = text[:taken]
+            self._sink(self._quotes.lexicon.spell(written) if self._quotes else written)
         return marker, text[after:]
 
     def _end(self, text: str, more: bool) -> tuple[int, int, str | None]:
         scan, taken, look = self._scan, 0, 0
+        closing = self._quotes.closing if self._quotes else {}
         while True:
-            cut, after, marker = self._stops.find(text, look, more)
+            cut, after, marker = self._find(text, look, more)
             taken = scan.feed(text, taken, cut)
-            if scan.done:
-                return (cut, after, marker) if self._to_marker else (taken, taken, DONE)
-            if not scan.in_string or scan.broken or cut == len(text):
+            if scan.done and not self._to_marker:
+                return taken, taken, DONE
+            if cut == len(text):
                 return taken, after, marker
+            ends = scan.done or not scan.in_string or scan.broken
+            if not ends and marker is not None and marker in closing:
+                verdict = follows(text, after, closing[marker], more)
+                if verdict is None:
+                    return taken, cut, None
+                ends = verdict
+            if ends:
+                return taken, after, self._name(marker)
             look = cut + 1
+
+    def _name(self, marker: str | None) -> str | None:
+        """The marker that a sign stands for."""
+        return self._quotes.lexicon.spell(marker) if self._quotes and marker else marker
 
     def plain(self, text: str) -> None:
         self._scan.feed(text)
@@ -192,17 +222,12 @@ class JsonValue(_Taking):
 
 
 class Reader:
-    """Feeds text and marker tokens to a grammar.
+    """Feeds text and marker tokens to a grammar."""
 
-    ``sound``: JSON is known to be whole, so that a marker token inside a string of it is quoted.
-    Else it ends the string, which the model has forgotten to close.
-    """
+    __slots__ = ("_grammar", "_held", "_want")
 
-    __slots__ = ("_grammar", "_held", "_sound", "_want")
-
-    def __init__(self, grammar: Grammar, sound: bool = False) -> None:
+    def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._sound = sound
         self._want = next(grammar)
         self._held = ""
 
@@ -211,15 +236,14 @@ class Reader:
 
     def marker(self, marker: str) -> None:
         """A marker that is a token: what was held back is then no beginning of one."""
-        self._settle()
-        if marker in self._want.tokens and not self._quoted:
+        if self._want.lexicon is None:
+            self._settle()
+        if self._want.lexicon is not None:
+            self._take(self._held + self._want.lexicon.sign(marker), True)
+        elif marker in self._want.tokens:
             self._want = self._grammar.send(marker)
         else:
             self._want.plain(marker)
-
-    @property
-    def _quoted(self) -> bool:
-        return self._sound and isinstance(self._want, JsonValue) and self._want.quoting
 
     def end(self, by_model: bool) -> None:
         """The output is over; the grammar learns it as an exception."""
@@ -234,16 +258,32 @@ class Reader:
             self._take(self._held, False)
 
     def _cut(self) -> None:
-        marker, rest = self._want.cut(self._held)
+        want, held = self._want, self._held
+        marker, rest = want.cut(held)
         self._held = ""
         if marker is not None:
             self._want = self._grammar.send(marker)
-            self._take(rest, True)
+            self._take_left(rest, want.lexicon)
 
     def _take(self, text: str, more: bool) -> None:
         while text:
-            marker, text = self._want.take(text, more)
+            want = self._want
+            marker, text = want.take(text, more)
             if marker is None:
                 break
             self._want = self._grammar.send(marker)
+            if want.lexicon is not None:
+                self._held = ""
+                self._take_left(text, want.lexicon)
+                if not more:
+                    self._settle()
+                return
         self._held = text
+
+    def _take_left(self, text: str, lexicon: Lexicon | None) -> None:
+        """Take what a want has left, in which tokens are signs."""
+        for piece, marker in lexicon.split(text) if lexicon else [(text, "")]:
+            if piece:
+                self._take(self._held + piece, True)
+            if marker:
+                self.marker(marker)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from server.parsing.json_scan import JsonText
+from server.parsing.markers import NAME, Quotes
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Calls, Framed
 from server.parsing.reader import Grammar, JsonValue, Until, Want, ignore
@@ -59,6 +60,12 @@ class Sections:
         if marker == self.separator:
             arguments = JsonText(context.calls.write)
             stops = context.lexicon.stops(*self.ends)
-            marker = yield JsonValue(stops, arguments.write, to_marker=True)
+            marker = yield JsonValue(stops, arguments.write, True, self._quotes(context))
         context.calls.close()
         return marker
+
+    def _quotes(self, context: Context) -> Quotes:
+        """A string is given up where the section goes on or ends, and the output with it."""
+        last = context.follow({}, self.section_end)
+        following = context.follow({NAME: None}, self.call)
+        return context.quotes({self.call_end: {**last, **following}, self.section_end: {}})

@@ -9,96 +9,105 @@ or the end of the section. Else it is part of the value.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Generator, Iterable, Mapping
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Container, Generator, Mapping
+from dataclasses import astuple, dataclass, field, replace
 
 from server.parsing.arguments import STRING, Arguments
-from server.parsing.markers import FRAGMENT, Lexicon, Stops
+from server.parsing.markers import FRAGMENT, NAME, Follow, Lexicon, Stops, follows
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Framed
-from server.parsing.reader import DONE, Ended, Grammar, Sink, Until, Want, ignore
+from server.parsing.reader import DONE, Ended, Grammar, Next, Sink, Until, Want, ignore
 
 SPACE = " \t\r\n"
-Follow = Mapping[str, "Follow | None"]
-"""What may come next, white space aside, and what then; None where the reading is settled."""
 Step = Generator[Want, str, str]
-LONGEST_BLANK = 100
-"""White space between two tags that belong together; more of it is text."""
+FORCED = "forced"
+"""What a value ends with that its own closing tag has not ended."""
 
 _TYPE = re.compile(r"""\sstring=["'](true|false)["']\Z""")
 
 
-def follows(text: str, at: int, follow: Follow | None, more: bool) -> bool | None:
-    """Whether ``text[at:]`` goes on as ``follow`` says; None: too early to tell.
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The words that may end a value, each with what must follow it.
 
-    Where the text ends for good, a marker token or the end of the output settles it.
+    A word in ``implied`` opens or closes something else, so that the value ends before it: DONE is
+    sent, and the word left in place. So it is with one in ``forced``, where FORCED is sent. What
+    stands between a word in ``nests`` and one in ``forced`` is quoted: it ends nothing.
+    ``unfinished`` words lack the rest of their tag, up to ``>``.
     """
-    if follow is None:
-        return True
-    start = at
-    while at < len(text) and text[at].isspace():
-        at += 1
-    if at - start > LONGEST_BLANK:
-        return False
-    if at == len(text):
-        return None if more else True
-    for word, then in follow.items():
-        if text.startswith(word, at):
-            return follows(text, at + len(word), then, more)
-    undecided = more and any(word.startswith(text[at:]) for word in follow)
-    return None if undecided else False
+
+    words: Mapping[str, Follow | None]
+    implied: Container[str] = ()
+    forced: Container[str] = ()
+    nests: Container[str] = ()
+    unfinished: Mapping[str, str] = field(default_factory=dict)
+    """By word, the tag it is the beginning of."""
 
 
 class Tagged:
-    """A value up to the closing tag that the rest of the text confirms.
+    """A value up to the closing tag that the rest of the output confirms."""
 
-    ``closing`` maps each tag to what must follow it. A tag in ``implied`` opens or closes
-    something else, so that the value ends before it: DONE is sent, and the tag left in place.
-    """
+    __slots__ = ("_closing", "_depth", "_sink", "_stops", "lexicon", "tokens")
 
-    __slots__ = ("_closing", "_implied", "_sink", "_stops", "plain", "tokens")
-
-    def __init__(
-        self,
-        stops: Stops,
-        outer: Stops,
-        closing: Mapping[str, Follow],
-        sink: Sink,
-        implied: Container[str] = (),
-    ) -> None:
-        self._stops = stops
+    def __init__(self, lexicon: Lexicon, closing: Closing, sink: Sink) -> None:
+        self._stops = lexicon.stops(*closing.words)
         self._closing = closing
-        self._implied = implied
         self._sink = sink
-        self.plain = sink
-        self.tokens = outer.tokens | stops.tokens
+        self._depth = 0
+        """Openings of nested sections so far that have not been closed."""
+        self.lexicon: Lexicon | None = lexicon
+        self.tokens: frozenset[str] = frozenset()
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        look = 0
+        closing, look = self._closing, 0
         while True:
             cut, after, tag = self._stops.find(text, look, more)
-            closes = tag and follows(text, after, self._closing.get(tag), more)
-            if closes is not False:
-                break
-            look = cut + 1
-        if cut:
-            self._sink(text[:cut])
-        if not closes or tag is None:
-            return None, text[cut:]
-        return (DONE, text[cut:]) if tag in self._implied else (tag, text[after:])
+            if tag is None:
+                return self._write(text, cut)
+            verdict = follows(text, after, closing.words[tag], more)
+            if verdict is None:
+                return self._write(text, cut)
+            if verdict and tag in closing.nests:
+                self._depth += 1
+            elif self._depth:
+                self._depth -= tag in closing.forced
+            elif verdict:
+                self._write(text, cut)
+                return self._ended(tag), self._rest(text, cut, after, tag)
+            look = after if tag in closing.nests or tag in closing.forced else cut + 1
+
+    def plain(self, text: str) -> None:
+        """Every marker token comes as a sign."""
 
     def cut(self, text: str) -> tuple[str | None, str]:
         """What was kept back is a closing tag, all but confirmed, or a piece of one."""
-        _, after, tag = self._stops.find(text, 0, more=False)
-        if tag is None:
+        cut, after, tag = self._stops.find(text, 0, more=False)
+        if tag is None or tag in self._closing.nests or self._depth:
             return None, ""
-        return (DONE, text) if tag in self._implied else (tag, text[after:])
+        return self._ended(tag), self._rest(text, cut, after, tag)
+
+    def _write(self, text: str, end: int) -> tuple[None, str]:
+        if end:
+            assert self.lexicon is not None
+            self._sink(self.lexicon.spell(text[:end]))
+        return None, text[end:]
+
+    def _ended(self, tag: str) -> str:
+        if tag in self._closing.forced:
+            return FORCED
+        return DONE if tag in self._closing.implied else self._closing.unfinished.get(tag, tag)
+
+    def _rest(self, text: str, cut: int, after: int, tag: str) -> str:
+        if tag in self._closing.implied or tag in self._closing.forced:
+            return text[cut:]
+        return text[after:].partition(">")[2] if tag in self._closing.unfinished else text[after:]
 
 
 class Ahead:
     """Whether the text goes on as ``follow`` says: YES or NO, and nothing is taken."""
 
     __slots__ = ("_follow", "tokens")
+    lexicon: Lexicon | None = None
     YES, NO = "yes", "no"
 
     def __init__(self, follow: Follow, stops: Stops) -> None:
@@ -125,6 +134,7 @@ class Looking:
     """
 
     __slots__ = ("_beginning", "_whole", "tokens")
+    lexicon: Lexicon | None = None
     YES, NO = Ahead.YES, Ahead.NO
 
     def __init__(
@@ -154,10 +164,10 @@ def opens(opener: str, follow: Follow, context: Context) -> Generator[Want, str,
     try:
         opened = (yield Ahead(follow, context.lexicon.stops())) == Ahead.YES
     except Ended:
-        context.out.content.write(opener)
+        context.out.content.unmark(opener)
         raise
     if not opened:
-        context.out.content.write(opener)
+        context.out.content.unmark(opener)
     return opened
 
 
@@ -175,17 +185,29 @@ class Tags:
     """The line break the template writes inside the parameter tags, if it does."""
 
     def after_call(self, lexicon: Lexicon) -> Follow:
-        """What may stand behind a call, other than the end of the text before a token."""
-        return {word: None for word in (self.call, self.section_end) if not lexicon.is_token(word)}
+        """What may stand behind a call."""
+        words: Follow = dict.fromkeys(lexicon.words(self.section_end, self.section))
+        return {self.call: None} | words
 
     def after_parameter(self, lexicon: Lexicon) -> Follow:
         then = self.after_call(lexicon)
-        return {self.parameter: None, self.call_end: then} | dict(then)
+        words: Follow = {self.parameter: None}
+        for word in lexicon.words(self.call_end):
+            words[word] = then
+        words |= then
+        if lexicon.is_token(self.section_end):
+            words |= dict.fromkeys(lexicon.words(self.section_end), self.again(lexicon))
+        return words
+
+    def again(self, lexicon: Lexicon) -> Follow:
+        """What must stand behind the end of a section that nothing inside has announced."""
+        return {word: {self.call: None} for word in lexicon.words(self.section)}
 
     def format(self, framing: str = "\n", fragment: str = "") -> ToolFormat:
         """``fragment``: a token that the tags are written with."""
         inner = (self.section_end, self.call, self.call_end, self.parameter, self.parameter_end)
-        form = ToolFormat((self.section,), self._section, inner, framing, self.section_end)
+        openers = (self.section, self.call)
+        form = ToolFormat(openers, self._section, inner, framing, self.section_end)
         if not fragment:
             return form
         spelled = Tags(*(part.replace(fragment, FRAGMENT) for part in astuple(self)))
@@ -195,15 +217,46 @@ class Tags:
         """Calls up to the end of the section. Other text in it is content."""
         lexicon = context.lexicon
         stops = lexicon.stops(self.call, self.section, self.section_end)
-        content = context.out.content.write
-        if lexicon.is_text(opener) and not (yield from opens(opener, {self.call: None}, context)):
+        if opener == self.call:
+            opener = yield from self._unwrapped(stops, context)
+        elif lexicon.is_text(opener) and not (yield from opens(opener, {self.call: None}, context)):
             return
-        stray = Framed(content, lead=SPACE, trail=SPACE)
+        if opener != self.section:
+            return
+        stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
         marker = opener
         while marker != self.section_end:
             marker = yield Until(stops, stray.write, stray=ignore, markup=True)
             while marker == self.call:
                 marker = yield from _Call(self, context).read()
+
+    def _unwrapped(self, stops: Stops, context: Context) -> Step:
+        """Calls without their section's opening tag: what ended them."""
+        tail = context.out.content.tail.rstrip()
+        quoted = tail.endswith((self.section, "`"))
+        if quoted or not (yield from opens(self.call, self._head(context), context)):
+            if quoted:
+                context.out.content.unmark(self.call)
+            return ""
+        marker = self.call
+        while marker == self.call:
+            marker = yield from _Call(self, context).read()
+            if marker == DONE:
+                marker = yield Next(stops, keep=None)
+        return marker
+
+    def _head(self, context: Context) -> Follow:
+        """The rest of an opening tag with the name of a tool, and the beginning of its inside."""
+        inside: Follow = dict.fromkeys([self.parameter, *context.lexicon.words(self.call_end)])
+        bare: Follow = {">": inside}
+        names = context.calls.names or (NAME,)
+        if not self.call.endswith("name="):
+            return dict.fromkeys(names, bare)
+        quoted: Follow = {}
+        for quote in "\"'":
+            closed: Follow = {quote: bare}
+            quoted[quote] = dict.fromkeys(names, closed)
+        return quoted
 
 
 class _Call:
@@ -228,7 +281,7 @@ class _Call:
             arguments.cut(ended.by_model)
             raise
         arguments.close()
-        calls.close()
+        calls.close(spoiled=marker == FORCED)
         return marker
 
     def _header(self) -> Generator[Want, str, tuple[str, str | None, str]]:
@@ -250,31 +303,57 @@ class _Call:
                 arguments.begin(name, _TYPES[text])
                 marker = yield self._value(arguments)
                 arguments.end()
-            if marker in (DONE, tags.parameter_end, tags.line + tags.parameter_end):
+            if marker == FORCED:
+                return FORCED
+            if marker == DONE or marker.endswith(tags.parameter_end):
                 marker = yield Until(stops, ignore)
         return DONE if marker == tags.call_end else marker
 
     def _value(self, arguments: Arguments) -> Tagged:
-        tags, lexicon = self._tags, self._context.lexicon
-        closing = self._closing(arguments.properties.keys() - arguments.given)
-        implied = {tags.line + tags.call_end, tags.call_end, tags.line + tags.parameter}
-        lines = _Lines(tags.line, arguments.write, lexicon.is_token(tags.parameter_end))
-        sink = lines.write if tags.line else arguments.write
-        inner = (tags.parameter, tags.parameter_end, tags.call_end)
-        tokens = lexicon.stops(*self._outer, *filter(lexicon.is_token, inner))
-        return Tagged(lexicon.stops(*closing), tokens, closing, sink, implied)
+        line = self._tags.line
+        sink = _Line(line, arguments.write).write if line else arguments.write
+        return Tagged(self._context.lexicon, self._closing(arguments), sink)
 
-    def _closing(self, names: Iterable[str]) -> dict[str, Follow]:
-        """The plain-text tags that end a value, with the line break before them."""
+    def _closing(self, arguments: Arguments) -> Closing:
+        """The tags that end a value, with the line break before them."""
         tags, lexicon = self._tags, self._context.lexicon
-        begins: Follow = {word: None for name in names for word in (f"{name}>", f'"{name}"')}
-        closing: dict[str, Follow] = {tags.line + tags.parameter: begins}
+        then = tags.after_parameter(lexicon)
+        words: dict[str, Follow | None] = {}
+        implied: set[str] = set()
+        unfinished: dict[str, str] = {}
         for line in {"", tags.line}:
-            closing[line + tags.parameter_end] = tags.after_parameter(lexicon)
-            closing[line + tags.call_end] = tags.after_call(lexicon)
-        inner = (tags.parameter, tags.parameter_end, tags.call_end)
-        sure = tuple(filter(lexicon.is_token, inner))
-        return {tag: then for tag, then in closing.items() if not (sure and tag.endswith(sure))}
+            for word in lexicon.words(tags.parameter_end):
+                if word == tags.parameter_end:
+                    unfinished[line + word[:-1]] = word
+                    words[line + word[:-1]] = _drifted(then)
+                else:
+                    words[line + word] = then
+                    unfinished[line + word] = tags.parameter_end
+            for word in lexicon.words(tags.call_end):
+                words[line + word] = tags.after_call(lexicon)
+                implied.add(line + word)
+        if not lexicon.is_token(tags.parameter):
+            names = arguments.properties.keys() - arguments.given
+            words[tags.line + tags.parameter] = {
+                word: None for name in names for word in (f"{name}>", f'"{name}"')
+            }
+            implied.add(tags.line + tags.parameter)
+        return self._outer_closing(Closing(words, implied, unfinished=unfinished))
+
+    def _outer_closing(self, inner: Closing) -> Closing:
+        """A value that its own tag does not end: a marker token may, or begins a quotation."""
+        tags, lexicon = self._tags, self._context.lexicon
+        if self._context.sound or not lexicon.is_token(tags.section_end):
+            return inner
+        end, start = lexicon.sign(tags.section_end), lexicon.sign(tags.section)
+        outer: Mapping[str, Follow | None] = {end: tags.again(lexicon), start: {tags.call: None}}
+        return replace(inner, words={**inner.words, **outer}, forced=(end,), nests=(start,))
+
+
+def _drifted(then: Follow) -> Follow:
+    """Models add to a closing tag at times: a number, the parameter's name."""
+    end: Follow = {">": then}
+    return {">": then, "=": {NAME: end}, NAME: end}
 
 
 _TYPES = {
@@ -284,24 +363,19 @@ _TYPES = {
 }
 
 
-class _Lines:
-    """A sink that drops the line break the text begins with, and ``last`` the one it ends with."""
+class _Line:
+    """A sink that drops the line break the text begins with."""
 
-    __slots__ = ("_first", "_held", "_last", "_line", "_sink")
+    __slots__ = ("_first", "_line", "_sink")
 
-    def __init__(self, line: str, sink: Sink, last: bool) -> None:
+    def __init__(self, line: str, sink: Sink) -> None:
         self._line = line
-        self._last = last
         self._sink = sink
         self._first = True
-        self._held = ""
 
     def write(self, text: str) -> None:
         if self._first:
             self._first = False
             text = text.removeprefix(self._line)
-        text = self._held + text
-        body = text.removesuffix(self._line) if self._last else text
-        self._held = text[len(body) :]
-        if body:
-            self._sink(body)
+        if text:
+            self._sink(text)

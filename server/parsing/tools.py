@@ -139,6 +139,11 @@ class Tools:
             if isinstance(function, dict) and isinstance(name := function.get("name"), str)
         }
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The longest first; none where nobody said what was offered."""
+        return tuple(sorted(self._by_name, key=len, reverse=True))
+
     def find(self, name: str) -> Tool | None:
         return self._by_name.get(name)
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from server.parsing.formats.deepseek_v31 import begin
 from server.parsing.json_scan import JsonText
+from server.parsing.markers import Follow
 from server.parsing.message import Context
 from server.parsing.reader import Until, ignore
 from server.parsing.sections import Sections, Step
-from server.parsing.tagged import Follow, Tagged
+from server.parsing.tagged import Closing, Tagged
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,14 @@ class _Fenced(Sections):
         if opening == "{":
             write(opening)
         lexicon = context.lexicon
-        last: Follow = {self.call_end: None} if lexicon.is_text(self.call_end) else {}
-        fences = dict.fromkeys(("```", "\n```"), last)
-        return Tagged(lexicon.stops(*fences), lexicon.stops(*self.ends), fences, write)
+        goes_on = context.follow({}, self.section_end) | context.follow(None, self.call)
+        ends = context.follow(goes_on, self.call_end)
+        last = context.follow(None, self.call_end)
+        words: dict[str, Follow | None] = {"```": last, "\n```": last}
+        if not lexicon.is_token(self.call_end) or context.sound:
+            return Tagged(lexicon, Closing(words), write)
+        words |= {**ends, lexicon.sign(self.section_end): {}}
+        return Tagged(lexicon, Closing(words, forced=ends), write)
 
 
 FORMAT = _Fenced(

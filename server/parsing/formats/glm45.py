@@ -17,9 +17,10 @@ import re
 from collections.abc import Generator
 
 from server.parsing.arguments import Arguments
+from server.parsing.markers import NAME, Follow
 from server.parsing.message import Context, ToolFormat
 from server.parsing.reader import Ended, Grammar, Until, Want, ignore
-from server.parsing.tagged import Follow, Tagged
+from server.parsing.tagged import FORCED, Closing, Tagged
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
@@ -53,7 +54,9 @@ def _call(context: Context) -> Generator[Want, str, str]:
         arguments.cut(ended.by_model)
         raise
     arguments.close()
-    context.calls.close()
+    context.calls.close(spoiled=marker == FORCED)
+    if marker == FORCED:
+        marker = yield Until(context.lexicon.stops(*_OUTER), ignore)
     return marker
 
 
@@ -67,7 +70,7 @@ def _arguments(
     elif marker != KEY:
         arguments.inline(inline)
     while marker not in _OUTER:
-        if marker != KEY:
+        if marker != KEY:  # behind a value
             marker = yield Until(lexicon.stops(KEY, *_OUTER), ignore)
             continue
         key: list[str] = []
@@ -76,11 +79,25 @@ def _arguments(
             marker = yield Until(lexicon.stops(VALUE, KEY, *_OUTER), ignore)
         if marker == VALUE:
             arguments.begin("".join(key).strip())
-            closing: dict[str, Follow] = {VALUE_END: {KEY: None, CALL_END: None}}
-            outer = lexicon.stops(KEY, *_OUTER)
-            marker = yield Tagged(lexicon.stops(*closing), outer, closing, arguments.write)
+            marker = yield Tagged(lexicon, _closing(context), arguments.write)
+            if marker == FORCED:
+                return FORCED
             arguments.end()
     return marker
+
+
+def _closing(context: Context) -> Closing:
+    """A value's own tag; a next key is as good; a section's tag is, where the output agrees."""
+    lexicon = context.lexicon
+    calls = context.follow({NAME: context.follow(None, KEY, CALL_END)}, CALL)
+    ends = context.follow(None, CALL_END)
+    key = context.follow({NAME: context.follow(None, KEY_END)}, KEY)
+    words = context.follow({**key, **ends}, VALUE_END)
+    if not lexicon.is_token(VALUE_END) or context.sound:
+        return Closing(words)
+    implied, forced = lexicon.sign(KEY), lexicon.sign(CALL_END)
+    words |= {implied: key[implied], forced: calls, lexicon.sign(CALL): calls[lexicon.sign(CALL)]}
+    return Closing(words, (implied,), (forced,), (lexicon.sign(CALL),))
 
 
 _INNER = (CALL_END, KEY, KEY_END, VALUE, VALUE_END)

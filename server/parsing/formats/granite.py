@@ -12,6 +12,7 @@ the list ends the calls; what follows is content.
 from __future__ import annotations
 
 from server.parsing.json_calls import JsonCalls
+from server.parsing.markers import Follow
 from server.parsing.message import Context, ToolFormat
 from server.parsing.reader import Grammar
 from server.parsing.tagged import opens
@@ -22,9 +23,11 @@ TOKEN, TEXT = "<|tool_call|>", "<tool_call>"
 def _calls(opener: str, context: Context) -> Grammar:
     stops = context.lexicon.stops(TOKEN, TEXT)
     content = context.out.content.write
+    again: Follow = {"[": {'{"': None}, '{"': None}
+    quotes = context.quotes({TOKEN: again, TEXT: again})
     text = context.lexicon.is_text(opener)
     if not text or (yield from opens(opener, {"[": None, "{": None}, context)):
-        yield from JsonCalls(context.calls, stops, content, closed=False).read()
+        yield from JsonCalls(context.calls, stops, content, closed=False, quotes=quotes).read()
 
 
 FORMAT = ToolFormat((TOKEN, TEXT), _calls)

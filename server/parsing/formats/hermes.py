@@ -23,11 +23,13 @@ CALL, CALL_END = "<tool_call>", "</tool_call>"
 def _calls(opener: str, context: Context) -> Grammar:
     stops = context.lexicon.stops(CALL, CALL_END)
     content = context.out.content.write
+    again = context.follow({'{"': None}, CALL)
+    quotes = context.quotes({CALL_END: again, CALL: {'{"': None}})
     marker = opener
     while marker == CALL:
         if context.lexicon.is_text(CALL) and not (yield from opens(CALL, {"{": None}, context)):
             return
-        marker = yield from JsonCalls(context.calls, stops, content).read()
+        marker = yield from JsonCalls(context.calls, stops, content, quotes=quotes).read()
 
 
 FORMAT = ToolFormat((CALL,), _calls, (CALL_END,), closer=CALL_END)

@@ -22,8 +22,9 @@ PYTHON = "<|python_tag|>"
 def _calls(opener: str, context: Context) -> Grammar:
     stops = context.lexicon.stops(PYTHON)
     content = context.out.content.write
-    form = JsonCalls(context.calls, stops, content, certain=opener == PYTHON, closed=False)
-    yield from form.read()
+    quotes = context.quotes({PYTHON: {'{"': None}})
+    certain = opener == PYTHON
+    yield from JsonCalls(context.calls, stops, content, certain, False, quotes=quotes).read()
 
 
 FORMAT = ToolFormat((PYTHON,), _calls, leads=("{",))

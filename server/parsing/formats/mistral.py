@@ -16,6 +16,7 @@ import secrets
 import string
 
 from server.parsing.json_calls import JsonCalls, Step
+from server.parsing.markers import NAME, Follow, Quotes
 from server.parsing.message import Context, ToolFormat
 from server.parsing.reader import Ended, Grammar, JsonValue, Next, Until
 
@@ -24,14 +25,23 @@ CALL, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 def _calls(opener: str, context: Context) -> Grammar:
     content = context.out.content.write
+    quotes = _quotes(context)
     marker = opener
     while marker == CALL:
         marker = yield Next(context.lexicon.stops(CALL, ARGUMENTS, CALL_ID), keep=None)
         if marker in ("[", "{"):
             stops = context.lexicon.stops(CALL)
-            marker = yield from JsonCalls(context.calls, stops, content, closed=False).read()
+            marker = yield from JsonCalls(
+                context.calls, stops, content, closed=False, quotes=quotes
+            ).read()
         elif marker != CALL:
             marker = yield from _named(marker, context)
+
+
+def _quotes(context: Context) -> Quotes:
+    """A string is given up for the next call only where a whole beginning of one follows."""
+    named: Follow = {'{"': None} | context.follow(None, ARGUMENTS, CALL_ID)
+    return context.quotes({CALL: {"[": {'{"': None}, NAME: named}})
 
 
 def _named(first: str, context: Context) -> Step:
@@ -57,7 +67,7 @@ def _named(first: str, context: Context) -> Step:
 
 def _arguments(marker: str, context: Context) -> Step:
     stops = context.lexicon.stops(CALL)
-    value = JsonValue(stops, context.calls.write)
+    value = JsonValue(stops, context.calls.write, quotes=_quotes(context))
     if marker == "{":
         value.plain(marker)
         return (yield value)

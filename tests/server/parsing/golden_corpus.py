@@ -115,6 +115,11 @@ def _expanded(text: str) -> str:
     return _MACRO.sub(expand, text)
 
 
+def pieces_of(output: str) -> tuple[Piece, ...]:
+    """An output as a case writes it."""
+    return _pieces(output)[0]
+
+
 def _pieces(output: str) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
     """``text⟪<token>⟫text¦text``: text, one token, and a place to cut."""
     pieces: list[Piece] = []
