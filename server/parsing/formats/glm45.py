@@ -17,7 +17,7 @@ import re
 from collections.abc import Generator
 
 from server.parsing.arguments import Arguments
-from server.parsing.markers import NAME, Follow
+from server.parsing.markers import NAME
 from server.parsing.message import Context, ToolFormat
 from server.parsing.reader import Ended, Grammar, Until, Want, ignore
 from server.parsing.tagged import FORCED, Closing, Tagged
