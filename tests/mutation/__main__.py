@@ -4,9 +4,9 @@
 
 Each mutant is one small fault (tests/mutation/mutants.py). It is killed when a test of its module
 fails, survives otherwise. A survivor that changes nothing a test could see is named with its reason
-in tests/mutation/explained.yaml. Exit status 1 when less than 95 % are killed or one survives
-without a reason. Heavy libraries are loaded once and every mutant runs in a fork, with the changed
-tree put in by an import hook: no file is written.
+in tests/mutation/explained.yaml. Exit status 1 when less than 95 % are killed or explained. A
+mutant in a function runs in a fork of one collected session (tests/mutation/session.py), one
+outside functions in a fork that imports the changed module. No file is written.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
 
+from tests.mutation.forks import call_in_fork, run_forks
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.targets import TARGETS
 
@@ -35,25 +34,18 @@ ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).parent / "explained.yaml"
 AIM = 0.95
 PRELOADED = (
-    "_hypothesis_pytestplugin", "_pytest.assertion.rewrite", "fastapi.openapi.utils", "httptools",
-    "httpx", "hypothesis", "jsonschema", "numpy", "orjson", "prometheus_client", "pydantic",
-    "pytest", "pytest_asyncio", "pytest_timeout", "sqlalchemy.dialects.sqlite", "sqlalchemy.orm",
-    "starlette.applications", "tokenizers", "uvicorn.protocols.http.auto", "uvloop", "yaml",
+    "_hypothesis_pytestplugin", "_pytest.assertion.rewrite", "coverage", "fastapi.openapi.utils",
+    "httptools", "httpx", "hypothesis.stateful", "jsonschema", "numpy", "orjson",
+    "prometheus_client", "pydantic", "pytest", "pytest_asyncio", "pytest_timeout",
+    "sqlalchemy.dialects.sqlite", "sqlalchemy.orm", "starlette.applications", "tokenizers",
+    "uvicorn.protocols.http.auto", "uvloop", "yaml",
 )  # fmt: skip
 PYTEST = (
-    "-q", "-x", "-m", "not slow", "--no-header", "--tb=no", "-p", "no:cacheprovider",
-    "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin",
-    "--hypothesis-seed=0", "--timeout=0",
+    "-q", "-x", "-s", "-m", "not slow", "--no-header", "--no-summary", "--tb=no",
+    "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout",
+    "-p", "_hypothesis_pytestplugin", "--hypothesis-seed=0", "--timeout=0",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    target: str
-    mutant: Mutant
-    killed: bool
-    reason: str | None
-    """Why it may survive; None when nobody has said."""
+Mutants = Mapping[str, Sequence[Mutant]]
 
 
 class Swap(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -70,63 +62,103 @@ class Swap(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, origin=self._path)
 
     def exec_module(self, module: object) -> None:
-        exec(compile(self._tree, self._path, "exec"), vars(module))
+        exec(compile(self._tree, self._path, "exec", dont_inherit=True), vars(module))
 
 
-def run_tests(target: str, tree: ast.Module, tests: Sequence[str], limit_s: float) -> bool:
-    """In a fork: True when the tests pass. One that hangs is ended, and has failed."""
-    child = os.fork()
-    if child == 0:
-        _run_in_child(target, tree, tests)
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status) == 0
-        time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+class FastestFirst:
+    """A pytest plugin: runs only these tests, in this order, each for so long at most."""
+
+    def __init__(self, limits: Mapping[str, float]) -> None:
+        self._limits = limits
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        order = list(self._limits)
+        items[:] = [item for item in items if item.nodeid in self._limits]
+        items.sort(key=lambda item: order.index(item.nodeid))
+
+    def pytest_runtest_protocol(self, item: object) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, self._limits[item.nodeid])
 
 
-def _run_in_child(target: str, tree: ast.Module, tests: Sequence[str]) -> None:
-    os.setsid()
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    sys.meta_path.insert(0, Swap(target, tree))  # type: ignore[arg-type]
+def load() -> None:
+    """What no mutant changes, once for all forks."""
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    for name in PRELOADED:
+        importlib.import_module(name)
+    from hypothesis import HealthCheck, Phase, settings
+
+    phases = (Phase.explicit, Phase.generate)
+    slow = (HealthCheck.too_slow, HealthCheck.differing_executors)
+    settings.register_profile("mutation", database=None, phases=phases, suppress_health_check=slow)
+    settings.load_profile("mutation")
+
+
+def run_session(mutants: Mutants, jobs: int) -> tuple[object, list]:
+    """The survey, and what became of the mutants in functions."""
     import pytest
 
-    try:
-        status = int(pytest.main([*PYTEST, *tests]))
-    except BaseException:
-        status = 1
-    os._exit(status)
+    from tests.mutation.session import MutationSession
+
+    tests = sorted({test for target in mutants for test in TARGETS[target]})
+    session = MutationSession(mutants, is_test_of, jobs)
+    pytest.main([*PYTEST, *tests], plugins=[session])
+    return session.survey, session.outcomes
 
 
-def judge(target: str, args: argparse.Namespace, explained: dict[str, str]) -> Iterator[Verdict]:
-    source = (ROOT / target).read_text(encoding="utf-8")
-    tests = TARGETS[target]
-    started = time.monotonic()
-    if not run_tests(target, ast.parse(source), tests, 600):
-        raise SystemExit(f"{target}: its tests fail without any mutant")
-    limit_s = 15 + 4 * args.jobs * (time.monotonic() - started)
-    mutants = list(mutants_of(source))
-    if args.sample and args.sample < len(mutants):
-        mutants = random.Random(0).sample(mutants, args.sample)
-    with ThreadPoolExecutor(args.jobs) as pool:
-        passed = pool.map(lambda m: run_tests(target, m.tree(), tests, limit_s), mutants)
-        for mutant, survived in zip(mutants, passed, strict=True):
-            yield Verdict(target, mutant, not survived, explained.get(mutant.name))
+def is_test_of(target: str, test: str) -> bool:
+    return any(test.startswith(path) for path in TARGETS[target])
 
 
-def report(target: str, verdicts: Sequence[Verdict], seconds: float) -> None:
-    killed = sum(verdict.killed for verdict in verdicts)
-    print(f"{target}: {killed} of {len(verdicts)} killed in {seconds:.0f} s", flush=True)
-    for verdict in verdicts:
-        if not verdict.killed:
-            said = verdict.reason or "NOT EXPLAINED"
-            print(f"  {target}:{verdict.mutant.line} {verdict.mutant.name}  [{said}]", flush=True)
+def run_imported(survey: object, outcomes: Sequence, jobs: int) -> list:
+    """The mutants that no swap of a function's code can make: constants, defaults, class bodies."""
+    from tests.mutation.session import NOT_SWAPPED, Outcome
+
+    done = [outcome for outcome in outcomes if outcome.status != NOT_SWAPPED]
+
+    def works() -> Iterator[tuple[Callable[[], int], Callable[[int], None]]]:
+        for outcome in outcomes:
+            if outcome.status != NOT_SWAPPED:
+                continue
+            target, mutant = outcome.target, outcome.mutant
+            tests = [test for test in survey.tests_of(target) if is_test_of(target, test)]
+            limits = {test: 30 + 10 * survey.seconds[test] for test in tests}
+
+            def end(
+                status: int,
+                target: str = target,
+                mutant: Mutant = mutant,
+                num_tests: int = len(tests),
+            ) -> None:
+                done.append(Outcome(target, mutant, status, num_tests))
+
+            yield lambda t=target, m=mutant, limits=limits: run_changed(t, m, limits), end
+
+    run_forks(works(), jobs, 900)
+    return done
+
+
+def run_changed(target: str, mutant: Mutant, limits: Mapping[str, float]) -> int:
+    sys.meta_path.insert(0, Swap(target, mutant.tree()))
+    import pytest
+
+    files = sorted({test.split("::")[0] for test in limits})
+    return int(pytest.main([*PYTEST, *files], plugins=[FastestFirst(limits)])) if files else 0
+
+
+def report(target: str, outcomes: Sequence, explained: Mapping[str, str]) -> None:
+    survivors = [outcome for outcome in outcomes if not outcome.killed]
+    reasons = [explained.get(outcome.mutant.name) for outcome in survivors]
+    num_explained = sum(reason is not None for reason in reasons)
+    killed = len(outcomes) - len(survivors)
+    hung = sum(outcome.status < 0 for outcome in outcomes)
+    print(
+        f"{target}: {killed} of {len(outcomes)} killed ({hung} by the clock),"
+        f" {num_explained} explained, {len(survivors) - num_explained} not"
+    )
+    for outcome, reason in zip(survivors, reasons, strict=True):
+        said = reason or f"NOT EXPLAINED, {outcome.tests} tests run it"
+        print(f"  {target}:{outcome.mutant.line} {outcome.mutant.name}  [{said}]")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -136,31 +168,46 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--sample", type=int, default=0, help="so many mutants a module; 0: all")
     parser.add_argument("--list", action="store_true", help="name the mutants, run nothing")
     args = parser.parse_args(argv)
-    targets = [target for target in TARGETS if args.only in target]
+    mutants = {t: choose_mutants(t, args.sample) for t in TARGETS if args.only in t}
     if args.list:
-        for target in targets:
-            for mutant in mutants_of((ROOT / target).read_text(encoding="utf-8")):
-                print(f"{target}:{mutant.line} {mutant.name}")
+        for target, each in mutants.items():
+            print(*(f"{target}:{mutant.line} {mutant.name}" for mutant in each), sep="\n")
         return 0
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    for name in PRELOADED:
-        importlib.import_module(name)
+    load()
+    started = time.monotonic()
+    survey, outcomes = call_in_fork(lambda: run_session(mutants, args.jobs))
+    if survey is None or survey.failed:
+        print("tests fail without any mutant:", *(survey.failed if survey else ()), sep="\n  ")
+        return 1
+    outcomes = run_imported(survey, outcomes, args.jobs)
+    print(f"{time.monotonic() - started:.0f} s")
+    return conclude(mutants, outcomes)
+
+
+def choose_mutants(target: str, sample: int) -> list[Mutant]:
+    mutants = list(mutants_of((ROOT / target).read_text(encoding="utf-8")))
+    return random.Random(0).sample(mutants, sample) if 0 < sample < len(mutants) else mutants
+
+
+def conclude(mutants: Mutants, outcomes: Sequence) -> int:
     explained = yaml.safe_load(EXPLAINED.read_text(encoding="utf-8")) or {}
-    verdicts: list[Verdict] = []
-    for target in targets:
-        started = time.monotonic()
-        judged = list(judge(target, args, explained.get(target) or {}))
-        report(target, judged, time.monotonic() - started)
-        verdicts += judged
-    return conclude(verdicts)
-
-
-def conclude(verdicts: Sequence[Verdict]) -> int:
-    killed = sum(verdict.killed for verdict in verdicts)
-    unexplained = sum(not verdict.killed and verdict.reason is None for verdict in verdicts)
-    share = killed / max(1, len(verdicts))
-    print(f"{killed} of {len(verdicts)} mutants killed ({share:.1%}), {unexplained} unexplained")
-    return 0 if share >= AIM and not unexplained else 1
+    for target in mutants:
+        those = [outcome for outcome in outcomes if outcome.target == target]
+        those.sort(key=lambda outcome: outcome.mutant.line)
+        report(target, those, explained.get(target) or {})
+    survivors = [outcome for outcome in outcomes if not outcome.killed]
+    unexplained = [
+        outcome
+        for outcome in survivors
+        if outcome.mutant.name not in (explained.get(outcome.target) or {})
+    ]
+    killed = len(outcomes) - len(survivors)
+    share = (len(outcomes) - len(unexplained)) / max(1, len(outcomes))
+    print(
+        f"{killed} of {len(outcomes)} mutants killed, {len(survivors) - len(unexplained)} explained"
+        f" ({share:.1%}), {len(unexplained)} neither"
+    )
+    return 0 if share >= AIM else 1
 
 
 if __name__ == "__main__":

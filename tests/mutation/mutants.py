@@ -50,6 +50,10 @@ class Mutant:
     source: str
     path: tuple[Step, ...]
     change: str
+    function: tuple[str, int] | None
+    """Qualified name and first line of the outermost function whose body it is in."""
+    lines: range
+    """The lines of the statement it is in; of a compound statement, of its head."""
 
     def tree(self) -> ast.Module:
         """The module with the change made."""
@@ -74,7 +78,8 @@ def mutants_of(source: str) -> Iterator[Mutant]:
             seen[name] = seen.get(name, 0) + 1
             if seen[name] > 1:
                 name += f" #{seen[name]}"
-            yield Mutant(name, place.lineno, source, path, change)
+            function, lines = _function(tree, path), _statement_lines(tree, path)
+            yield Mutant(name, place.lineno, source, path, change, function, lines)
 
 
 def _walk(
@@ -180,6 +185,28 @@ def _scope(tree: ast.Module, path: tuple[Step, ...]) -> str:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             names.append(node.name)
     return ".".join(names) or "(module)"
+
+
+def _function(tree: ast.Module, path: tuple[Step, ...]) -> tuple[str, int] | None:
+    names = []
+    for end in range(1, len(path)):
+        node = _at(tree, path[:end])
+        if isinstance(node, ast.ClassDef):
+            names.append(node.name)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if path[end][0] != "body":
+                return None
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            return ".".join([*names, node.name]), first
+    return None
+
+
+def _statement_lines(tree: ast.Module, path: tuple[Step, ...]) -> range:
+    nodes = (_at(tree, path[:end]) for end in range(len(path), 0, -1))
+    node = next(node for node in nodes if isinstance(node, ast.stmt))
+    body = getattr(node, "body", None)
+    last = body[0].lineno - 1 if body else node.end_lineno
+    return range(node.lineno, max(node.lineno, last or 0) + 1)
 
 
 def _described(node: ast.AST) -> str:

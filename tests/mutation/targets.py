@@ -3,12 +3,54 @@
 from __future__ import annotations
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "server/access/admission.py": ("tests/server/test_admission.py", "tests/server/test_drain.py"),
-    "server/access/keys.py": ("tests/server/test_keys.py", "tests/server/test_door.py"),
-    "server/access/quota.py": ("tests/server/test_admission.py", "tests/server/test_keys.py"),
-    "server/store/sql.py": ("tests/server/test_store.py", "tests/server/test_conversations.py"),
-    "server/store/conversations.py": ("tests/server/test_conversations.py",),
-    "server/apis/responses/background.py": ("tests/server/test_responses.py",),
+    "server/access/admission.py": (
+        "tests/server/test_admission.py",
+        "tests/server/test_drain.py",
+        "tests/server/test_fairness.py",
+        "tests/server/test_stateful.py",
+    ),
+    "server/access/fair_order.py": (
+        "tests/server/test_fairness.py",
+        "tests/server/test_admission.py",
+    ),
+    "server/access/service_rate.py": (
+        "tests/server/test_fairness.py",
+        "tests/server/test_admission.py",
+    ),
+    "server/generation/trials.py": ("tests/server/test_trials.py",),
+    "server/access/budget.py": ("tests/server/test_budget.py", "tests/server/test_bounds.py"),
+    "server/access/keys.py": (
+        "tests/server/test_keys.py",
+        "tests/server/test_door.py",
+        "tests/server/test_clock.py",
+    ),
+    "server/access/quota.py": (
+        "tests/server/test_admission.py",
+        "tests/server/test_keys.py",
+        "tests/server/test_clock.py",
+        "tests/server/test_stateful.py",
+    ),
+    "server/store/sql.py": (
+        "tests/server/test_store.py",
+        "tests/server/test_conversations.py",
+        "tests/server/test_item_references.py",
+        "tests/server/test_stateful.py",
+    ),
+    "server/store/conversations.py": (
+        "tests/server/test_conversations.py",
+        "tests/server/test_store.py",
+        "tests/server/test_stateful.py",
+    ),
+    "server/store/items.py": (
+        "tests/server/test_store.py",
+        "tests/server/test_conversations.py",
+        "tests/server/test_item_references.py",
+    ),
+    "server/apis/responses/background.py": (
+        "tests/server/test_background.py",
+        "tests/server/test_responses.py",
+        "tests/server/test_stateful.py",
+    ),
     "server/generation/truncation.py": ("tests/server/test_truncation.py",),
     "server/generation/generate.py": (
         "tests/server/test_choices.py",
@@ -21,6 +63,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/speculation/test_accounting.py",
         "tests/observability/test_account_scripted.py",
     ),
-    "engine/supervision/continuation.py": ("tests/engine/supervision/test_continuation.py",),
+    "engine/supervision/continuation.py": (
+        "tests/engine/supervision/test_continuation.py",
+        "tests/engine/supervision/test_late_accounts.py",
+        "tests/engine/supervision/test_supervisor.py",
+    ),
     "engine/supervision/recovery.py": ("tests/engine/supervision",),
 }
