@@ -124,6 +124,71 @@ async def test_one_whose_client_leaves_ends_before_the_next_begins():
     assert trials.queue.num_inside == 0
 
 
+async def test_known_verdicts_need_no_place_in_a_full_queue():
+    probe = Probe()
+    probe.verdicts |= {"known", "known and bad"}
+    trials = Trials(probe, Bounds(running=1, queued=0))
+    with pytest.raises(TooManyRequests):
+        await trials.check(regex("new"), ANN, "f")
+    await trials.check(regex("known"), ANN, "f")
+    with pytest.raises(InvalidRequest, match="too complex"):
+        await trials.check(regex("known and bad"), ANN, "f")
+
+
+async def test_four_mebibytes_of_constraints_wait_at_most():
+    probe = Probe()
+    trials = Trials(probe)
+    tasks = [asyncio.ensure_future(trials.check(regex("a"), ANN, "f"))]
+    await settle()
+    long = "b" * (4 << 20)
+    tasks.append(asyncio.ensure_future(trials.check(regex(long), ANN, "f")))
+    await settle()
+    assert trials.queue.queued_tokens == 4 << 20
+    with pytest.raises(TooManyRequests) as refused:
+        await trials.check(regex("c"), ANN, "f")
+    assert refused.value.code == "constraint_queue_full"
+    probe.finish(2)
+    await asyncio.gather(*tasks)
+
+
+async def test_the_queue_learns_from_trials_that_came_to_a_verdict():
+    probe = Probe()
+    probe.finish(9)
+    trials = Trials(probe)
+    with pytest.raises(InvalidRequest):
+        await trials.check(regex("bad"), ANN, "f")
+    assert trials.queue.rate.wait_s(1, 1) is None
+    await trials.check(regex("good"), ANN, "f")
+    assert trials.queue.rate.wait_s(1, 1) is not None
+
+
+async def test_a_trial_that_is_cancelled_leaves_its_place():
+    class Stopped(Probe):
+        async def check(self, constraint: Constraint) -> None:
+            raise asyncio.CancelledError
+
+    trials = Trials(Stopped())
+    with pytest.raises(asyncio.CancelledError):
+        await trials.check(regex("a"), ANN, "f")
+    await settle()
+    assert (trials.queue.running, trials.queue.num_inside) == (0, 0)
+    assert trials.queue.rate.wait_s(1, 1) is None
+
+
+async def test_a_deadline_that_the_queue_cannot_meet_keeps_its_code():
+    probe = Probe()
+    trials = Trials(probe)
+    trials.queue.rate.note(10.0)
+    tasks = [asyncio.ensure_future(trials.check(regex(f"a{at}"), ANN, "f")) for at in range(2)]
+    await settle()
+    hurried = replace(BOB, deadline=trials.queue.clock() + 5)
+    with pytest.raises(TooManyRequests) as refused:
+        await trials.check(regex("b"), hurried, "f")
+    assert refused.value.code == "deadline_unreachable"
+    probe.finish(2)
+    await asyncio.gather(*tasks)
+
+
 @pytest.fixture
 def probed(lab):
     lab.says("x")
@@ -157,7 +222,7 @@ async def test_trials_hold_no_place_in_the_engine(probed):
     probe.finish(1000)
     statuses = [(await task).status for task in flood]
     assert set(statuses) == {200, 429}
-    assert statuses.count(200) >= 64
+    assert statuses.count(200) == 65, "one on trial, 64 waiting"
     assert (admission.running, admission.queued, admission.num_inside) == (0, 0, 0)
 
 
