@@ -10,7 +10,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_stateful.py",
     ),
     "server/access/fair_order.py": (
-        "tests/server/test_fairness.py",
+        "tests/server/test_fair_order.py",
         "tests/server/test_admission.py",
     ),
     "server/access/service_rate.py": (
