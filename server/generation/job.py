@@ -15,10 +15,6 @@ from server.generation.text_grammar import TextGrammar
 PromptSource = Conversation | str | tuple[int, ...]
 """What a prompt is made of: a chat template's input, text, or the token ids themselves."""
 
-CONSTRAINT_PARAM = {"responses": "text.format", "messages": "output_config.format"}
-"""Where each API says what the content must match; 'response_format' in the others."""
-
-
 Namespaced = tuple[str, str]
 """A namespace, and a tool's own name in it."""
 
@@ -100,6 +96,8 @@ class Job:
     tool_policy: ToolPolicy = field(default_factory=ToolPolicy)
     constraint: Constraint | None = None
     """What the content must match, apart from reasoning and tool calls."""
+    grammar_param: str = "tools"
+    """The field of the request that the engine's grammar comes from."""
     repeated: Mapping[str, Any] = field(default_factory=dict)
     """Members of the answer that the request decides, such as its service tier."""
     adapter: str | None = None
@@ -120,13 +118,6 @@ class Job:
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.n
-
-    @property
-    def grammar_param(self) -> str:
-        """The field of the request that the engine's grammar comes from."""
-        if self.constraint is None:
-            return "tools"
-        return CONSTRAINT_PARAM.get(self.api, "response_format")
 
     def engine_request(
         self, prompt: Prompt, choice: int, max_model_len: int, constraint: Constraint | None

@@ -84,6 +84,10 @@ async def test_hosted_tools_are_left_out(lab, choice):
 async def test_unless_the_choice_demands_one(lab):
     answer = await lab.chat(tools=[{"type": "web_search"}], tool_choice="required")
     assert (answer.status, answer.json["error"]["param"]) == (400, "tool_choice")
+    assert "a tool of type 'web_search'" in answer.json["error"]["message"]
+    body = {"input": "hi", "tools": [{"type": "web_search"}], "tool_choice": "required"}
+    answer = await lab.post("/v1/responses", body)
+    assert "a tool of type 'web_search'" in answer.json["error"]["message"]
     answer = await lab.chat(tools=[TOOL, {"type": "x"}], tool_choice={"type": "x"})
     assert answer.status == 400
     lab.gateway.unknown_fields = "refuse"
@@ -94,7 +98,6 @@ async def test_unless_the_choice_demands_one(lab):
 
 MESSAGES_TOOL = {"name": "f", "input_schema": {"type": "object"}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
-BASH = {"type": "bash_20250124", "name": "bash"}
 
 
 async def ask(lab, **fields):
@@ -103,18 +106,27 @@ async def ask(lab, **fields):
 
 async def test_hosted_tools_of_messages(lab):
     lab.says("x")
+    toolset = {"type": "mcp_toolset", "mcp_server_name": "x"}
     answer = await ask(
-        lab, tools=[MESSAGES_TOOL | {"cache_control": {"type": "ephemeral"}}, SEARCH, BASH],
+        lab, tools=[MESSAGES_TOOL | {"cache_control": {"type": "ephemeral"}}, SEARCH, toolset],
         mcp_servers=[{"type": "url", "url": "https://x", "name": "x"}],
     )  # fmt: skip
     assert answer.status == 200
-    ignored = "mcp_servers, tools[web_search_20250305], tools[bash_20250124]"
+    ignored = "mcp_servers, tools[web_search_20250305], tools[mcp_toolset]"
     assert answer.headers[HEADER] == ignored
     assert [t["function"]["name"] for t in lab.renderer.seen[-1]["tools"]] == ["f"]
-    for choice in ({"type": "tool", "name": "web_search"}, {"type": "any"}):
-        answer = await ask(lab, tools=[SEARCH], tool_choice=choice)
+    named = {"type": "tool", "name": "web_search"}
+    for choice, offered in ((named, [SEARCH]), ({"type": "any"}, [SEARCH]),
+                            (named, [MESSAGES_TOOL, SEARCH])):  # fmt: skip
+        answer = await ask(lab, tools=offered, tool_choice=choice)
         assert answer.status == 400
-        assert "tool_choice" in answer.json["error"]["message"]
+        message = answer.json["error"]["message"]
+        assert "'tool_choice' demands a tool of type 'web_search_20250305'" in message
+    own = {"name": "web_search", "input_schema": {"type": "object"}}
+    answer = await ask(lab, tools=[own, {"type": "web_search"}], tool_choice=named)
+    assert answer.status == 200
+    answer = await ask(lab, tools=[{"input_schema": {"type": "object"}}])
+    assert "tools[0].name" in answer.json["error"]["message"]
     assert (await ask(lab, tools=[SEARCH], tool_choice={"type": "auto"})).status == 200
 
 

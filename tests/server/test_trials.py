@@ -226,6 +226,37 @@ async def test_trials_hold_no_place_in_the_engine(probed):
     assert (admission.running, admission.queued, admission.num_inside) == (0, 0, 0)
 
 
+USER = [{"role": "user", "content": "hi"}]
+BAD_REGEX = {"regex": "bad"}
+BAD_SCHEMA = {"type": "object", "properties": {"bad": {}}}
+BAD_TOOL = {"name": "f", "parameters": BAD_SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param"),
+    [
+        ("chat/completions", {"messages": USER, "structured_outputs": BAD_REGEX},
+         "structured_outputs"),
+        ("chat/completions", {"messages": USER, "guided_regex": "bad"}, "guided_regex"),
+        ("chat/completions", {"messages": USER, "response_format": {
+            "type": "json_schema", "json_schema": {"name": "x", "schema": BAD_SCHEMA}}},
+         "response_format"),
+        ("chat/completions", {"messages": USER, "tool_choice": "required",
+                              "tools": [{"type": "function", "function": BAD_TOOL}]}, "tools"),
+        ("completions", {"prompt": "hi", "structured_outputs": BAD_REGEX}, "structured_outputs"),
+        ("responses", {"input": "hi", "structured_outputs": BAD_REGEX}, "structured_outputs"),
+        ("responses", {"input": "hi", "text": {"format": {
+            "type": "json_schema", "name": "x", "schema": BAD_SCHEMA}}}, "text.format"),
+    ],
+)  # fmt: skip
+async def test_the_field_that_was_given_is_named(lab, url, body, param):
+    probe = Probe()
+    probe.finish(1)
+    lab.gateway.open(replace(lab.gateway.path, trials=Trials(probe)))
+    answer = await lab.post(f"/v1/{url}", body)
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
 @pytest.mark.slow
 async def test_a_pattern_whose_client_left_is_not_the_next_one_s_fault(probed):
     """With the real probe: what kills its child is answered for by nobody else."""

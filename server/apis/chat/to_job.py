@@ -43,7 +43,7 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     conversation = _conversation(request, policy, served)
-    wanted = constraint(request, request.response_format)
+    param, wanted = constraint(request, request.response_format)
     return Job(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         api="chat",
@@ -70,6 +70,7 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
         truncation_side=request.truncation_side or "left",
         tool_policy=policy,
         constraint=wanted,
+        grammar_param=param,
         repeated=fields.service_tier(request.service_tier),
         depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
         priority=request.priority or 0,
@@ -109,7 +110,8 @@ def template_of(conversation: Conversation) -> str:
 def _policy(request: ChatRequest, served: Served) -> ToolPolicy:
     offered, custom = offered_tools(request.tools or ())
     parallel = request.parallel_tool_calls
-    return tools.policy(offered, _choice(request), parallel, served, custom=custom)
+    hosted = {t.type: t.type for t in request.tools or () if isinstance(t, HostedTool)}
+    return tools.policy(offered, _choice(request), parallel, served, custom=custom, hosted=hosted)
 
 
 def offered_tools(

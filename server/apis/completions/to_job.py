@@ -29,7 +29,7 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
             f"{len(prompts)} prompts with 'n' of {n} make more than {MAX_PROMPTS} choices.",
             param="prompt",
         )
-    wanted = constraint(request, request.response_format)
+    param, wanted = constraint(request, request.response_format)
     return Job(
         id=f"cmpl-{uuid.uuid4().hex}",
         api="completions",
@@ -66,6 +66,7 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
         truncate_prompt=request.truncate_prompt_tokens,
         truncation_side=request.truncation_side or "left",
         constraint=wanted,
+        grammar_param=param,
         depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
         priority=request.priority or 0,
         cache_salt=request.cache_salt,

@@ -76,9 +76,9 @@ class InputMessage(OpenModel):
 
 
 class MessageTool(OpenModel):
-    """``type`` names a hosted tool, or is absent or custom for a function of the client's."""
+    """``type`` names a tool of Anthropic's, or is absent or custom for a function."""
 
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 from engine.types import Sampling
 from server.apis.chat.to_job import template_of
+from server.apis.messages.client_tools import client_function
 from server.apis.messages.request import CountTokensRequest, MessagesRequest, MessageTool
 from server.apis.shared import sampling as fields
 from server.apis.shared import tools
@@ -23,7 +23,7 @@ from server.generation.job import Job, ToolPolicy
 from server.generation.prompt import Conversation
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
-SHAPE = "output_config.format.schema"
+FORMAT = "output_config.format"
 FUNCTION_TYPES = (None, "custom", "function")
 
 
@@ -33,7 +33,7 @@ def messages_job(request: MessagesRequest, served: Served, workload: str | None 
     policy = _policy(request, served)
     talk = conversation(request, policy, served)
     shape = request.output_config.format if request.output_config else None
-    wanted = json_schema(shape.schema_, SHAPE, strict=True) if shape else None
+    wanted = json_schema(shape.schema_, f"{FORMAT}.schema", strict=True) if shape else None
     thinks = request.thinking is not None and request.thinking.type != "disabled"
     return Job(
         id=f"msg_{uuid.uuid4().hex[:24]}",
@@ -48,6 +48,7 @@ def messages_job(request: MessagesRequest, served: Served, workload: str | None 
         spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
         tool_policy=policy,
         constraint=wanted,
+        grammar_param=FORMAT if shape else "tools",
         depth=depth(request.num_speculative_tokens, None, served),
         cache_salt=request.cache_salt,
         affinity=_affinity(request),
@@ -126,31 +127,45 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
 
 def _policy(request: CountTokensRequest, served: Served) -> ToolPolicy:
     asked = request.tool_choice
-    offered = [_function(tool) for tool in _own_tools(request)]
+    offered, hosted = _offered(request)
     if asked is None:
         return tools.policy(offered, None, None, served)
     if (asked.type == "tool") != (asked.name is not None):
         raise InvalidRequest("'tool_choice.name' goes with type 'tool'.", param="tool_choice")
     names = () if asked.name is None else (asked.name,)
     choice = tools.Choice(MODES[asked.type], names, single=asked.type == "tool")
-    return tools.policy(offered, choice, not asked.disable_parallel_tool_use, served)
+    several = not asked.disable_parallel_tool_use
+    return tools.policy(offered, choice, several, served, hosted=hosted)
 
 
-def _own_tools(request: CountTokensRequest) -> Iterator[MessageTool]:
-    """Those the client runs itself."""
-    for tool in request.tools or ():
-        if tool.type in FUNCTION_TYPES:
-            yield tool
+def _offered(request: CountTokensRequest) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The tools the client runs itself, as functions; the types of the hosted ones by name."""
+    offered: list[dict[str, Any]] = []
+    hosted: dict[str, str] = {}
+    for at, tool in enumerate(request.tools or ()):
+        function = _function(tool, f"tools[{at}].name")
+        if function is not None:
+            offered.append({"type": "function", "function": function})
         else:
             tools.ignore_hosted(str(tool.type))
+            hosted[tool.name or str(tool.type)] = str(tool.type)
+    return offered, hosted
 
 
-def _function(tool: MessageTool) -> dict[str, Any]:
-    function = {
+def _function(tool: MessageTool, param: str) -> dict[str, Any] | None:
+    """None for a hosted tool; those alone need no name. Raises InvalidRequest."""
+    if tool.name is None:
+        if tool.type in FUNCTION_TYPES:
+            raise InvalidRequest(f"'{param}' is missing: a tool needs a name.", param=param)
+        return None
+    function: dict[str, Any] | None = {
         "name": tool.name,
         "description": tool.description,
         "parameters": tool.input_schema,
-        "strict": tool.strict,
     }
-    known = {key: value for key, value in function.items() if value is not None}
-    return {"type": "function", "function": known}
+    if tool.type not in FUNCTION_TYPES:
+        function = client_function(str(tool.type), tool.name, tool.model_extra or {})
+    if function is None:
+        return None
+    given = function | {"strict": tool.strict}
+    return {key: value for key, value in given.items() if value is not None}

@@ -45,7 +45,7 @@ def responses_job(
     _check_included(request)
     policy = response_policy(request, served)
     talk = _conversation(request, items, policy, served)
-    wanted = _constraint(request)
+    param, wanted = only_one([*_text_format(request), *structured(request)])
     sampling = _sampling(request, served)
     effort = request.reasoning.effort if request.reasoning else None
     return Job(
@@ -64,6 +64,7 @@ def responses_job(
         spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
         tool_policy=policy,
         constraint=wanted,
+        grammar_param=param,
         repeated=_repeated(request, sampling) | {"model": model},
         depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
         priority=request.priority or 0,
@@ -128,10 +129,6 @@ def _sampling(request: ResponsesRequest, served: Served) -> Sampling:
         max_tokens=request.max_output_tokens,
         logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
     )
-
-
-def _constraint(request: ResponsesRequest) -> Constraint | None:
-    return only_one([*_text_format(request), *structured(request)])
 
 
 def _text_format(request: ResponsesRequest) -> Iterator[Named]:

@@ -58,6 +58,7 @@ def response_policy(request: ResponsesRequest, served: Served) -> ToolPolicy:
         served,
         custom={tool.name: tool.grammar for tool in offered if tool.custom},
         namespaces=named,
+        hosted={t.type: t.type for t in request.tools or () if t.type not in CLIENT_TOOLS},
     )
 
 
@@ -137,15 +138,10 @@ def _allowed(
 
 
 def _demands(kind: str) -> InvalidRequest:
-    if kind in ("function", "custom", "allowed_tools"):
-        need = "'mode' and 'tools'" if kind == "allowed_tools" else "'name'"
-        told = f"'tool_choice' of type '{kind}' needs {need}."
-    else:
-        told = (
-            f"'tool_choice' demands a tool of type '{kind[:64]}': there are no hosted tools here, "
-            "only the client's own."
-        )
-    return InvalidRequest(told, param="tool_choice")
+    if kind not in ("function", "custom", "allowed_tools"):
+        return tools.demands_hosted(kind)
+    need = "'mode' and 'tools'" if kind == "allowed_tools" else "'name'"
+    return InvalidRequest(f"'tool_choice' of type '{kind}' needs {need}.", param="tool_choice")
 
 
 def _flat(named: NamedChoice, namespaces: Mapping[str, Namespaced]) -> str:

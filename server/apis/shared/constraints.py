@@ -28,23 +28,25 @@ MAX_CHARS = MAX_BYTES
 """Of a pattern, a grammar, or all choices together; the engine's compiler is given no more."""
 Named = tuple[str, Constraint]
 """The field a constraint came from, and the constraint."""
+NO_CONSTRAINT = ("tools", None)
+"""Where nothing is asked of the content, a grammar can only come from the tools."""
 
 
 def constraint(
     request: SamplingFields, response_format: ResponseFormat | None = None
-) -> Constraint | None:
+) -> Named | tuple[str, None]:
     """At most one of all the ways to say what the content must match."""
     return only_one([*_response_format(response_format), *structured(request), *_guided(request)])
 
 
-def only_one(found: Sequence[Named]) -> Constraint | None:
+def only_one(found: Sequence[Named]) -> Named | tuple[str, None]:
     """Raises InvalidRequest for more."""
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name, _ in found)
         raise InvalidRequest(f"{names} exclude each other; give one.", param=found[1][0])
     for name, wanted in found:
         _check_size(name, wanted)
-    return found[0][1] if found else None
+    return found[0] if found else NO_CONSTRAINT
 
 
 def _check_size(param: str, wanted: Constraint) -> None:

@@ -56,12 +56,16 @@ def policy(
     *,
     custom: Mapping[str, TextGrammar | None] | None = None,
     namespaces: Mapping[str, Namespaced] | None = None,
+    hosted: Mapping[str, str] | None = None,
 ) -> ToolPolicy:
-    """``custom`` are the names of tools that came as custom ones, each with its grammar."""
+    """``custom`` are the names of tools that came as custom ones, each with its grammar;
+    ``hosted`` the names of those that were left out, each with its type.
+    """
     if choice is None or (choice.mode == "auto" and not choice.names):
         choice = Choice("auto" if tools else "none")
     offered = tuple(tools)
     if choice.mode != "none":
+        _check_hosted(offered, choice, hosted or {})
         _check_offered(offered, choice, served)
     several = parallel is not False and not choice.single
     return ToolPolicy(
@@ -72,6 +76,24 @@ def policy(
         custom or {},
         namespaces or {},
     )
+
+
+def demands_hosted(kind: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"'tool_choice' demands a tool of type '{kind[:64]}': there are no hosted tools here, "
+        "only the client's own.",
+        param="tool_choice",
+    )
+
+
+def _check_hosted(tools: Sequence[OfferedTool], choice: Choice, hosted: Mapping[str, str]) -> None:
+    """A choice of one that was left out, or of any where all were."""
+    offered = {str(tool["function"]["name"]) for tool in tools}
+    for name in choice.names:
+        if name in hosted and name not in offered:
+            raise demands_hosted(hosted[name])
+    if hosted and not tools:
+        raise demands_hosted(next(iter(hosted.values())))
 
 
 def _check_offered(tools: Sequence[OfferedTool], choice: Choice, served: Served) -> None:
