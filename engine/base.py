@@ -54,7 +54,7 @@ class ResilientEngine(Engine, Protocol):
         """
         ...
 
-    async def gave_up(self) -> str:
+    async def wait_failed(self) -> str:
         """Return, with the reason, when there will be no engine any more."""
         ...
 

@@ -39,8 +39,8 @@ from engine.supervision.policy import (
 )
 from engine.supervision.recovery import (
     FailureKind,
+    InFlightRequest,
     RecoverableError,
-    RecoverableRequest,
     RequestRecovery,
 )
 from engine.types import EngineInfo, EngineRequest, Health, Step
@@ -60,11 +60,11 @@ class EngineInstance:
     engine: Engine
     began: float
     watch: asyncio.Task[None] = field(init=False)
-    pulse: StallDetector = field(default_factory=StallDetector)
+    stall_detector: StallDetector = field(default_factory=StallDetector)
     num_delivered: int = 0
     """Tokens that clients got of it."""
     lost: bool = False
-    fate: FailureKind = FailureKind.DIED
+    failure: FailureKind = FailureKind.DIED
     """Of the requests that were in it."""
 
 
@@ -73,7 +73,7 @@ class EngineSubmission:
     """See ``engine.supervision.recovery.Place``: one submission of a request to one life."""
 
     life: EngineInstance
-    trial: PendingStart
+    pending: PendingStart
     report: Callable[[EngineInstance, str], None]
     """What to tell of the life's end."""
 
@@ -82,21 +82,21 @@ class EngineSubmission:
         return self.life.engine
 
     @property
-    def proven(self) -> bool:
-        return self.trial.passed
+    def started(self) -> bool:
+        return self.pending.started
 
-    def made(self, _: Step) -> None:
-        self.life.pulse.stepped()
-        self.trial.passes()
+    def record_step(self, _: Step) -> None:
+        self.life.stall_detector.record_step()
+        self.pending.confirm()
 
-    def delivered(self, step: Step) -> None:
+    def record_delivery(self, step: Step) -> None:
         self.life.num_delivered += len(step.token_ids)
 
-    async def fate(self, error: RecoverableError) -> FailureKind:
+    async def classify(self, error: RecoverableError) -> FailureKind:
         if not isinstance(error, EngineDead):
             raise error
         self.report(self.life, str(error))
-        return self.life.fate
+        return self.life.failure
 
 
 @dataclass(eq=False)
@@ -104,21 +104,21 @@ class SupervisedEngine:
     """See ``engine.base.Engine``; ``make`` makes the engines. One event loop."""
 
     make: Callable[[], Engine]
-    patience: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
-    watcher: RecoveryObserver = field(default_factory=NullRecoveryObserver)
+    timeouts: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
+    observer: RecoveryObserver = field(default_factory=NullRecoveryObserver)
 
     def __post_init__(self) -> None:
         self._info: EngineInfo | None = None
         self._life: EngineInstance | None = None
         self._changed = asyncio.Event()
         self._reason = "Not started yet."
-        self._restarts = RestartPolicy(self.patience)
+        self._restarts = RestartPolicy(self.timeouts)
         self._depth: int | None = None
         self._losses = LossLog()
         self._unclaimed = Totals()
         """Of past lives."""
         self._probation = PoisonIsolation()
-        self._survival = RequestRecovery(self, self.patience, self.watcher)
+        self._survival = RequestRecovery(self, self.timeouts, self.observer)
         self._replacing: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         """There will be no engine any more."""
@@ -151,7 +151,7 @@ class SupervisedEngine:
         live = self._alive is not None
         return Health(live=live, reason="" if live else self._reason)
 
-    async def gave_up(self) -> str:
+    async def wait_failed(self) -> str:
         """Return, with the reason, when there will be no engine any more."""
         await self._over.wait()
         return self._reason
@@ -185,19 +185,19 @@ class SupervisedEngine:
         return self._info is None or self._info.reports_decode_steps
 
     @property
-    def over(self) -> bool:
+    def is_closed(self) -> bool:
         return self._over.is_set()
 
-    def absolve(self) -> None:
+    def reset_failures(self) -> None:
         """See ``engine.supervision.recovery.Host``."""
-        self._restarts.absolve()
+        self._restarts.reset_failures()
 
     @asynccontextmanager
-    async def place(self, survivor: RecoverableRequest) -> AsyncIterator[EngineSubmission]:
-        rank = {"strikes": survivor.strikes, "submissions": survivor.submissions}
-        async with self._probation.trial(**rank) as trial:
+    async def submit(self, inflight: InFlightRequest) -> AsyncIterator[EngineSubmission]:
+        rank = {"strikes": inflight.strikes, "submissions": inflight.submissions}
+        async with self._probation.admit(**rank) as trial:
             life = await self._living()
-            with life.pulse.running():
+            with life.stall_detector.track():
                 yield EngineSubmission(life, trial, partial(self._lost, cause=LossCause.DIED))
 
     def _fixed(self, request: EngineRequest) -> EngineRequest:
@@ -222,7 +222,7 @@ class SupervisedEngine:
         if self._info is None:
             raise EngineDead(self._reason)
         try:
-            async with asyncio.timeout(self.patience.wait_s):
+            async with asyncio.timeout(self.timeouts.wait_s):
                 while (life := self._alive) is None:
                     if self._over.is_set():
                         raise EngineDead(self._reason)
@@ -236,15 +236,15 @@ class SupervisedEngine:
         if life.lost:
             return
         life.lost = True
-        life.fate = _fate(life, cause)
+        life.failure = _fate(life, cause)
         self._unclaimed += _unclaimed(life.engine)
         self._reason = f"The engine is being restarted ({cause}: {reason})"
         log.error("the engine was lost (%s): %s", cause, reason)
-        self.watcher.engine_lost(cause)
-        self._restarts.life_ended(
+        self.observer.record_loss(cause)
+        self._restarts.record_end(
             now() - life.began,
             useful=life.num_delivered > 0,
-            killed=life.fate is FailureKind.KILLED,
+            killed=life.failure is FailureKind.KILLED,
         )
         self._replacing = asyncio.create_task(self._replace(life, cause, reason))
 
@@ -256,7 +256,7 @@ class SupervisedEngine:
         while (info := await self._try_again()) is None:
             if self._over.is_set():
                 return
-        self.watcher.engine_back(info, now() - lost_at)
+        self.observer.record_recovery(info, now() - lost_at)
         log.warning("the engine is back after %.1f s", now() - lost_at)
 
     async def _record(
@@ -297,8 +297,8 @@ class SupervisedEngine:
         told = str(error) if isinstance(error, EngineError) else type(error).__name__
         expected = isinstance(error, EngineError)
         log.error("the engine did not start again: %s", told, exc_info=not expected)
-        self.watcher.engine_lost(LossCause.START)
-        self._restarts.start_failed()
+        self.observer.record_loss(LossCause.START)
+        self._restarts.record_start_failure()
         if engine is not None:
             await _close(engine)
             await self._record(engine, LossCause.START, told, None)
@@ -306,11 +306,11 @@ class SupervisedEngine:
 
     async def _started(self, engine: Engine) -> EngineInfo:
         try:
-            async with asyncio.timeout(self.patience.start_s):
+            async with asyncio.timeout(self.timeouts.start_s):
                 return await engine.start()
         except TimeoutError:
             raise EngineStartError(
-                f"The engine was not ready after {self.patience.start_s:g} s, the longest a start "
+                f"The engine was not ready after {self.timeouts.start_s:g} s, the longest a start "
                 "may take (--engine-start-s)."
             ) from None
 
@@ -319,7 +319,7 @@ class SupervisedEngine:
         if not isinstance(engine, SupportsDepth):
             return
         given = None
-        async with asyncio.timeout(self.patience.hang_s):
+        async with asyncio.timeout(self.timeouts.hang_s):
             while (wanted := self._depth) is not None and wanted != given:
                 await engine.set_depth(wanted)
                 given = wanted
@@ -340,13 +340,13 @@ class SupervisedEngine:
 
     async def _watch(self, life: EngineInstance) -> None:
         while not life.lost:
-            await asyncio.sleep(self.patience.poll_s)
+            await asyncio.sleep(self.timeouts.poll_s)
             cause, reason = await self._ask(life)
             if cause is not None:
                 self._lost(life, reason, cause=cause)
 
     async def _ask(self, life: EngineInstance) -> tuple[LossCause | None, str]:
-        patience = self.patience
+        patience = self.timeouts
         try:
             async with asyncio.timeout(patience.hang_s):
                 health = await life.engine.health()
@@ -357,7 +357,7 @@ class SupervisedEngine:
             return None, ""
         if not health.live:
             return LossCause.DIED, health.reason
-        if life.pulse.silent_s > patience.stall_s:
+        if life.stall_detector.stalled_s > patience.stall_s:
             return LossCause.HUNG, f"no step for {patience.stall_s:g} s"
         return None, ""
 
@@ -376,7 +376,7 @@ def _fate(life: EngineInstance, cause: LossCause) -> FailureKind:
     """What a loss says about the requests that were in it, before it is closed."""
     if isinstance(life.engine, SupportsKilled) and life.engine.killed:
         return FailureKind.KILLED
-    crowded = life.pulse.num_running > 1
+    crowded = life.stall_detector.num_running > 1
     return FailureKind.HUNG if cause is LossCause.HUNG and crowded else FailureKind.DIED
 
 

@@ -27,7 +27,7 @@ class WorkerSource(Protocol):
     """Addresses are opaque here: whoever makes the engines understands them."""
 
     @property
-    def every_s(self) -> float:
+    def interval_s(self) -> float:
         """Pause between two readings."""
         ...
 
@@ -39,7 +39,7 @@ class WorkerSource(Protocol):
 class StaticSource:
     """The addresses of a command line."""
 
-    every_s = 3600.0
+    interval_s = 3600.0
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._addresses = frozenset(addresses)
@@ -58,12 +58,12 @@ class DnsSource:
     that stays away is found out by the workers' health.
     """
 
-    def __init__(self, name: str, every_s: float = 5.0) -> None:
+    def __init__(self, name: str, interval_s: float = 5.0) -> None:
         """Raises ValueError."""
-        self.every_s = every_s
+        self.interval_s = interval_s
         self._name = name
-        scheme, _, rest = name.rpartition("://")
-        parts = urlsplit(f"//{rest}")
+        scheme, _, host_port = name.rpartition("://")
+        parts = urlsplit(f"//{host_port}")
         if not parts.hostname or parts.port is None:
             raise ValueError(f"a name of workers is HOST:PORT; given {redact(name)!r}")
         self._scheme = scheme or "http"
@@ -95,8 +95,10 @@ class FileSource:
     One file with one bad entry changes nothing, so that a slip of the pen drops no worker.
     """
 
-    def __init__(self, path: Path, canonical: Callable[[str], str], every_s: float = 1.0) -> None:
-        self.every_s = every_s
+    def __init__(
+        self, path: Path, canonical: Callable[[str], str], interval_s: float = 1.0
+    ) -> None:
+        self.interval_s = interval_s
         self._path = path
         self._canonical = canonical
         self._seen: tuple[int, int] | None = None

@@ -44,8 +44,8 @@ from engine.supervision.policy import (
 )
 from engine.supervision.recovery import (
     FailureKind,
+    InFlightRequest,
     RecoverableError,
-    RecoverableRequest,
     RequestRecovery,
 )
 from engine.types import EngineInfo, EngineRequest, Health, Step
@@ -61,10 +61,10 @@ class WorkerSlot:
     """See ``engine.supervision.recovery.Place``: one submission of a request to one worker."""
 
     fleet: Fleet
-    survivor: RecoverableRequest
+    inflight: InFlightRequest
     worker: Worker
     link: WorkerSession
-    trial: PendingStart
+    pending: PendingStart
     assignment: Assignment
 
     @property
@@ -72,59 +72,63 @@ class WorkerSlot:
         return self.link.engine
 
     @property
-    def proven(self) -> bool:
-        return self.trial.passed
+    def started(self) -> bool:
+        return self.pending.started
 
-    def made(self, step: Step) -> None:
-        if not self.trial.passed:
+    def record_step(self, step: Step) -> None:
+        if not self.pending.started:
             self.worker.breaker.succeeded()
-            self.trial.passes()
-            self.survivor.disprove_refusals()
-        self.link.pulse.stepped()
-        self.assignment.charge.made(len(step.token_ids))
-        self.worker.tally.tokens += len(step.token_ids)
+            self.pending.confirm()
+            self.inflight.disprove_refusals()
+        self.link.stall_detector.record_step()
+        self.assignment.charge.record_tokens(len(step.token_ids))
+        self.worker.counts.tokens += len(step.token_ids)
 
-    def delivered(self, step: Step) -> None:
+    def record_delivery(self, step: Step) -> None:
         """The balancer counts what the worker made, delivered or not."""
 
-    async def fate(self, error: RecoverableError) -> FailureKind:
-        self.survivor.avoided.add(self.link)
+    async def classify(self, error: RecoverableError) -> FailureKind:
+        self.inflight.avoided.add(self.link)
         fate = await self._fate(error)
-        if self.survivor.begun:
-            self.worker.tally.continued += 1
+        if self.inflight.has_output:
+            self.worker.counts.continued += 1
         else:
-            self.worker.tally.retried += 1
+            self.worker.counts.retried += 1
         return fate
 
     async def _fate(self, error: RecoverableError) -> FailureKind:
         if isinstance(error, EngineOverloaded):
-            if not self.survivor.begun and not self.fleet.others(self.survivor):
+            if not self.inflight.has_output and not self.fleet.others(self.inflight):
                 raise error
-            return FailureKind.TURNED_AWAY
+            return FailureKind.NOT_RUN
         if isinstance(error, RequestRejected):
             return self._doubt(error)
         self.worker.failed(str(error))
         if isinstance(error, EngineUnreachable):
-            return FailureKind.TURNED_AWAY
+            return FailureKind.NOT_RUN
         if not (await self.worker.ask()).live:
-            return FailureKind.HUNG if self.link.stood_still else FailureKind.DIED
+            return FailureKind.HUNG if self.link.stalled else FailureKind.DIED
         if isinstance(error, EngineFailed):
             self._try_elsewhere(error)
-        return FailureKind.CUT_OFF
+        return FailureKind.REQUEST_LOST
 
     def _doubt(self, error: RequestRejected) -> FailureKind:
         """One worker's word is not enough: if another one runs the request, the first was wrong."""
-        if self.survivor.begun or self.survivor.refusals or not self.fleet.others(self.survivor):
+        if (
+            self.inflight.has_output
+            or self.inflight.refusals
+            or not self.fleet.others(self.inflight)
+        ):
             raise error
         wrong = f"it refused a request that another worker ran: {error}"
-        self.survivor.refusals.append(partial(self.worker.failed, wrong))
-        return FailureKind.TURNED_AWAY
+        self.inflight.refusals.append(partial(self.worker.failed, wrong))
+        return FailureKind.NOT_RUN
 
     def _try_elsewhere(self, error: EngineFailed) -> None:
         """A living worker failed on it: others may, too."""
-        self.survivor.failures += 1
-        tried_enough = self.survivor.failures > self.fleet.rules.retries
-        if tried_enough or not self.fleet.others(self.survivor):
+        self.inflight.failures += 1
+        tried_enough = self.inflight.failures > self.fleet.rules.retries
+        if tried_enough or not self.fleet.others(self.inflight):
             raise error
 
 
@@ -134,14 +138,14 @@ class Fleet:
 
     make: Callable[[str], Engine]
     sources: Sequence[WorkerSource]
-    patience: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
+    timeouts: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
     rules: FleetSettings = field(default_factory=FleetSettings)
-    watcher: RecoveryObserver = field(default_factory=NullRecoveryObserver)
+    observer: RecoveryObserver = field(default_factory=NullRecoveryObserver)
 
     def __post_init__(self) -> None:
         self.workers: dict[str, Worker] = {}
         self._balancer = LoadBalancer(self.rules.balance)
-        self._survival = RequestRecovery(self, self.patience, self.watcher)
+        self._survival = RequestRecovery(self, self.timeouts, self.observer)
         self._found: dict[int, frozenset[str]] = {}
         """By source: whom it named last."""
         self._background: set[asyncio.Task[None]] = set()
@@ -175,7 +179,7 @@ class Fleet:
         self._depth = min(depth, self._info.speculation.depth)
         return AppliedDepth(self._depth)
 
-    async def gave_up(self) -> str:
+    async def wait_failed(self) -> str:
         """Never: workers may come back as long as there is a gateway."""
         return str(await asyncio.get_running_loop().create_future())
 
@@ -184,7 +188,7 @@ class Fleet:
 
         Anybody may ask ``/ready``: who the workers are is for operators.
         """
-        if any(worker.serves for worker in self.workers.values()):
+        if any(worker.is_serving for worker in self.workers.values()):
             return Health(live=True)
         return Health(live=False, reason=f"None of {len(self.workers)} workers serves.")
 
@@ -219,52 +223,52 @@ class Fleet:
         return self._info is None or self._info.reports_decode_steps
 
     @property
-    def over(self) -> bool:
+    def is_closed(self) -> bool:
         return self._closed
 
-    def absolve(self) -> None:
+    def reset_failures(self) -> None:
         """Workers restart themselves: there is nothing to forgive."""
 
     @asynccontextmanager
-    async def place(self, survivor: RecoverableRequest) -> AsyncIterator[WorkerSlot]:
+    async def submit(self, inflight: InFlightRequest) -> AsyncIterator[WorkerSlot]:
         async with AsyncExitStack() as inside:
             while True:
-                worker, assignment = await self._assign(survivor)
+                worker, assignment = await self._assign(inflight)
                 inside.callback(self._left, worker, assignment)
-                rank = {"strikes": survivor.strikes, "submissions": survivor.submissions}
-                trial = await inside.enter_async_context(worker.probation.trial(**rank))
-                if worker.serves and (link := worker.link) is not None:
+                rank = {"strikes": inflight.strikes, "submissions": inflight.submissions}
+                trial = await inside.enter_async_context(worker.isolation.admit(**rank))
+                if worker.is_serving and (link := worker.link) is not None:
                     break
                 await inside.aclose()  # lost while the request waited for its trial
             inside.enter_context(link.running())
-            yield WorkerSlot(self, survivor, worker, link, trial, assignment)
+            yield WorkerSlot(self, inflight, worker, link, trial, assignment)
 
-    def others(self, survivor: RecoverableRequest) -> list[Worker]:
+    def others(self, inflight: InFlightRequest) -> list[Worker]:
         """Who serves, and is not to be avoided."""
-        return [w for w in self.workers.values() if w.serves and w.link not in survivor.avoided]
+        return [w for w in self.workers.values() if w.is_serving and w.link not in inflight.avoided]
 
-    async def _assign(self, survivor: RecoverableRequest) -> tuple[Worker, Assignment]:
+    async def _assign(self, inflight: InFlightRequest) -> tuple[Worker, Assignment]:
         """Waits for a worker. Raises EngineDead."""
         if self._info is None:
             raise EngineDead("Not started yet.")
-        since = now() if survivor.stranded_at is None else survivor.stranded_at
+        since = now() if inflight.waiting_since is None else inflight.waiting_since
         try:
-            async with asyncio.timeout_at(since + self.patience.wait_s):
-                while not (able := self.others(survivor)):
-                    await self._wait(survivor)
+            async with asyncio.timeout_at(since + self.timeouts.wait_s):
+                while not (able := self.others(inflight)):
+                    await self._wait(inflight)
         except TimeoutError:
             raise EngineDead(f"No worker came back in time. {self._why_none()}") from None
-        assignment = self._balancer.assign(survivor.request, [worker.name for worker in able])
+        assignment = self._balancer.assign(inflight.request, [worker.name for worker in able])
         worker = self.workers[assignment.name]
-        worker.tally.why[assignment.why] += 1
+        worker.counts.why[assignment.why] += 1
         return worker, assignment
 
-    async def _wait(self, survivor: RecoverableRequest) -> None:
+    async def _wait(self, inflight: InFlightRequest) -> None:
         """Until something may be different: a worker comes, or those it avoids have had a pause."""
         if self._closed:
             raise EngineDead("The engine was closed.")
-        if any(worker.serves for worker in self.workers.values()):
-            survivor.avoided.clear()
+        if any(worker.is_serving for worker in self.workers.values()):
+            inflight.avoided.clear()
             await asyncio.sleep(self.rules.pause_s)
         else:
             await self._changed.wait()
@@ -278,7 +282,7 @@ class Fleet:
 
     async def _watch(self, number: int, source: WorkerSource) -> None:
         while True:
-            await asyncio.sleep(source.every_s)
+            await asyncio.sleep(source.interval_s)
             await self._read(number, source)
 
     async def _read(self, number: int, source: WorkerSource) -> None:
@@ -310,7 +314,7 @@ class Fleet:
             name,
             self.make,
             self.rules,
-            self.patience.stall_s,
+            self.timeouts.stall_s,
             self._accept,
             self._noted,
             self._given_up,
@@ -339,7 +343,7 @@ class Fleet:
 
     def _noted(self, worker: Worker) -> None:
         """A worker began to serve, or does not."""
-        if worker.serves and worker.link is not None:
+        if worker.is_serving and worker.link is not None:
             self._info = self._info or worker.link.info
             self._balancer.join(worker.name)
         self._part()
@@ -356,12 +360,12 @@ class Fleet:
         return f"No worker serves ({'; '.join(reasons[:SHOWN])}{more})."
 
     def _status(self, worker: Worker) -> WorkerStatus:
-        tally = worker.tally
+        tally = worker.counts
         return WorkerStatus(
             name=worker.name,
             state=worker.state,
             reason=worker.reason,
-            running=0 if worker.link is None else worker.link.pulse.num_running,
+            running=0 if worker.link is None else worker.link.stall_detector.num_running,
             outstanding=self._balancer.load(worker.name).tokens,
             requests={why.value: tally.why[why] for why in RoutingReason},
             tokens=tally.tokens,

@@ -44,7 +44,7 @@ class LoadCharge:
         load.tokens += self._left
         load.requests += 1
 
-    def made(self, tokens: int) -> None:
+    def record_tokens(self, tokens: int) -> None:
         """It made tokens. A request that makes more than expected still weighs its next one."""
         self.num_made += tokens
         self._weigh(max(1.0, self._output - self.num_made) * self._weight)

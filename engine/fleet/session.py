@@ -23,9 +23,9 @@ class WorkerSession:
     def __init__(self, engine: Engine, info: EngineInfo) -> None:
         self.engine = engine
         self.info = info
-        self.pulse = StallDetector()
+        self.stall_detector = StallDetector()
         self.closed = asyncio.Event()
-        self.stood_still = False
+        self.stalled = False
         """It was given up in silence, with several requests in it."""
         self._retired = False
         self._closing: asyncio.Task[None] | None = None
@@ -34,7 +34,7 @@ class WorkerSession:
     def running(self) -> Iterator[None]:
         """While a request is in it."""
         try:
-            with self.pulse.running():
+            with self.stall_detector.track():
                 yield
         finally:
             self._close_if_idle()
@@ -50,7 +50,7 @@ class WorkerSession:
             self._closing = asyncio.create_task(self._close())
 
     def _close_if_idle(self) -> None:
-        if self._retired and not self.pulse.num_running:
+        if self._retired and not self.stall_detector.num_running:
             self.cut()
 
     async def _close(self) -> None:

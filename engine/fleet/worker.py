@@ -70,14 +70,14 @@ class Worker:
     changed: Callable[[Worker], None]
     given_up: Callable[[Worker, LossCause], None]
     breaker: CircuitBreaker = field(init=False)
-    probation: PoisonIsolation = field(default_factory=PoisonIsolation)
+    isolation: PoisonIsolation = field(default_factory=PoisonIsolation)
     link: WorkerSession | None = None
     reason: str = "not asked yet"
     """Why it does not serve."""
     draining: bool = False
     counted: Totals | None = None
     """What it says itself of its speculation."""
-    tally: WorkerCounters = field(default_factory=WorkerCounters)
+    counts: WorkerCounters = field(default_factory=WorkerCounters)
 
     def __post_init__(self) -> None:
         self.breaker = CircuitBreaker(self.rules.breaker)
@@ -88,7 +88,7 @@ class Worker:
         self._count_at = 0.0
 
     @property
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         return self.link is not None and self.breaker.closed and not self.draining
 
     @property
@@ -97,7 +97,7 @@ class Worker:
             return WorkerState.DRAINING
         if self.breaker.circuit is CircuitState.OPEN:
             return WorkerState.OPEN
-        return WorkerState.SERVING if self.serves else WorkerState.PROBING
+        return WorkerState.SERVING if self.is_serving else WorkerState.PROBING
 
     def begin(self) -> None:
         """Tend it from now on."""
@@ -147,7 +147,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        return self.link is None or not self.link.pulse.num_running
+        return self.link is None or not self.link.stall_detector.num_running
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):
@@ -166,7 +166,7 @@ class Worker:
         elif not health.live:
             self._nudged.set()
             await asyncio.sleep(self.rules.pause_s)
-        elif link.pulse.silent_s > self.stall_s:
+        elif link.stall_detector.stalled_s > self.stall_s:
             self._give_up(f"no step for {self.stall_s:g} s", LossCause.HUNG)
         elif now() >= self._count_at:
             await self._count(link.engine)
@@ -186,7 +186,7 @@ class Worker:
         """It is dead or hangs: its requests go on elsewhere."""
         link, self.link = self.link, None
         if link is not None:
-            link.stood_still = link.pulse.num_running > 1
+            link.stalled = link.stall_detector.num_running > 1
             link.cut()
         self.breaker.open(now())
         self._out(reason, cause)

@@ -23,7 +23,7 @@ class ReplayDiverged(Exception):
 
 
 class Continuation:
-    """What was delivered of ``request``; ``rest`` is what to submit, ``take`` what to pass on.
+    """What was delivered of ``request``; ``next_request`` is what to submit, ``take`` what to pass on.
 
     ``accounts``: the engine reports decode steps, so a token that a resumed request gets from its
     second prefill needs an account, too. It advanced on the target's plain path.
@@ -40,7 +40,7 @@ class Continuation:
         self._left_out: list[DecodeStep] = []
 
     @property
-    def way(self) -> RecoveryOutcome:
+    def outcome(self) -> RecoveryOutcome:
         """How the next life will take it up."""
         if not self._delivered:
             return RecoveryOutcome.RERUN
@@ -48,13 +48,13 @@ class Continuation:
         return RecoveryOutcome.REPLAYED if replays else RecoveryOutcome.RESUMED
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Every token was delivered; only the end was lost."""
         return len(self._delivered) >= self._request.sampling.max_tokens
 
-    def rest(self) -> EngineRequest:
+    def next_request(self) -> EngineRequest:
         """What to submit to the engine at hand."""
-        way = self.way
+        way = self.outcome
         self._replayed = 0 if way is RecoveryOutcome.REPLAYED else None
         self._rejoining = way is RecoveryOutcome.RESUMED
         return self._behind_delivered() if self._rejoining else self._from_the_start()
@@ -70,12 +70,12 @@ class Continuation:
         self._delivered.extend(step.token_ids)
         return step
 
-    def take_left_out(self) -> list[DecodeStep]:
+    def pop_skipped(self) -> list[DecodeStep]:
         """The decode steps whose tokens had been delivered before; once."""
         left_out, self._left_out = self._left_out, []
         return left_out
 
-    def diverged(self) -> None:
+    def handle_divergence(self) -> None:
         """Go on behind what was delivered, if nothing but a seed stood against it.
 
         Raises EngineDead where that would break a promise.
@@ -184,7 +184,7 @@ def _tail(step: DecodeStep, tokens: int) -> DecodeStep:
 
 
 def _prefilled(step: Step) -> int:
-    """Tokens of ``step`` that no decode step made."""
+    """Tokens of ``step`` that no decode step record_step."""
     return len(step.token_ids) - sum(decode.delivered for decode in step.decode)
 
 

@@ -1,6 +1,6 @@
 """Poison request isolation: find the request that crashes engines among many running at the time.
 
-A request that has made progress since it was submitted is not suspected. Each of the others gets a
+A request that has made a step since it was submitted is not suspected. Each of the others gets a
 strike and is submitted again *alone*: no other request is between submission and first step. Those
 with the fewest strikes go first, so that chance does not hit the same request twice. An engine that
 dies then was killed by that request. A signal from outside must hit a request alone several times:
@@ -16,37 +16,37 @@ from contextlib import asynccontextmanager
 
 
 class PendingStart:
-    """One submission: on trial until it passes, by a step, or is over."""
+    """A submission that has not made its first step; ``confirm`` it with that step."""
 
-    def __init__(self, probation: PoisonIsolation) -> None:
-        self._probation = probation
-        self.passed = False
+    def __init__(self, isolation: PoisonIsolation) -> None:
+        self._isolation = isolation
+        self.started = False
 
-    def passes(self) -> None:
-        if not self.passed:
-            self.passed = True
-            self._probation.leave()
+    def confirm(self) -> None:
+        if not self.started:
+            self.started = True
+            self._isolation.leave()
 
 
 class PoisonIsolation:
-    """Who may be submitted now. Proven requests (they have made a step) are of no concern."""
+    """Decides which request may be submitted now. Requests that have made a step do not count."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
-        self._unproven = 0
+        self._pending = 0
         self._waiting: list[tuple[int, int]] = []
-        """Those who wait to be alone: their strikes and submissions."""
+        """Requests waiting to be alone: their strikes and submissions."""
         self._alone = False
 
     @asynccontextmanager
-    async def trial(self, *, strikes: int, submissions: int = 0) -> AsyncIterator[PendingStart]:
+    async def admit(self, *, strikes: int, submissions: int = 0) -> AsyncIterator[PendingStart]:
         """``strikes``: engines lost in a row without a step; ``submissions``: all there were."""
         await self.enter(strikes, submissions)
-        trial = PendingStart(self)
+        pending = PendingStart(self)
         try:
-            yield trial
+            yield pending
         finally:
-            if not trial.passed:
+            if not pending.started:
                 self.leave()
 
     async def enter(self, strikes: int, submissions: int) -> None:
@@ -54,25 +54,25 @@ class PoisonIsolation:
             while self._alone or self._waiting:
                 await self._changed.wait()
         else:
-            await self._until_nobody_else((strikes, submissions))
+            await self._wait_alone((strikes, submissions))
         self._alone = strikes > 0
-        self._unproven += 1
+        self._pending += 1
 
     def leave(self) -> None:
-        """The request has made a step, or is over."""
-        self._unproven -= 1
+        """The request has made its first step, or has ended."""
+        self._pending -= 1
         self._alone = False
-        self._tell()
+        self._notify()
 
-    async def _until_nobody_else(self, rank: tuple[int, int]) -> None:
+    async def _wait_alone(self, rank: tuple[int, int]) -> None:
         self._waiting.append(rank)
         try:
-            while self._unproven or rank > min(self._waiting):
+            while self._pending or rank > min(self._waiting):
                 await self._changed.wait()
         finally:
             self._waiting.remove(rank)
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

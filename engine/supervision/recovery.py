@@ -30,132 +30,127 @@ from engine.types import EngineRequest, FinishReason, Step
 
 log = logging.getLogger(__name__)
 
-
 RecoverableError = EngineDead | EngineOverloaded | EngineFailed | RequestRejected
-"""What another engine might do better."""
+"""Errors after which another engine may serve the request."""
 
 
 class FailureKind(StrEnum):
-    """How a submission ended that did not end well."""
+    """How a submission failed."""
 
-    TURNED_AWAY = "turned_away"
-    """It did not run; nothing was lost."""
-    CUT_OFF = "cut_off"
-    """It was lost, and the engine lives."""
+    NOT_RUN = "not_run"
+    """The engine did not run the request; nothing was lost."""
+    REQUEST_LOST = "request_lost"
+    """The request was lost; the engine keeps running."""
     DIED = "died"
-    """The engine is gone, and perhaps through this request."""
+    """The engine died, possibly because of this request."""
     HUNG = "hung"
-    """The engine stood still while other requests were in it, too."""
+    """The engine stalled while other requests were running in it, too."""
     KILLED = "killed"
-    """A signal from outside ended or stopped the engine: no request is to blame, unless it happens
-    again and again."""
+    """A signal from outside ended or stopped the engine. No request is to blame, unless this
+    happens again and again."""
 
 
 @dataclass(slots=True, eq=False)
-class RecoverableRequest:
-    """A request and what it has been through."""
+class InFlightRequest:
+    """A request, its continuation, and the engine failures it has met."""
 
     request: EngineRequest
     continuation: Continuation
     submissions: int = 0
-    """Engines it was given to."""
+    """Engines it was submitted to."""
     fruitless: int = 0
-    """Engines lost in a row, through their own fault, without a new token for this request."""
+    """Engines lost in a row, without a signal from outside and without a new token."""
     losses: int = 0
-    """Engines lost through their own fault, in all."""
+    """Engines lost in all, without a signal from outside."""
     strikes: int = 0
     """Engines lost in a row without a step of this request since it was submitted."""
     crashes: int = 0
-    """Those of them that ended by themselves."""
+    """Those of the strikes in which the engine died by itself."""
     blamed: int = 0
-    """Crashes behind the first one, in which nobody else was without a step."""
+    """Crashes after the first one, in which no other request was waiting for its first step."""
     signals: int = 0
-    """Signals from outside that met it like that."""
+    """Signals from outside in the same situation."""
     failures: int = 0
-    """Engines that lived on and could not run it."""
+    """Engines that kept running and could not run it."""
     avoided: set[object] = field(default_factory=set)
-    """Where it should not go next, if there is anywhere else."""
+    """Engines to avoid, as long as there is another one."""
     refusals: list[Callable[[], None]] = field(default_factory=list)
-    """Of those that called it invalid: what to do if another one runs it."""
-    stranded_at: float | None = None
-    """When its engine was lost or had no room for it; None when it has made a step since."""
-    ended: bool = False
+    """Engines that called it invalid: what to do when another one runs it."""
+    waiting_since: float | None = None
+    """When its engine was lost or had no capacity for it; None since its last step."""
+    finished: bool = False
 
-    def proven(self) -> None:
-        """It has made a step where it is."""
+    def reset_strikes(self) -> None:
+        """It has made a step on its current engine."""
         self.strikes = self.crashes = self.blamed = self.signals = 0
-        self.stranded_at = None
+        self.waiting_since = None
 
-    def advanced(self) -> None:
-        """It has got a token it did not have."""
+    def record_progress(self) -> None:
+        """The client got a new token."""
         self.fruitless = 0
 
     def disprove_refusals(self) -> None:
-        """It runs: who refused it was wrong."""
+        """An engine runs it: those that refused it were wrong."""
         refusals, self.refusals = self.refusals, []
         for blame in refusals:
             blame()
 
-    def met(self, fate: FailureKind, *, proven: bool) -> None:
-        """Its engine was lost to it; ``proven``: after a step for it."""
-        if fate is not FailureKind.KILLED:
+    def record_failure(self, kind: FailureKind, *, started: bool) -> None:
+        """Its submission failed; ``started``: after a step of this request."""
+        if kind is not FailureKind.KILLED:
             self.fruitless += 1
             self.losses += 1
-        if proven or fate is FailureKind.CUT_OFF:
+        if started or kind is FailureKind.REQUEST_LOST:
             return
-        if fate is FailureKind.DIED:
+        if kind is FailureKind.DIED:
             self.blamed += self.crashes > 0
             self.crashes += 1
-        elif fate is FailureKind.KILLED:
+        elif kind is FailureKind.KILLED:
             self.signals += self.strikes > 0
         self.strikes += 1
 
-    def kills(self, patience: SupervisionTimeouts) -> bool:
-        """It is the cause: there is nobody else to blame."""
-        return self.blamed > 0 or self.signals >= patience.kills
+    def is_poison(self, timeouts: SupervisionTimeouts) -> bool:
+        """Whether it crashes engines: no other request can be the cause."""
+        return self.blamed > 0 or self.signals >= timeouts.kills
 
-    def spent(self, patience: SupervisionTimeouts) -> bool:
-        return self.fruitless > patience.continuations or self.losses > patience.losses
+    def is_exhausted(self, timeouts: SupervisionTimeouts) -> bool:
+        return self.fruitless > timeouts.continuations or self.losses > timeouts.losses
 
     @property
-    def begun(self) -> bool:
-        """Some of it was delivered."""
-        return self.continuation.way is not RecoveryOutcome.RERUN
+    def has_output(self) -> bool:
+        """Part of its answer was delivered."""
+        return self.continuation.outcome is not RecoveryOutcome.RERUN
 
 
 class Submission(Protocol):
-    """Where one submission of a request runs."""
+    """One submission of a request to one engine."""
 
     @property
     def engine(self) -> Engine: ...
 
     @property
-    def proven(self) -> bool:
+    def started(self) -> bool:
         """The request has made a step."""
         ...
 
-    def made(self, step: Step, /) -> None:
+    def record_step(self, step: Step, /) -> None:
         """The engine made a step for this request."""
         ...
 
-    def delivered(self, step: Step, /) -> None:
-        """Part of a step went to the client: it had not been there before."""
+    def record_delivery(self, step: Step, /) -> None:
+        """A part of a step was new and went to the client."""
         ...
 
-    async def fate(self, error: RecoverableError, /) -> FailureKind:
-        """What the error means for the request, told to whoever cares for the engine.
+    async def classify(self, error: RecoverableError, /) -> FailureKind:
+        """Report the error to the engine's supervisor; return what it means for the request.
 
-        Raises ``error`` where no engine is going to do better.
+        Raises ``error`` where no other engine would do better.
         """
         ...
 
 
-Attempt = tuple[Submission, AsyncGenerator[Step, None]]
-"""One submission of a request: where it runs, and what comes of it; each token once."""
-
-
 class EngineProvider(Protocol):
-    """Who has the engines."""
+    """Provides engines to submit requests to."""
 
     @property
     def accounts(self) -> bool:
@@ -163,82 +158,85 @@ class EngineProvider(Protocol):
         ...
 
     @property
-    def over(self) -> bool:
-        """There will be no engine any more."""
+    def is_closed(self) -> bool:
+        """No engine will become available any more."""
         ...
 
-    def absolve(self) -> None:
+    def reset_failures(self) -> None:
         """Engines were lost through one request, which is refused from now on."""
         ...
 
-    def place(self, survivor: RecoverableRequest) -> AbstractAsyncContextManager[Submission]:
-        """An engine for the request, while inside; waits for one. Raises EngineDead."""
+    def submit(self, inflight: InFlightRequest) -> AbstractAsyncContextManager[Submission]:
+        """Wait for an engine and hold it for the request. Raises EngineDead."""
         ...
 
 
 @dataclass(eq=False)
 class RequestRecovery:
-    """``generate`` of an engine that is made of a host's engines."""
+    """``generate`` over a provider's engines."""
 
-    host: EngineProvider
-    patience: SupervisionTimeouts
-    watcher: RecoveryObserver
+    provider: EngineProvider
+    timeouts: SupervisionTimeouts
+    observer: RecoveryObserver
     replayed: Totals = field(default_factory=Totals)
-    """Steps made a second time, for nobody."""
+    """Steps generated a second time; their tokens were delivered before."""
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        survivor = RecoverableRequest(request, Continuation(request, accounts=self.host.accounts))
-        going_on = survivor.continuation
-        while not survivor.ended:
-            if going_on.complete:
+        inflight = InFlightRequest(request, Continuation(request, accounts=self.provider.accounts))
+        continuation = inflight.continuation
+        while not inflight.finished:
+            if continuation.is_complete:
                 yield Step((), finish=FinishReason.LENGTH)
                 return
-            async with self._attempt(survivor) as (place, steps):
+            async with self._attempt(inflight) as (submission, steps):
                 async for step in steps:
-                    if not place.proven:
-                        survivor.proven()
-                    place.made(step)
-                    new = going_on.take(step)
+                    if not submission.started:
+                        inflight.reset_strikes()
+                    submission.record_step(step)
+                    new = continuation.take(step)
                     if new is not None:
-                        place.delivered(new)
-                        survivor.advanced()
+                        submission.record_delivery(new)
+                        inflight.record_progress()
                         yield new
-                survivor.ended = True
+                inflight.finished = True
 
     @asynccontextmanager
-    async def _attempt(self, survivor: RecoverableRequest) -> AsyncGenerator[Attempt, None]:
-        """One engine's steps. Ends well after a loss that the request survives."""
-        going_on = survivor.continuation
-        async with self.host.place(survivor) as place:
-            survivor.submissions += 1
+    async def _attempt(
+        self, inflight: InFlightRequest
+    ) -> AsyncGenerator[tuple[Submission, AsyncGenerator[Step, None]], None]:
+        """One submission and its steps. Exits cleanly after a loss that the request survives."""
+        continuation = inflight.continuation
+        async with self.provider.submit(inflight) as submission:
+            inflight.submissions += 1
+            request = continuation.next_request()
             try:
-                async with aclosing(place.engine.generate(going_on.rest())) as steps:
-                    yield place, steps
+                async with aclosing(submission.engine.generate(request)) as steps:
+                    yield submission, steps
             except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
-                self._interrupted(survivor, place, await place.fate(error))
+                self._handle_failure(inflight, submission, await submission.classify(error))
             except ReplayDiverged:
-                going_on.diverged()
+                continuation.handle_divergence()
             finally:
-                self.replayed += total(going_on.take_left_out(), requests=0)
+                self.replayed += total(continuation.pop_skipped(), requests=0)
 
-    def _interrupted(
-        self, survivor: RecoverableRequest, place: Submission, fate: FailureKind
+    def _handle_failure(
+        self, inflight: InFlightRequest, submission: Submission, kind: FailureKind
     ) -> None:
-        """Raises what ends a request that is not to be continued."""
-        if survivor.stranded_at is None:
-            survivor.stranded_at = now()
-        if fate is FailureKind.TURNED_AWAY:
+        """Raises EngineError for a request that must not continue."""
+        if inflight.waiting_since is None:
+            inflight.waiting_since = now()
+        if kind is FailureKind.NOT_RUN:
             return
-        survivor.met(fate, proven=place.proven)
-        if survivor.kills(self.patience):
-            self.watcher.interrupted(RecoveryOutcome.QUARANTINED)
-            self.host.absolve()
-            log.error("request %s kills engines; it is refused", survivor.request.id)
+        inflight.record_failure(kind, started=submission.started)
+        if inflight.is_poison(self.timeouts):
+            self.observer.record_interruption(RecoveryOutcome.QUARANTINED)
+            self.provider.reset_failures()
+            log.error("request %s crashes engines; it is rejected", inflight.request.id)
             raise RequestQuarantined(
-                f"The engine died {survivor.strikes} times in a row while it ran request "
-                f"{survivor.request.id}; it will not be run again."
+                f"The engine died {inflight.strikes} times in a row while it ran request "
+                f"{inflight.request.id}; it will not be run again."
             )
-        if survivor.spent(self.patience) or self.host.over:
-            self.watcher.interrupted(RecoveryOutcome.LOST)
+        if inflight.is_exhausted(self.timeouts) or self.provider.is_closed:
+            self.observer.record_interruption(RecoveryOutcome.LOST)
             raise EngineDead("The engine died, and the answer could not be continued.")
-        self.watcher.interrupted(survivor.continuation.way)
+        self.observer.record_interruption(inflight.continuation.outcome)

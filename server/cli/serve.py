@@ -169,7 +169,7 @@ class Serving:
 
     async def _supervise(self) -> None:
         await self._start()
-        raise EngineDead(await self._lasting.gave_up())
+        raise EngineDead(await self._lasting.wait_failed())
 
     async def _start(self) -> None:
         info = self._backend.described(await self._engine.start())

@@ -13,13 +13,13 @@ from observability.telemetry import Telemetry
 def test_losses_and_what_became_of_requests_are_counted():
     telemetry = Telemetry(TelemetrySettings(models=("demo",)))
     watch = SupervisionObserver(telemetry)
-    watch.engine_lost(LossCause.HUNG)
-    watch.interrupted(RecoveryOutcome.RESUMED)
+    watch.record_loss(LossCause.HUNG)
+    watch.record_interruption(RecoveryOutcome.RESUMED)
     page = exposition(telemetry.registry).decode()
     assert 'eaglegate_engine_losses_total{cause="hung",engine="default"} 1.0' in page
     assert 'eaglegate_interrupted_requests_total{outcome="resumed"} 1.0' in page
     assert 'eaglegate_engine_up{engine="default"} 0.0' in page
-    watch.engine_back(DEFAULT_INFO, 3.5)
+    watch.record_recovery(DEFAULT_INFO, 3.5)
     page = exposition(telemetry.registry).decode()
     assert 'eaglegate_engine_up{engine="default"} 1.0' in page
     assert 'eaglegate_engine_start_seconds{engine="default"} 3.5' in page

@@ -100,11 +100,11 @@ def test_a_charge_shrinks_with_every_token_and_leaves_nothing():
     charge = load.take(100, 10)
     other = load.take(7, 1)
     assert load.tokens == 118
-    charge.made(1)
+    charge.record_tokens(1)
     assert load.tokens == 9 + 8, "its prompt is prefilled with the first token"
-    charge.made(5)
+    charge.record_tokens(5)
     assert load.tokens == 4 + 8
-    charge.made(50)
+    charge.record_tokens(50)
     assert load.tokens == 1 + 8, "it still makes its next one"
     charge.settle()
     assert (load.tokens, load.requests) == (8, 1)
@@ -118,7 +118,7 @@ def test_loads_end_at_nothing(requests):
     charges = [load.take(prefill, 20, 1.5) for prefill, _ in requests]
     for charge, (_, made) in zip(charges, requests, strict=True):
         for tokens in made:
-            charge.made(tokens)
+            charge.record_tokens(tokens)
             assert load.tokens >= 0
     for charge in charges:
         charge.settle()

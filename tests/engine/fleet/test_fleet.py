@@ -76,9 +76,9 @@ def test_streams_survive_whichever_worker_dies_when(seed, workers, streams):
         # Chance alone may end many lives in a row before a replay has caught up.
         place = await town("abcde"[:workers], replace(PATIENCE, continuations=10**6, losses=10**6))
         for house in place.houses.values():
-            trials = place.fleet.workers[house.name].probation
+            isolation = place.fleet.workers[house.name].isolation
             # Two such deaths of one that made no step would rightly make it a suspect.
-            house.doom = lambda _, step, t=trials: not t._unproven and chance.random() < 0.03
+            house.doom = lambda _, step, i=isolation: not i._pending and chance.random() < 0.03
 
         async def revive():
             while True:
@@ -116,8 +116,8 @@ async def test_nobody_is_asked_twice_when_a_worker_cannot_be_reached():
         request = ask(f"r{number}", prompt=(number, 2, 3))
         assert tokens_of(await collect(place.fleet, request)) == following(request)
     worker = place.fleet.workers["a"]
-    assert worker.tally.retried > 0
-    await until(lambda: not worker.serves)
+    assert worker.counts.retried > 0
+    await until(lambda: not worker.is_serving)
     assert not place.notes.outcomes, "nothing was lost"
     await place.fleet.aclose()
 
@@ -128,8 +128,8 @@ async def test_a_busy_worker_is_passed_over_without_harm():
     for number in range(20):
         request = ask(f"r{number}", prompt=(number, 2, 3))
         assert tokens_of(await collect(place.fleet, request)) == following(request)
-    assert place.fleet.workers["a"].tally.retried > 3
-    assert place.fleet.workers["a"].serves
+    assert place.fleet.workers["a"].counts.retried > 3
+    assert place.fleet.workers["a"].is_serving
     assert place.fleet.workers["a"].breaker.num_opened == 0
     await place.fleet.aclose()
 
@@ -172,7 +172,7 @@ async def test_a_rejection_by_two_workers_is_the_clients():
     with pytest.raises(RequestRejected):
         await collect(place.fleet, ask())
     assert len(place.served("r")) == 2
-    assert all(worker.serves for worker in place.fleet.workers.values())
+    assert all(worker.is_serving for worker in place.fleet.workers.values())
     await place.fleet.aclose()
 
 
@@ -195,7 +195,7 @@ async def test_a_request_that_fails_everywhere_ends_and_opens_nothing():
     with pytest.raises(EngineFailed, match="bad luck"):
         await collect(place.fleet, ask())
     assert len(place.served("r")) == 2
-    assert all(worker.serves for worker in place.fleet.workers.values())
+    assert all(worker.is_serving for worker in place.fleet.workers.values())
     await place.fleet.aclose()
 
 
@@ -248,7 +248,7 @@ async def test_streams_of_a_worker_that_hangs_go_on_elsewhere():
 
 
 async def test_a_worker_that_answers_but_makes_no_steps_hangs_too():
-    place = await town("ab", patience=replace(PATIENCE, stall_s=0.03))
+    place = await town("ab", timeouts=replace(PATIENCE, stall_s=0.03))
     steps = place.fleet.generate(ask(tokens=30))
     for house in place.houses.values():
         house.gate.clear()
@@ -277,7 +277,7 @@ async def test_requests_wait_while_no_worker_serves_and_go_on_with_the_first():
 
 
 async def test_requests_wait_so_long_and_no_longer():
-    place = await town("a", patience=replace(PATIENCE, wait_s=0.05))
+    place = await town("a", timeouts=replace(PATIENCE, wait_s=0.05))
     place["a"].die()
     with pytest.raises(EngineDead, match="No worker came back in time"):
         await collect(place.fleet, ask())

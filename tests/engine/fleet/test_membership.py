@@ -21,7 +21,7 @@ async def test_a_fleet_starts_with_the_first_worker_that_does():
     place["a"].up = False
     info = await place.fleet.start()
     assert info == DEFAULT_INFO
-    assert [w.name for w in place.fleet.workers.values() if w.serves] == ["b"]
+    assert [w.name for w in place.fleet.workers.values() if w.is_serving] == ["b"]
     place["a"].up = True
     await until_serving(place, 2)
     await place.fleet.aclose()
@@ -74,7 +74,7 @@ async def test_a_worker_that_is_named_again_while_it_drains_stays():
     place.streets.names.discard(leaving.name)
     await until(lambda: worker.draining)
     place.streets.names.add(leaving.name)
-    await until(lambda: worker.serves)
+    await until(lambda: worker.is_serving)
     assert place.fleet.workers[leaving.name] is worker
     await steps.aclose()
     await place.fleet.aclose()
@@ -86,7 +86,7 @@ async def test_a_source_that_cannot_be_read_changes_nothing():
     place.streets.names.clear()
     await asyncio.sleep(0.03)
     assert sorted(place.fleet.workers) == ["a", "b"]
-    assert all(worker.serves for worker in place.fleet.workers.values())
+    assert all(worker.is_serving for worker in place.fleet.workers.values())
     await place.fleet.aclose()
 
 
@@ -104,7 +104,7 @@ async def test_a_worker_that_serves_something_else_is_not_let_in(other, reason):
     place.build("b", info=replace(DEFAULT_INFO, **other))
     await until(lambda: "b" in place.fleet.workers)
     await until(lambda: reason in place.fleet.workers["b"].reason)
-    assert not place.fleet.workers["b"].serves
+    assert not place.fleet.workers["b"].is_serving
     await place.fleet.aclose()
 
 

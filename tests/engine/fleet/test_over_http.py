@@ -62,13 +62,13 @@ async def fleet_of(tmp_path, *workers: Worker):
         file.write_text("\n".join(urls))
         fleet = Fleet(
             lambda url: remote_engine(Upstream.parse(url), MODEL, ACCESS),
-            [FileSource(file, lambda url: str(Upstream.parse(url)), every_s=0.02)],
+            [FileSource(file, lambda url: str(Upstream.parse(url)), interval_s=0.02)],
             PATIENCE,
             HTTP_RULES,
         )
         await fleet.start()
         stack.push_async_callback(fleet.aclose)
-        await until(lambda: all(w.serves for w in fleet.workers.values()))
+        await until(lambda: all(w.is_serving for w in fleet.workers.values()))
         yield fleet, file, urls
 
 
@@ -86,8 +86,8 @@ async def test_streams_survive_a_worker_that_breaks(tmp_path, lives_for):
         for request, steps in zip(asked, got, strict=True):
             assert tokens_of(steps) == following(request)
             assert steps[-1].finish is not None
-        await until(lambda: not fleet.workers[urls[0]].serves)
-        tally = fleet.workers[urls[0]].tally
+        await until(lambda: not fleet.workers[urls[0]].is_serving)
+        tally = fleet.workers[urls[0]].counts
         assert (tally.continued if lives_for else tally.retried) > 0
 
 
@@ -107,14 +107,14 @@ async def test_a_full_worker_is_passed_over_and_a_wrong_request_is_not(tmp_path)
         workers[0].status = 429
         for request in requests(8, tokens=9):
             assert tokens_of(await collect(fleet, request)) == following(request)
-        assert fleet.workers[urls[0]].serves
+        assert fleet.workers[urls[0]].is_serving
         workers[1].status = 429
         with pytest.raises(EngineOverloaded):
             await collect(fleet, ask(tokens=5))
         workers[0].status = workers[1].status = 400
         with pytest.raises(RequestRejected):
             await collect(fleet, ask(tokens=5))
-        assert all(worker.serves for worker in fleet.workers.values())
+        assert all(worker.is_serving for worker in fleet.workers.values())
 
 
 async def test_a_worker_that_refuses_what_others_run_is_wrong(tmp_path):
@@ -123,9 +123,9 @@ async def test_a_worker_that_refuses_what_others_run_is_wrong(tmp_path):
         workers[0].status = 400
         for request in requests(12, tokens=9):
             assert tokens_of(await collect(fleet, request)) == following(request)
-        await until(lambda: not fleet.workers[urls[0]].serves)
+        await until(lambda: not fleet.workers[urls[0]].is_serving)
         assert any("another worker ran" in loss.reason for loss in fleet.losses)
-        assert fleet.workers[urls[1]].serves
+        assert fleet.workers[urls[1]].is_serving
 
 
 async def test_the_file_brings_and_takes_workers(tmp_path):
@@ -134,7 +134,7 @@ async def test_the_file_brings_and_takes_workers(tmp_path):
         file.write_text(urls[0])
         await until(lambda: list(fleet.workers) == [urls[0]])
         file.write_text("\n".join(urls) + "\n")
-        await until(lambda: urls[1] in fleet.workers and fleet.workers[urls[1]].serves)
+        await until(lambda: urls[1] in fleet.workers and fleet.workers[urls[1]].is_serving)
         before = len(workers[1].bodies)
         for request in requests(12, tokens=5):
             await collect(fleet, request)

@@ -121,7 +121,7 @@ class Remote(ScriptedEngine):
 class Streets:
     """A source of addresses that a test changes."""
 
-    every_s = 0.005
+    interval_s = 0.005
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = set(names)
@@ -160,12 +160,12 @@ class Town:
 
 
 async def town(
-    names: str = "abc", patience: SupervisionTimeouts = PATIENCE, start: bool = True, **rules
+    names: str = "abc", timeouts: SupervisionTimeouts = PATIENCE, start: bool = True, **rules
 ) -> Town:
     houses = {name: House(name) for name in names}
     streets, notes = Streets(names), Notes()
     fleet = Fleet(
-        lambda name: Remote(houses[name]), [streets], patience, replace(RULES, **rules), notes
+        lambda name: Remote(houses[name]), [streets], timeouts, replace(RULES, **rules), notes
     )
     made = Town(houses, streets, fleet, notes)
     if start:
@@ -176,5 +176,5 @@ async def town(
 
 async def until_serving(town: Town, number: int) -> None:
     async with asyncio.timeout(5):
-        while sum(w.serves for w in town.fleet.workers.values()) != number:  # noqa: ASYNC110
+        while sum(w.is_serving for w in town.fleet.workers.values()) != number:  # noqa: ASYNC110
             await asyncio.sleep(0.001)

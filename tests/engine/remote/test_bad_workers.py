@@ -191,7 +191,7 @@ async def test_probes_go_on_through_every_kind_of_bad_worker(seed):
             opened = fleet.workers["bad"].breaker.retry_at
             await _soon(lambda o=opened: fleet.workers["bad"].breaker.retry_at > o)
         at["bad"] = late_url
-        await _soon(lambda: fleet.workers["bad"].serves)
+        await _soon(lambda: fleet.workers["bad"].is_serving)
         await fleet.aclose()
 
 
@@ -212,7 +212,7 @@ async def test_streams_survive_a_worker_that_turns_bad(seed):
                 rules,
             )
             await fleet.start()
-            await _soon(lambda: all(worker.serves for worker in fleet.workers.values()))
+            await _soon(lambda: all(worker.is_serving for worker in fleet.workers.values()))
             link = fleet.workers["bad"].link
             link.engine._connection = WorkerConnection(Upstream.parse(bad.url), QUICK)
             for name in chance.sample(sorted(ANSWERS), 5):

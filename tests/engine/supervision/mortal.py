@@ -131,21 +131,21 @@ class Notes:
     back: int = 0
     outcomes: Counter[RecoveryOutcome] = field(default_factory=Counter)
 
-    def engine_lost(self, cause: LossCause) -> None:
+    def record_loss(self, cause: LossCause) -> None:
         self.lost.append(cause)
 
-    def engine_back(self, info: EngineInfo, seconds: float) -> None:
+    def record_recovery(self, info: EngineInfo, seconds: float) -> None:
         self.back += 1
 
-    def interrupted(self, outcome: RecoveryOutcome) -> None:
+    def record_interruption(self, outcome: RecoveryOutcome) -> None:
         self.outcomes[outcome] += 1
 
 
 def supervised(
-    cradle: Cradle, patience: SupervisionTimeouts = FAST
+    cradle: Cradle, timeouts: SupervisionTimeouts = FAST
 ) -> tuple[SupervisedEngine, Notes]:
     notes = Notes()
-    return SupervisedEngine(cradle.make, patience, notes), notes
+    return SupervisedEngine(cradle.make, timeouts, notes), notes
 
 
 def ask(name: str = "r", tokens: int = 12, **fields) -> EngineRequest:

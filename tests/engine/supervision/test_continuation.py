@@ -74,7 +74,7 @@ def test_each_token_and_each_account_comes_once(lives, last, sampling):
     left_out: list[DecodeStep] = []
     replays = sampling is not PLAIN
     for cuts, die_after in [*lives, (last, 1000)]:
-        if continuation.complete:
+        if continuation.is_complete:
             break
         begun = any(step.token_ids for step in passed)
         replayed = (
@@ -82,15 +82,15 @@ def test_each_token_and_each_account_comes_once(lives, last, sampling):
             if begun
             else RecoveryOutcome.RERUN
         )
-        assert continuation.way is replayed
-        sent = continuation.rest()
+        assert continuation.outcome is replayed
+        sent = continuation.next_request()
         for step in life(sent, cuts)[:die_after]:
             new = continuation.take(step)
             if new is not None:
                 passed.append(new)
                 assert len(new.logprobs) == len(new.token_ids)
-        left_out += continuation.take_left_out()
-        assert continuation.take_left_out() == []
+        left_out += continuation.pop_skipped()
+        assert continuation.pop_skipped() == []
     assert tuple(i for step in passed for i in step.token_ids) == ANSWER
     assert [p.chosen.token_id for step in passed for p in step.logprobs] == list(ANSWER)
     account = Account()
@@ -105,16 +105,16 @@ def test_each_token_and_each_account_comes_once(lives, last, sampling):
 
 def test_steps_that_come_again_are_left_out_whole_and_counted():
     continuation = Continuation(request(PENALISED))
-    continuation.rest()
+    continuation.next_request()
     first = life(request(PENALISED), [1, 3, 3])[:3]
     for step in first:
         assert continuation.take(step) is step
-    sent = continuation.rest()
+    sent = continuation.next_request()
     assert sent.prompt == (1, 2, 3)
     assert sent.sampling.prompt_logprobs is None
     again = life(sent, [1, 3, 3])
     assert [continuation.take(step) for step in again[:3]] == [None, None, None]
-    assert total(continuation.take_left_out()).accepted == sum(
+    assert total(continuation.pop_skipped()).accepted == sum(
         decode.accepted for step in first for decode in step.decode
     )
     assert continuation.take(again[3]) == replace(again[3], cached_tokens=None)
@@ -123,10 +123,10 @@ def test_steps_that_come_again_are_left_out_whole_and_counted():
 def test_a_resumed_request_asks_for_the_rest_alone():
     sampling = replace(PLAIN, min_tokens=10, prompt_logprobs=3)
     continuation = Continuation(request(sampling))
-    assert continuation.rest().sampling.prompt_logprobs == 3
+    assert continuation.next_request().sampling.prompt_logprobs == 3
     for step in life(request(sampling), [1, 4])[:2]:
         continuation.take(step)
-    sent = continuation.rest()
+    sent = continuation.next_request()
     assert sent.prompt == (1, 2, 3, *ANSWER[:5])
     assert sent.sampling.max_tokens == len(ANSWER) - 5
     assert sent.sampling.min_tokens == 5
@@ -139,9 +139,9 @@ def test_a_resumed_request_asks_for_the_rest_alone():
 )
 def test_the_second_prefills_token_is_a_plain_decode_step(depth, reason):
     continuation = Continuation(request(depth=depth))
-    continuation.rest()
+    continuation.next_request()
     continuation.take(Step((100,)))
-    continuation.rest()
+    continuation.next_request()
     assert continuation.take(Step((), cached_tokens=2)) is None
     step = continuation.take(Step((101,), cached_tokens=2))
     assert step.decode == (DecodeStep(0, 0, 1, undrafted=reason),)
@@ -153,9 +153,9 @@ def test_the_second_prefills_token_is_a_plain_decode_step(depth, reason):
 
 def test_without_accounts_none_is_made_up():
     continuation = Continuation(request(), accounts=False)
-    continuation.rest()
+    continuation.next_request()
     continuation.take(Step((100,)))
-    continuation.rest()
+    continuation.next_request()
     assert continuation.take(Step((101,))).decode == ()
 
 
@@ -170,9 +170,9 @@ def test_without_accounts_none_is_made_up():
 )
 def test_a_replay_that_comes_out_otherwise_is_noticed(again):
     continuation = Continuation(request(PENALISED))
-    continuation.rest()
+    continuation.next_request()
     continuation.take(Step((100, 101, 102)))
-    continuation.rest()
+    continuation.next_request()
     with pytest.raises(ReplayDiverged):
         for step in again:
             assert continuation.take(step) is None
@@ -180,39 +180,39 @@ def test_a_replay_that_comes_out_otherwise_is_noticed(again):
 
 def test_a_replay_may_end_with_the_last_token_that_was_delivered():
     continuation = Continuation(request(PENALISED))
-    continuation.rest()
+    continuation.next_request()
     continuation.take(Step((100, 101)))
-    continuation.rest()
+    continuation.next_request()
     step = continuation.take(Step((100, 101), finish=FinishReason.STOP, stop_token=5))
     assert (step.token_ids, step.finish, step.stop_token) == ((), FinishReason.STOP, 5)
 
 
 def test_an_account_for_the_whole_answer_stays_whole():
     continuation = Continuation(request(PENALISED))
-    continuation.rest()
+    continuation.next_request()
     continuation.take(Step((100, 101)))
-    continuation.rest()
+    continuation.next_request()
     assert continuation.take(Step((100, 101))) is None
     whole = (DecodeStep(3, 1, 2), DecodeStep(3, 1, 2))
     step = continuation.take(Step((102,), decode=whole, finish=FinishReason.STOP))
     assert step.decode == whole
     continuation = Continuation(request(PENALISED))
-    continuation.rest()
+    continuation.next_request()
     continuation.take(Step((100, 101)))
-    continuation.rest()
+    continuation.next_request()
     step = continuation.take(Step((100, 101, 102), decode=whole, finish=FinishReason.STOP))
     assert step.decode == whole
-    assert continuation.take_left_out() == []
+    assert continuation.pop_skipped() == []
 
 
 def test_a_seeded_answer_goes_on_behind_its_tokens_where_a_replay_diverged():
     continuation = Continuation(request(replace(PLAIN, temperature=1.0, seed=7)))
-    continuation.rest()
+    continuation.next_request()
     continuation.take(Step((100,)))
-    assert continuation.way is RecoveryOutcome.REPLAYED
-    continuation.diverged()
-    assert continuation.way is RecoveryOutcome.RESUMED
-    assert continuation.rest().prompt == (1, 2, 3, 100)
+    assert continuation.outcome is RecoveryOutcome.REPLAYED
+    continuation.handle_divergence()
+    assert continuation.outcome is RecoveryOutcome.RESUMED
+    assert continuation.next_request().prompt == (1, 2, 3, 100)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_seeded_answer_goes_on_behind_its_tokens_where_a_replay_diverged():
 def test_an_answer_that_needs_its_state_does_not_go_on_otherwise(given):
     continuation = Continuation(given)
     with pytest.raises(EngineDead, match="could not be continued"):
-        continuation.diverged()
+        continuation.handle_divergence()
 
 
 @pytest.mark.parametrize(
@@ -246,21 +246,23 @@ def test_what_can_be_resumed(given, answer):
 
 def test_a_sampled_answer_that_will_be_replayed_gets_a_seed():
     sampled = replace(PENALISED, temperature=1.0)
-    seeds = {Continuation(request(sampled)).rest().sampling.seed for _ in range(8)}
+    seeds = {Continuation(request(sampled)).next_request().sampling.seed for _ in range(8)}
     assert len(seeds) > 1
     assert None not in seeds
-    assert Continuation(request(replace(sampled, seed=3))).rest().sampling.seed == 3
-    assert Continuation(request(replace(PLAIN, temperature=1.0))).rest().sampling.seed is None
-    assert Continuation(request(PENALISED)).rest().sampling.seed is None
+    assert Continuation(request(replace(sampled, seed=3))).next_request().sampling.seed == 3
+    assert (
+        Continuation(request(replace(PLAIN, temperature=1.0))).next_request().sampling.seed is None
+    )
+    assert Continuation(request(PENALISED)).next_request().sampling.seed is None
 
 
 def test_complete_when_only_the_end_is_missing():
     continuation = Continuation(request())
-    continuation.rest()
+    continuation.next_request()
     for step in life(request(), [8, 8, 7]):
-        assert not continuation.complete
+        assert not continuation.is_complete
         continuation.take(step)
-    assert continuation.complete
+    assert continuation.is_complete
 
 
 @pytest.mark.parametrize(

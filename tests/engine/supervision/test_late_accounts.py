@@ -22,9 +22,9 @@ def taken(continuation: Continuation, *steps: Step) -> Account:
 def test_a_replay_keeps_its_whole_account():
     seeded = EngineRequest("r", (1,), Sampling(max_tokens=20, seed=4))
     continuation = Continuation(seeded)
-    continuation.rest()
+    continuation.next_request()
     taken(continuation, Step((5,)), Step((6, 7)))
-    assert continuation.rest().prompt == (1,)
+    assert continuation.next_request().prompt == (1,)
     life = taken(
         continuation,
         Step((5,)),
@@ -32,14 +32,14 @@ def test_a_replay_keeps_its_whole_account():
         Step((8, 9), decode=(TWO, TWO), finish=FinishReason.STOP),
     )
     assert life.decode_steps == (TWO, TWO)
-    assert continuation.take_left_out() == []
+    assert continuation.pop_skipped() == []
 
 
 def test_a_resumed_answer_explains_what_its_second_engine_made():
     continuation = Continuation(REQUEST)
-    continuation.rest()
+    continuation.next_request()
     before = taken(continuation, Step((5,)), Step((6, 7)))
-    assert continuation.rest().prompt == (1, 2, 5, 6, 7)
+    assert continuation.next_request().prompt == (1, 2, 5, 6, 7)
     after = taken(
         continuation,
         Step((8, 9, 10)),

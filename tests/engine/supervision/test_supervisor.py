@@ -292,7 +292,7 @@ async def test_an_engine_that_is_killed_while_idle_is_started_every_time():
     for deaths in range(12):
         cradle.lives[-1].kill()
         await until(lambda n=deaths: notes.back > n)
-    assert not engine.over
+    assert not engine.is_closed
     await engine.aclose()
 
 
@@ -304,7 +304,7 @@ async def test_an_engine_that_dies_by_itself_while_idle_is_given_up():
         cradle.lives[-1].kill()
         await until(lambda n=deaths: notes.back > n)
     cradle.lives[-1].kill()
-    assert "lost 6 times in a row without serving a token" in await engine.gave_up()
+    assert "lost 6 times in a row without serving a token" in await engine.wait_failed()
     await engine.aclose()
 
 
@@ -526,7 +526,7 @@ async def test_a_crash_loop_ends_and_says_why():
     cradle.lives[0].kill()
     with pytest.raises(EngineDead, match=r"lost 4 times in a row.*no memory left"):
         await collect(engine, ask())
-    assert "no memory left" in await engine.gave_up()
+    assert "no memory left" in await engine.wait_failed()
     assert notes.lost == [LossCause.DIED, LossCause.START, LossCause.START, LossCause.START]
     health = await engine.health()
     assert not health.live
