@@ -1,10 +1,10 @@
-"""How one request goes on in a new engine, so that its steps join up with those it had.
+"""Continuation: how one request continues on a new engine without a gap in its steps.
 
-Three ways. Nothing delivered: run it again. Delivered tokens determine what follows: *resume*, the
-delivered tokens become part of the prompt. Something else does, too (a grammar's state, the counts
-behind a penalty, the state of a seeded generator): *replay*, run it from the start, check that the
-delivered tokens come again, and leave them out. Replay needs a sampler that repeats itself, so a
-request that will need it and samples without a seed is given one.
+There are three ways. *Rerun*: nothing was delivered, so it runs again unchanged. *Resume*: the
+delivered tokens alone determine what follows, so they become part of the prompt. *Replay*:
+something else matters, too (a grammar's state, the counts behind a penalty, the state of a seeded
+generator), so it runs from the start; delivered tokens are checked and skipped. Replay needs a
+repeatable sampler: a request that will need it and samples without a seed is given one.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from engine.types import DecodeStep, EngineRequest, Sampling, Step, UndraftedRea
 
 
 class ReplayDiverged(Exception):
-    """A replay came out otherwise than what had been delivered."""
+    """A replay differs from what was delivered."""
 
 
 class Continuation:
-    """What was delivered of ``request``; ``next_request`` is what to submit, ``take`` what to pass on.
+    """Tracks what was delivered of ``request``: submit ``next_request()``, pass on ``take(step)``.
 
     ``accounts``: the engine reports decode steps, so a token that a resumed request gets from its
-    second prefill needs an account, too. It advanced on the target's plain path.
+    second prefill needs one, too: a step of the target without a draft.
     """
 
     def __init__(self, request: EngineRequest, *, accounts: bool = True) -> None:
-        self._request = _repeatable(request)
+        self._request = _make_repeatable(request)
         self._accounts = accounts
         self._delivered: list[int] = []
         self._replayed: int | None = None
-        """Delivered tokens that have come again in this life; None when not replaying."""
-        self._rejoining = False
+        """Delivered tokens generated again on this engine; None when not replaying."""
+        self._resuming = False
         self._may_replay = True
-        self._left_out: list[DecodeStep] = []
+        self._skipped: list[DecodeStep] = []
 
     @property
     def outcome(self) -> RecoveryOutcome:
-        """How the next life will take it up."""
+        """How the next engine will continue it."""
         if not self._delivered:
             return RecoveryOutcome.RERUN
         replays = self._may_replay and not is_resumable(self._request)
@@ -49,48 +49,48 @@ class Continuation:
 
     @property
     def is_complete(self) -> bool:
-        """Every token was delivered; only the end was lost."""
+        """Every token was delivered; only the finish was lost."""
         return len(self._delivered) >= self._request.sampling.max_tokens
 
     def next_request(self) -> EngineRequest:
-        """What to submit to the engine at hand."""
-        way = self.outcome
-        self._replayed = 0 if way is RecoveryOutcome.REPLAYED else None
-        self._rejoining = way is RecoveryOutcome.RESUMED
-        return self._behind_delivered() if self._rejoining else self._from_the_start()
+        """The request to submit to the next engine."""
+        outcome = self.outcome
+        self._replayed = 0 if outcome is RecoveryOutcome.REPLAYED else None
+        self._resuming = outcome is RecoveryOutcome.RESUMED
+        return self._build_resume() if self._resuming else self._build_replay()
 
     def take(self, step: Step) -> Step | None:
         """The part of ``step`` that is new, None without any. Raises ReplayDiverged."""
         if self._replayed is not None:
-            step = self._leave_out(step)
-        elif self._rejoining:
-            step = self._rejoin(step)
+            step = self._skip_delivered(step)
+        elif self._resuming:
+            step = self._resume_step(step)
         if not step.token_ids and step.finish is None and step.prompt_logprobs is None:
             return None
         self._delivered.extend(step.token_ids)
         return step
 
     def pop_skipped(self) -> list[DecodeStep]:
-        """The decode steps whose tokens had been delivered before; once."""
-        left_out, self._left_out = self._left_out, []
-        return left_out
+        """Return and forget the decode steps whose tokens had been delivered before."""
+        skipped, self._skipped = self._skipped, []
+        return skipped
 
     def handle_divergence(self) -> None:
-        """Go on behind what was delivered, if nothing but a seed stood against it.
+        """Resume instead of replaying, if only a seed stands against it.
 
-        Raises EngineDead where that would break a promise.
+        Raises EngineDead where the answer would break its constraint or penalties.
         """
-        if self._request.constraint is not None or _penalised(self._request.sampling):
+        if self._request.constraint is not None or _is_penalised(self._request.sampling):
             raise EngineDead("The engine died, and the answer could not be continued.")
         self._may_replay = False
 
-    def _from_the_start(self) -> EngineRequest:
+    def _build_replay(self) -> EngineRequest:
         if not self._delivered:
             return self._request
         sampling = replace(self._request.sampling, prompt_logprobs=None)
         return replace(self._request, sampling=sampling)
 
-    def _behind_delivered(self) -> EngineRequest:
+    def _build_resume(self) -> EngineRequest:
         sampling, done = self._request.sampling, len(self._delivered)
         return replace(
             self._request,
@@ -103,25 +103,25 @@ class Continuation:
             ),
         )
 
-    def _rejoin(self, step: Step) -> Step:
-        """The first step of a resumed life: its prefill token is a decode step of this request."""
+    def _resume_step(self, step: Step) -> Step:
+        """The first step after a resume: its prefill token is a decode step of this request."""
         if not step.token_ids:
             return replace(step, cached_tokens=None)
-        self._rejoining = False
-        prefilled = min(1, _prefilled(step))
-        decode = (*self._plain(prefilled), *step.decode) if self._accounts else step.decode
+        self._resuming = False
+        prefilled = min(1, _count_prefilled(step))
+        decode = (*self._make_plain(prefilled), *step.decode) if self._accounts else step.decode
         return replace(step, decode=decode, cached_tokens=None)
 
-    def _plain(self, tokens: int) -> Iterator[DecodeStep]:
+    def _make_plain(self, tokens: int) -> Iterator[DecodeStep]:
         reason = UndraftedReason.OFF if self._request.depth == 0 else UndraftedReason.REFUSED
         for _ in range(tokens):
             yield DecodeStep(0, 0, 1, undrafted=reason)
 
-    def _leave_out(self, step: Step) -> Step:
-        """``step`` without the tokens that were delivered in an earlier life.
+    def _skip_delivered(self, step: Step) -> Step:
+        """``step`` without the tokens that an earlier engine delivered.
 
-        An account that comes for the whole answer at its end stays whole: the earlier life's never
-        came.
+        An account of the whole answer that comes at its end stays whole: the earlier engine never
+        sent one.
         """
         assert self._replayed is not None
         expected = self._delivered[self._replayed :][: len(step.token_ids)]
@@ -132,8 +132,8 @@ class Continuation:
             raise ReplayDiverged
         if self._replayed == len(self._delivered):
             self._replayed = None
-        new = step.decode if _prefilled(step) < 0 else tuple(skip_tokens(step, again))
-        self._left_out.extend(step.decode[: len(step.decode) - len(new)])
+        new = step.decode if _count_prefilled(step) < 0 else tuple(skip_tokens(step, again))
+        self._skipped.extend(step.decode[: len(step.decode) - len(new)])
         return Step(
             step.token_ids[again:],
             decode=new,
@@ -144,33 +144,33 @@ class Continuation:
 
 
 def is_resumable(request: EngineRequest) -> bool:
-    """Whether the tokens so far are all that the rest depends on."""
+    """Whether the rest depends on nothing but the tokens so far."""
     sampling = request.sampling
     seeded = sampling.seed is not None and sampling.temperature > 0
-    return request.constraint is None and not _penalised(sampling) and not seeded
+    return request.constraint is None and not _is_penalised(sampling) and not seeded
 
 
 def is_seeded(request: EngineRequest) -> bool:
-    """Whether its text follows from a seed: one that was given, or one for the sake of replays."""
+    """Whether its text depends on a seed, given by the client or added for replays."""
     sampling = request.sampling
     return sampling.temperature > 0 and (sampling.seed is not None or not is_resumable(request))
 
 
 def skip_tokens(step: Step, tokens: int) -> Iterator[DecodeStep]:
-    """The accounts of ``step`` without those of its first ``tokens`` tokens.
+    """The decode steps of ``step`` without its first ``tokens`` tokens.
 
-    A step cut in two keeps, of its accepted drafts, those behind the cut.
+    A decode step that is split keeps the accepted drafts of its second part.
     """
-    tokens -= min(tokens, _prefilled(step))
+    tokens -= min(tokens, _count_prefilled(step))
     for decode in step.decode:
         if tokens >= decode.delivered:
             tokens -= decode.delivered
             continue
-        yield _tail(decode, tokens)
+        yield _drop_head(decode, tokens)
         tokens = 0
 
 
-def _tail(step: DecodeStep, tokens: int) -> DecodeStep:
+def _drop_head(step: DecodeStep, tokens: int) -> DecodeStep:
     if not tokens:
         return step
     drafted = step.drafted - tokens
@@ -183,19 +183,19 @@ def _tail(step: DecodeStep, tokens: int) -> DecodeStep:
     )
 
 
-def _prefilled(step: Step) -> int:
+def _count_prefilled(step: Step) -> int:
     """Tokens of ``step`` that no decode step record_step."""
     return len(step.token_ids) - sum(decode.delivered for decode in step.decode)
 
 
-def _penalised(sampling: Sampling) -> bool:
-    """vLLM counts these over the output alone, so delivered tokens must not become prompt."""
+def _is_penalised(sampling: Sampling) -> bool:
+    """vLLM applies these to the output alone, so delivered tokens must not become prompt."""
     budget = sampling.thinking_token_budget is not None
     penalised = sampling.presence_penalty or sampling.frequency_penalty
     return bool(penalised or sampling.bad_words or budget or sampling.repetition)
 
 
-def _repeatable(request: EngineRequest) -> EngineRequest:
+def _make_repeatable(request: EngineRequest) -> EngineRequest:
     sampling = request.sampling
     sampled = sampling.temperature > 0 and sampling.seed is None
     if not sampled or is_resumable(request):
