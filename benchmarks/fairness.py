@@ -28,7 +28,8 @@ import uvicorn
 from benchmarks.overload import BODY, exchange
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.access.admission import Bounds, Priority
+from server.access.admission import Bounds
+from server.access.fair_order import Priority
 from server.access.keys import Key, KeyRing, digest_of
 from server.cli.listener import bind, url_of
 from tests.server.conftest import Lab

@@ -12,7 +12,7 @@ from engine.errors import EngineDead, EngineStartError
 from engine.orphan import die_with_parent
 from server.access.keys import new_key_entry
 from server.cli.command_line import CommandLine, engine_arguments_of, read, wanted
-from server.cli.progress import Progress
+from server.cli.console import Progress
 from server.settings import ConfigError
 
 USAGE = """\

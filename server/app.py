@@ -28,8 +28,7 @@ from server.errors import (
     error_body,
 )
 from server.http.auth import Cors, Door
-from server.http.head import Head
-from server.http.root_path import RootPath
+from server.http.middleware import Head, RootPath
 
 logger = logging.getLogger(__name__)
 

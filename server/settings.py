@@ -2,7 +2,7 @@
 
 A setting is one field; its flag, environment name and help follow from it. The engine's own flags
 come through the same parser, so they too can stand in the file and the environment
-(``server.settings_sources``).
+(``server.cli.command_line``).
 """
 
 from __future__ import annotations

@@ -23,12 +23,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from server.access.fair_order import FairOrder, Flow, Priority
-from server.access.service_rate import ServiceRate
-from server.access.visitor import Visitor
+from server.access.caller import Visitor
+from server.access.fair_order import FairOrder, Flow, Priority, ServiceRate
 from server.errors import GatewayError, TooManyRequests
-
-__all__ = ["Admission", "Bounds", "Place", "Priority", "ServiceRate", "Visitor"]
 
 Clock = Callable[[], float]
 

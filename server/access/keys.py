@@ -33,8 +33,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.access.admission import Priority
-from server.access.quota import Quota
+from server.access.budget import Quota
+from server.access.fair_order import Priority
 from server.errors import Unauthenticated
 from server.http.cross_origin import names_of
 from server.settings import ConfigError, Settings

@@ -36,25 +36,23 @@ from server.apis.shared.gateway import Controls, Gateway
 from server.apis.shared.served import Served
 from server.app import create_app
 from server.backends import Backend, open_backend
-from server.cli.banner import banner
 from server.cli.command_line import CommandLine, read_again
-from server.cli.drain import LAST_WORDS_S, Drain
-from server.cli.listener import Hooks, Tls, bind, serve, url_of
-from server.cli.progress import Progress
+from server.cli.console import Progress, banner
+from server.cli.listener import LAST_WORDS_S, Drain, Hooks, Tls, bind, serve, url_of
 from server.generation.generate import Path
 from server.generation.parsers import Parsers
 from server.generation.slices import WORKLOADS
 from server.generation.trials import Trials
-from server.http.connection_limits import Gate
+from server.http.connection_limits import Gate, Limits, raise_file_limit
 from server.http.cross_origin import CrossOrigin, names_of
-from server.http.limits import Limits, raise_file_limit
 from server.http.response import Timing
 from server.settings import ConfigError, Settings
-from server.store import StoreLimits
-from server.store.sql import Retention, SqlStore, StoreError, default_url, sqlite_directory
+from server.store.base import StoreLimits
+from server.store.database import StoreError, default_url, sqlite_directory
+from server.store.sql import Retention, SqlStore
 
 if TYPE_CHECKING:
-    from server.store import ResponseStore
+    from server.store.base import ResponseStore
 
 
 class Serving:

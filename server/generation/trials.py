@@ -14,7 +14,8 @@ from typing import Protocol
 
 from engine.errors import EngineError, RequestRejected
 from engine.types import Constraint
-from server.access.admission import Admission, Bounds, Visitor
+from server.access.admission import Admission, Bounds
+from server.access.caller import Visitor
 from server.errors import InvalidRequest, TooManyRequests, from_engine
 
 BOUNDS = Bounds(running=1, queued=64, queued_tokens=4 << 20)

@@ -39,8 +39,8 @@ from server.errors import (
     Unauthenticated,
     error_body,
 )
+from server.http.connection_limits import network_of
 from server.http.cross_origin import SAFE_METHODS, CrossOrigin, check_content_type, host_of
-from server.http.limits import network_of
 from server.http.response import send_json
 
 OPEN = frozenset({"/health", "/ready", "/ping"})

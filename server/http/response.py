@@ -23,8 +23,8 @@ from engine.errors import EngineError
 from engine.events import Event
 from server.errors import GatewayError, ReaderTooSlow, from_engine
 from server.generation.generate import Batch
-from server.http import fast_write as direct
 from server.http import sse
+from server.http.middleware import Write, find_writer, write_nothing
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +77,10 @@ class Watched(Response):
         self._source = source
         self._error_body = error_body
         self._extra = headers
-        self._write: direct.Write = direct.nowhere
+        self._write: Write = write_nothing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._write = direct.found(scope)
+        self._write = find_writer(scope)
         work = asyncio.create_task(self._run(send))
         watcher = asyncio.create_task(_client_gone(receive))
         try:
@@ -176,7 +176,7 @@ class StreamedResponse(Watched):
 class _Stream:
     """An open response body; knows when it last said something, and that it was taken in."""
 
-    def __init__(self, send: Send, write: direct.Write, reader_s: float) -> None:
+    def __init__(self, send: Send, write: Write, reader_s: float) -> None:
         self._send = send
         self._write = write
         self._clock = asyncio.get_running_loop().time
@@ -251,3 +251,7 @@ async def _settle(future: asyncio.Future[Batch]) -> None:
 async def _client_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def json_response(content: Any) -> Response:
+    return Response(orjson.dumps(content), media_type="application/json")

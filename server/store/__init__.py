@@ -1,13 +1,10 @@
-"""Where responses are kept until somebody asks for them again."""
+"""Storage of responses and conversations.
 
-from __future__ import annotations
+The Responses API (``server/apis/responses``) is the only caller. ``base.py`` has the interface and
+what is stored, ``sql.py`` the responses and ``conversations.py`` the conversations in any database
+that SQLAlchemy reaches, ``items.py`` the index that finds an item by its id, ``database.py`` opens
+the database and upgrades it.
 
-from server.store.base import (
-    ConversationStore,
-    ResponseStore,
-    Stored,
-    StoredConversation,
-    StoreLimits,
-)
-
-__all__ = ["ConversationStore", "ResponseStore", "StoreLimits", "Stored", "StoredConversation"]
+Everything stored has an owner, and an owner sees nothing of another's. A new store implements
+``ResponseStore`` and ``ConversationStore`` and passes tests/server/test_store.py.
+"""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
@@ -23,7 +22,6 @@ from sqlalchemy import (
     Table,
     Text,
     case,
-    create_engine,
     delete,
     func,
     insert,
@@ -31,15 +29,22 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.pool import StaticPool
 
 from server.errors import StoreFailed
 from server.store import conversations, items
 from server.store.base import Stored, StoreLimits
-from server.store.sqlite_file import convert, prepare, shrink
-from server.store.upgrade import add_columns, name_owners
+from server.store.database import (
+    StoreError,
+    add_columns,
+    connect,
+    convert,
+    name_owners,
+    prepare,
+    shrink,
+    without_password,
+)
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +75,6 @@ RESPONSES = Table(
 ``size`` is that of input and output. Rows of earlier versions have neither."""
 
 
-class StoreError(ValueError):
-    """A store that cannot be opened; the message says which and why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Retention:
     """What is older than ``seconds``, and the oldest beyond ``most``, goes."""
@@ -93,11 +94,13 @@ class SqlStore:
         self._limits = limits or StoreLimits()
         self._puts = 0
         try:
-            self._engine = _connect(url)
+            self._engine = connect(url)
             self._is_sqlite = self._engine.dialect.name == "sqlite"
             _prepare(self._engine)
         except (SQLAlchemyError, ArgumentError, ImportError, OSError) as error:
-            raise StoreError(f"responses cannot be stored at {_shown(url)}: {error}") from error
+            raise StoreError(
+                f"responses cannot be stored at {without_password(url)}: {error}"
+            ) from error
         workers = 1 if self._is_sqlite else CONNECTIONS
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="responses")
         self._sweep()
@@ -292,38 +295,6 @@ def _remove_oldest(connection: Connection, owner: str, surplus: int) -> None:
         connection.execute(delete(RESPONSES).where(RESPONSES.c.id.in_(ids[at : at + 500])))
 
 
-def default_url() -> str:
-    """A file of this user's."""
-    return f"sqlite:///{Path.home()}/.local/state/eaglegate/responses.sqlite"
-
-
-def sqlite_directory(url: str) -> Path | None:
-    """Where the file of an SQLite store is; None for a database that is no file."""
-    try:
-        parsed = make_url(url)
-    except ArgumentError:
-        return None
-    if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
-        return None
-    return Path(str(parsed.database)).parent
-
-
-def _connect(url: str) -> Engine:
-    """Only the owner may read an SQLite file: it holds prompts."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() != "sqlite":
-        return create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
-    if parsed.database in (None, "", ":memory:"):
-        arguments = {"check_same_thread": False}
-        return create_engine(
-            parsed, poolclass=StaticPool, connect_args=arguments, hide_parameters=True
-        )
-    path = Path(str(parsed.database))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    return create_engine(parsed, hide_parameters=True)
-
-
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
     """The cause goes to the log: it may name hosts and files."""
@@ -337,14 +308,6 @@ def _explained(what: str) -> Iterator[None]:
 def _cause(error: Exception) -> str:
     """What the database said, without the statement."""
     return str(getattr(error, "orig", None) or error)
-
-
-def _shown(url: str) -> str:
-    """The URL without its password."""
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return "the URL given"
 
 
 def _row(stored: Stored) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.cli.drain import LAST_WORDS_S
-from server.cli.listener import CLOSE_S
+from server.cli.listener import CLOSE_S, LAST_WORDS_S
 from server.settings import Settings
 
 ROOT = Path(__file__).parents[2]

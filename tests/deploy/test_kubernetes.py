@@ -14,8 +14,7 @@ import subprocess
 import kubernetes_validate
 import pytest
 
-from server.cli.drain import LAST_WORDS_S
-from server.cli.listener import CLOSE_S
+from server.cli.listener import CLOSE_S, LAST_WORDS_S
 from server.http.auth import OPEN
 from server.settings import ENV_PREFIX, Settings
 from tests.deploy.overlays import (

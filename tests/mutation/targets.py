@@ -11,24 +11,22 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "server/access/fair_order.py": (
         "tests/server/test_fair_order.py",
-        "tests/server/test_admission.py",
-    ),
-    "server/access/service_rate.py": (
         "tests/server/test_fairness.py",
         "tests/server/test_admission.py",
     ),
     "server/generation/trials.py": ("tests/server/test_trials.py",),
-    "server/access/budget.py": ("tests/server/test_budget.py", "tests/server/test_bounds.py"),
-    "server/access/keys.py": (
-        "tests/server/test_keys.py",
-        "tests/server/test_door.py",
-        "tests/server/test_clock.py",
-    ),
-    "server/access/quota.py": (
+    "server/access/budget.py": (
+        "tests/server/test_budget.py",
+        "tests/server/test_bounds.py",
         "tests/server/test_admission.py",
         "tests/server/test_keys.py",
         "tests/server/test_clock.py",
         "tests/server/test_stateful.py",
+    ),
+    "server/access/keys.py": (
+        "tests/server/test_keys.py",
+        "tests/server/test_door.py",
+        "tests/server/test_clock.py",
     ),
     "server/store/sql.py": (
         "tests/server/test_store.py",

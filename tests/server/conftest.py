@@ -33,7 +33,7 @@ from server.apis.shared.served import Served
 from server.app import create_app
 from server.generation.generate import Path
 from server.generation.parsers import Parsers, Vocabulary
-from server.http.fast_write import Direct
+from server.http.middleware import Direct
 from server.http.response import Timing
 from server.store.sql import Retention, SqlStore
 

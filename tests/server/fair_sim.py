@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
-from server.access.admission import Admission, Bounds, Place, Visitor
+from server.access.admission import Admission, Bounds, Place
+from server.access.caller import Visitor
 from server.errors import TooManyRequests
 
 

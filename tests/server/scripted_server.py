@@ -12,8 +12,7 @@ import sys
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.admission import Admission
-from server.cli.drain import Drain
-from server.cli.listener import Hooks, Tls, bind, serve, url_of
+from server.cli.listener import Drain, Hooks, Tls, bind, serve, url_of
 from server.settings import ConfigError
 from tests.server.conftest import Lab
 

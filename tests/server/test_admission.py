@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.access.admission import Admission, Bounds, Priority, ServiceRate, Visitor
-from server.access.quota import Quota
+from server.access.admission import Admission, Bounds
+from server.access.budget import Quota
+from server.access.caller import Visitor
+from server.access.fair_order import Priority, ServiceRate
 from server.errors import TooManyRequests
 
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from server.access.budget import Quota
 from server.access.keys import Key, KeyRing, digest_of
-from server.access.quota import Quota
 from server.apis.shared.media import Unreadable
 from server.apis.shared.notices import Notices
 

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from server.access.budget import BYTES_PER_TOKEN, Budget
-from server.access.quota import Quota
+from server.access.budget import BYTES_PER_TOKEN, Budget, Quota
 from server.errors import TooManyRequests
 
 

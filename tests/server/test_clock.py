@@ -8,8 +8,8 @@ import pytest
 
 from engine.scripted import Pause
 from engine.types import Step
+from server.access.budget import Quota
 from server.access.keys import Key, KeyRing, digest_of
-from server.access.quota import Quota
 
 YEARS = 10 * 365 * 86400.0
 KEY = "key-0123456789abcdef"

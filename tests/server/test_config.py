@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
+from server.cli.command_line import gather
 from server.settings import ConfigError, Settings, add_arguments, settings_from
-from server.settings_sources import gather
 
 
 def read(argv, environ=None):

@@ -17,8 +17,7 @@ import pytest
 import uvloop
 
 from server.cli.listener import Server, Tls, _config
-from server.http.connection_limits import Gate
-from server.http.limits import RESERVED_FILES, Limits, network_of
+from server.http.connection_limits import RESERVED_FILES, Gate, Limits, network_of
 from server.http.response import send_json
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy")
@@ -315,7 +314,7 @@ def test_clients_are_counted_by_address_or_network():
 
 RAISED = """
 import resource
-from server.http.limits import raise_file_limit
+from server.http.connection_limits import raise_file_limit
 print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 import observability.http
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
-from server.access.admission import Priority
+from server.access.budget import Quota
+from server.access.fair_order import Priority
 from server.access.keys import Key, KeyRing, digest_of, load
-from server.access.quota import Quota
 from server.app import create_app
 from tests.server.conftest import call
 

@@ -9,7 +9,7 @@ import pytest
 from engine.errors import EngineDead
 from engine.scripted import Pause
 from engine.types import Step
-from server.cli.drain import Drain
+from server.cli.listener import Drain
 
 
 @pytest.fixture

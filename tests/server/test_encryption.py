@@ -18,7 +18,7 @@ from server.apis.responses.encryption import (
 )
 from server.cli.serve import _cipher
 from server.settings import ConfigError, Settings
-from server.store.sql import sqlite_directory
+from server.store.database import sqlite_directory
 
 ONE, TWO = (Fernet.generate_key().decode() for _ in range(2))
 

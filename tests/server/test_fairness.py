@@ -12,7 +12,9 @@ import pytest
 
 from engine.errors import EngineDead
 from engine.scripted import Pause
-from server.access.admission import Admission, Bounds, Priority, Visitor
+from server.access.admission import Admission, Bounds
+from server.access.caller import Visitor
+from server.access.fair_order import Priority
 from server.access.keys import Key, KeyRing, digest_of
 from server.errors import TooManyRequests
 from tests.server.conftest import Answer, call

@@ -9,7 +9,8 @@ from openai import OpenAI
 from sqlalchemy import text as sql
 
 from server.access.keys import Key, KeyRing, digest_of
-from server.store import Stored, items
+from server.store import items
+from server.store.base import Stored
 from server.store.sql import Retention, SqlStore
 from tests.server.test_responses import WEATHER, ask
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.access.admission import Priority
+from server.access.fair_order import Priority
 from server.access.keys import Key, KeyRing, digest_of, exposure, load, new_key_entry
 from server.errors import Unauthenticated
 from server.settings import ConfigError, Settings

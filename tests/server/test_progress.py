@@ -6,8 +6,7 @@ import io
 import threading
 
 from engine.types import EngineInfo, SpeculationInfo
-from server.cli.banner import banner
-from server.cli.progress import Progress
+from server.cli.console import Progress, banner
 
 
 class Page(io.StringIO):

@@ -11,8 +11,7 @@ import orjson
 import pytest
 
 from server.cli.listener import Server, Tls, _config
-from server.http.connection_limits import Gate
-from server.http.limits import Limits
+from server.http.connection_limits import Gate, Limits
 from server.http.response import send_json
 
 CLAIM = {"x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https"}

@@ -24,11 +24,13 @@ from hypothesis.stateful import (
 
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.access.admission import Admission, Bounds, Priority, Visitor
+from server.access.admission import Admission, Bounds
+from server.access.budget import Quota
+from server.access.caller import Visitor
+from server.access.fair_order import Priority
 from server.access.keys import Key, KeyRing, digest_of
-from server.access.quota import Quota
 from server.errors import InvalidRequest, TooManyRequests
-from server.store import Stored, StoredConversation, StoreLimits
+from server.store.base import Stored, StoredConversation, StoreLimits
 from server.store.sql import SqlStore
 from tests.server.conftest import Lab, call
 from tests.server.test_responses import URL, said

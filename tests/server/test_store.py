@@ -13,8 +13,9 @@ from sqlalchemy import event
 
 from server.access.keys import load
 from server.errors import InvalidRequest, StoreFailed
-from server.store import Stored, StoredConversation, StoreLimits
-from server.store.sql import Retention, SqlStore, StoreError
+from server.store.base import Stored, StoredConversation, StoreLimits
+from server.store.database import StoreError
+from server.store.sql import Retention, SqlStore
 
 
 def stored(id: str, owner: str = "", age_s: float = 0.0) -> Stored:

@@ -10,8 +10,8 @@ import pytest
 from engine.errors import EngineFailed, RequestRejected
 from engine.types import Constraint
 from server.access.admission import Bounds
+from server.access.caller import Visitor
 from server.access.keys import Key, KeyRing, digest_of
-from server.access.visitor import Visitor
 from server.errors import InvalidRequest, TooManyRequests
 from server.generation.trials import Trials
 from tests.server.conftest import DEMO

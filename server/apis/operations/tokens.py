@@ -25,7 +25,7 @@ from server.errors import InvalidRequest
 from server.generation.generate import Path
 from server.generation.prompt import Conversation, encode, render
 from server.http.body import read_body
-from server.http.json_response import json_response
+from server.http.response import json_response
 
 
 def router(gateway: Gateway) -> APIRouter:

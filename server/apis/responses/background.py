@@ -20,7 +20,7 @@ from server.errors import GatewayError, InvalidRequest, StoreFailed
 from server.generation.job import Job
 from server.http import sse
 from server.http.response import Batches, as_gateway_error
-from server.store import ResponseStore
+from server.store.base import ResponseStore
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from server.apis.shared.openapi import accepts
 from server.apis.shared.parse import Model, parse
 from server.errors import InvalidRequest, NotFound
 from server.http.body import read_body
-from server.http.json_response import json_response
-from server.store import ConversationStore, StoredConversation
+from server.http.response import json_response
+from server.store.base import ConversationStore, StoredConversation
 
 
 class Conversations:

@@ -34,9 +34,15 @@ from server.generation.generate import Path, events
 from server.generation.job import Job
 from server.http import sse
 from server.http.body import read_body
-from server.http.json_response import json_response
-from server.http.response import Batches, FoldedResponse, StreamedResponse, send_json, tell_source
-from server.store import ConversationStore, ResponseStore, Stored
+from server.http.response import (
+    Batches,
+    FoldedResponse,
+    StreamedResponse,
+    json_response,
+    send_json,
+    tell_source,
+)
+from server.store.base import ConversationStore, ResponseStore, Stored
 
 
 class Desk:

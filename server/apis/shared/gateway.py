@@ -20,7 +20,7 @@ from server.errors import Unavailable
 from server.generation.generate import Path
 from server.http.cross_origin import CrossOrigin
 from server.http.response import Timing
-from server.store import ResponseStore
+from server.store.base import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)

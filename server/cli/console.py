@@ -1,4 +1,4 @@
-"""What start-up tells a person: one line per step with elapsed time, and never a long silence."""
+"""Start-up output: progress lines, and the banner when the gateway is ready."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import sys
 import threading
 import time
 from typing import TextIO
+
+from engine.types import EngineInfo
+from server.generation.parsers import Parsers
 
 HEARTBEAT_S = 5.0
 REMARKS = ("note:", "WARNING:")
@@ -51,3 +54,35 @@ class Progress:
 
     def _print(self, text: str) -> None:
         print(f"[{self.elapsed_s:6.1f} s] {text}", file=self._out, flush=True)
+
+
+EXAMPLE = "What is 84 - 37?"
+
+
+def banner(
+    url: str, operator: str, model: str, info: EngineInfo, parsers: Parsers, seconds: float
+) -> str:
+    """URL, model, speculation and why, a line to paste, and where the metrics are."""
+    workers = {"workers": info.details["workers"]} if "workers" in info.details else {}
+    facts = {
+        "model": f"{model} ({info.model}), context {info.max_model_len} tokens",
+        **workers,
+        "speculation": info.speculation.summary or "off",
+        "tools": parsers.tool_parser or "no parser",
+        "reasoning": parsers.reasoning_parser or "no parser",
+        "metrics": f"{operator}/metrics",
+        "ready": f"after {seconds:.1f} s",
+    }
+    width = max(map(len, facts))
+    lines = [f"  {name:<{width}}  {value}" for name, value in facts.items()]
+    return "\n".join(["", f"eaglegate serves {url}/v1", "", *lines, "", *_example(url, model), ""])
+
+
+def _example(url: str, model: str) -> list[str]:
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "{EXAMPLE}"}}]}}'
+    return [
+        "Try it:",
+        "",
+        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
+        f"    -d '{body}'",
+    ]

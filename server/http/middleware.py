@@ -1,0 +1,99 @@
+"""ASGI middleware: HEAD, the root path, and fast writes of streamed bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+GONE: Message = {"type": "http.disconnect"}
+
+
+class Head:
+    """ASGI middleware. What answers sees a GET whose client leaves once it has the headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        answered = False
+
+        async def heard() -> Message:
+            return GONE if answered else await receive()
+
+        async def said(message: Message) -> None:
+            nonlocal answered
+            if answered:
+                return
+            if message["type"] == "http.response.start":
+                await send(message)
+            else:
+                answered = True
+                await send({"type": "http.response.body", "body": b""})
+
+        await self._app({**scope, "method": "GET"}, heard, said)
+
+
+class RootPath:
+    """ASGI middleware, to be the outermost one: nothing inside knows of the prefix.
+
+    Some proxies take the prefix off, some leave it; both work.
+    """
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = "/" + prefix.strip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self._prefix or path.startswith(self._prefix + "/"):
+            rest = path[len(self._prefix) :] or "/"
+            scope = {**scope, "path": rest, "raw_path": rest.encode()}
+        await self._app(scope, receive, send)
+
+
+Write = Callable[[bytes], bool]
+"""Writes a part of a body that has begun; False when it has to be sent instead."""
+
+EXTENSION = "eaglegate.write"
+CYCLE = ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle")
+
+
+class Direct:
+    """ASGI middleware, to be the outermost one; leaves a ``Write`` in the scope's extensions."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cycle = getattr(send, "__self__", None)
+        if (type(cycle).__module__, type(cycle).__name__) == CYCLE:
+            scope["extensions"] = {**scope.get("extensions", {}), EXTENSION: writer(cycle)}
+        await self._app(scope, receive, send)
+
+
+def writer(cycle: Any) -> Write:
+    """What ``cycle.send`` does with a part of a body, as long as the client keeps up."""
+    flow, transport = cycle.flow, cycle.transport
+
+    def write(data: bytes) -> bool:
+        if flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
+            return False
+        if not cycle.disconnected:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    return write
+
+
+def find_writer(scope: Scope) -> Write:
+    write: Write = scope.get("extensions", {}).get(EXTENSION, write_nothing)
+    return write
+
+
+def write_nothing(_: bytes) -> bool:
+    return False

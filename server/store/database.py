@@ -1,0 +1,146 @@
+"""The database of the store: opened, brought up to date, and shrunk."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Table, create_engine, event, inspect, select, update
+from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+log = logging.getLogger(__name__)
+
+INCREMENTAL = 2
+LARGEST_REWRITE = 1 << 30
+"""Bytes up to which a file made without incremental vacuum is rewritten when it is opened."""
+FREE_PAGES = 64
+"""Pages that may stay free: the next responses need them."""
+PAGES_AT_A_TIME = 8192
+POSITIONAL = re.compile(r"key-[0-9]+|admin")
+"""Owners that stood for the n-th key of a command line, whichever key that was at the time."""
+
+
+class StoreError(ValueError):
+    """A store that cannot be opened; the message says which and why."""
+
+
+def default_url() -> str:
+    """A file of this user's."""
+    return f"sqlite:///{Path.home()}/.local/state/eaglegate/responses.sqlite"
+
+
+def sqlite_directory(url: str) -> Path | None:
+    """Where the file of an SQLite store is; None for a database that is no file."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        return None
+    if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
+        return None
+    return Path(str(parsed.database)).parent
+
+
+def connect(url: str) -> Engine:
+    """Only the owner may read an SQLite file: it holds prompts."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
+    if parsed.database in (None, "", ":memory:"):
+        arguments = {"check_same_thread": False}
+        return create_engine(
+            parsed, poolclass=StaticPool, connect_args=arguments, hide_parameters=True
+        )
+    path = Path(str(parsed.database))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    return create_engine(parsed, hide_parameters=True)
+
+
+def without_password(url: str) -> str:
+    """The URL without its password."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return "the URL given"
+
+
+def name_owners(connection: Connection, table: Table) -> None:
+    """Turn names of keys into owners. A positional name is left: no key owns it any more.
+
+    No key's name has a colon and every owner has one, so doing it again changes nothing.
+    """
+    owner = table.c.owner
+    for old in connection.execute(select(owner).distinct()).scalars().all():
+        if old and ":" not in old and not POSITIONAL.fullmatch(old):
+            connection.execute(update(table).where(owner == old).values(owner=f"key:{old}"))
+
+
+def add_columns(engine: Engine, table: Table) -> None:
+    """Add what later versions have more; empty in the rows there are."""
+    for column in table.columns:
+        if column.name in _columns(engine, table):
+            continue
+        kind = column.type.compile(engine.dialect)
+        try:
+            with engine.begin() as connection:
+                connection.exec_driver_sql(
+                    f"ALTER TABLE {table.name} ADD COLUMN {column.name} {kind}"
+                )
+        except (OperationalError, ProgrammingError):  # another gateway was faster
+            if column.name not in _columns(engine, table):
+                raise
+    for index in table.indexes:
+        index.create(engine, checkfirst=True)
+
+
+def _columns(engine: Engine, table: Table) -> set[str]:
+    return {column["name"] for column in inspect(engine).get_columns(table.name)}
+
+
+def prepare(engine: Engine) -> None:
+    """Make a new file one that can shrink."""
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+
+
+def convert(engine: Engine) -> None:
+    """The same for a file that an earlier version made: it is rewritten once."""
+    try:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            if _pragma(driver, "auto_vacuum") == INCREMENTAL:
+                return
+            size = _pragma(driver, "page_count") * _pragma(driver, "page_size")
+            if size > LARGEST_REWRITE:
+                log.warning("the response store has %d bytes and does not shrink: VACUUM it", size)
+                return
+            driver.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            driver.execute("VACUUM")
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        log.warning("the response store could not be rewritten: %s", error)
+
+
+def shrink(engine: Engine) -> None:
+    """Give free pages back, not too many at a time. Never raises: they serve the next rows."""
+    try:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            if (free := _pragma(driver, "freelist_count")) > FREE_PAGES:
+                pages = min(free - FREE_PAGES // 2, PAGES_AT_A_TIME)
+                # One step frees one page, and ``execute`` takes only one.
+                driver.executescript(f"PRAGMA incremental_vacuum({pages})")
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        log.warning("the response store could not be shrunk: %s", error)
+
+
+def _pragma(driver: Any, name: str) -> int:
+    return int(driver.execute(f"PRAGMA {name}").fetchone()[0])
