@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.access.admission import Admission, Place, Priority, Visitor
-from server.access.fair_order import FairOrder, Flow
+from server.access.admission import Admission, Place
+from server.access.caller import Visitor
+from server.access.fair_order import FairOrder, Flow, Priority
 from tests.server.test_admission import Clock
 
 NORMAL, HIGH, LOW = Priority.NORMAL, Priority.HIGH, Priority.LOW
