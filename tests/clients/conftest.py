@@ -13,7 +13,7 @@ import pytest
 
 from tests import workers
 from tests.clients.brain import Brain
-from tests.clients.desk import Desk
+from tests.clients.desk import Desk, end_processes
 from tests.clients.local_server import serve_in_thread
 from tests.clients.report import PAGE, Reporter
 from tests.clients.traffic import Traffic
@@ -96,7 +96,8 @@ MakeDesk = Callable[[int], Desk]
 
 @pytest.fixture
 def make_desk(start_gateway: StartGateway, brain: Brain, tmp_path: Path) -> Iterator[MakeDesk]:
-    """A desk before a gateway with that context."""
+    """A desk before a gateway with that context; at the end nothing may have been refused."""
+    made: list[Desk] = []
     with ExitStack() as stack:
 
         def make(max_model_len: int) -> Desk:
@@ -106,13 +107,17 @@ def make_desk(start_gateway: StartGateway, brain: Brain, tmp_path: Path) -> Iter
             for name in ("home", "project"):
                 (tmp_path / name).mkdir()
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="eg-")))
-            make.last = Desk(tmp_path, url, scratch, gateway, brain, traffic)
-            return make.last
+            made.append(Desk(tmp_path, url, scratch, gateway, brain, traffic))
+            return made[-1]
 
         brain.plays.clear()
         brain.rules.clear()
         brain.seen.clear()
         yield make
+        for desk in made:
+            end_processes(desk.home)
+    for desk in made:
+        assert desk.traffic.expects_refusals or not desk.traffic.refused
 
 
 @pytest.fixture

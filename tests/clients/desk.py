@@ -6,9 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import httpx
 
 from tests.clients import mcp_server
 from tests.clients.brain import Brain
@@ -103,6 +107,33 @@ class Desk:
         home |= {"XDG_DATA_HOME": str(self.home / ".data"), "TMPDIR": str(self.scratch)}
         return QUIET | home | {"PATH": path}
 
+    @contextmanager
+    def serve(
+        self, client: str, *command: str, ready: str, env: Mapping[str, str]
+    ) -> Iterator[None]:
+        """A server of an installed client's, once ``ready`` answers, until the block ends."""
+        log = self.folder / f"{client}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command,
+                cwd=self.project,
+                env=self.environment_of(client) | dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        try:
+            deadline = time.monotonic() + LIMIT_S
+            while not answers(ready):
+                failed = process.poll() is not None or time.monotonic() > deadline
+                assert not failed, f"{client} did not start:\n{log.read_text()[-6000:]}"
+                time.sleep(0.2)
+            yield
+        finally:
+            end_group(process.pid)
+            process.wait()
+
     def run_script(self, client: str, script: Path, *arguments: str, **more: str) -> Ran:
         """A script of ours with an installed client's packages."""
         if BY_NAME[client].kind != "npm":
@@ -111,6 +142,13 @@ class Desk:
         install(BY_NAME[client])
         beside.write_text(script.read_text())
         return self.run(client, "node", str(beside), *arguments, env=more)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def run(command: tuple[str, ...], folder: Path, environment: dict[str, str], limit_s: float) -> Ran:
@@ -129,6 +167,22 @@ def run(command: tuple[str, ...], folder: Path, environment: dict[str, str], lim
         out, errors = process.communicate(timeout=limit_s)
         return Ran(process.returncode, out, errors)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        end_group(process.pid)
         out, errors = process.communicate()
         return Ran(-1, out, f"{errors}\nkilled after {limit_s} s")
+    finally:
+        end_group(process.pid)
+
+
+def end_group(leader: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def end_processes(home: Path) -> None:
+    """End daemons that have left their client's process group; their HOME shows whose they are."""
+    mark = f"HOME={home}\0".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in environment.read_bytes():
+                os.kill(int(environment.parent.name), signal.SIGKILL)

@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.clients.pins import BY_NAME, CLIENTS, NEWEST, NODE, TORCH, UV, Client
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CACHE = Path(os.environ.get("EAGLEGATE_CLIENTS_CACHE", ROOT / ".clients"))
+CACHE = Path(os.environ.get("CLIENT_TESTS_CACHE", ROOT / ".clients"))
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 LIMIT_S = 600
 AT_ONCE = 3

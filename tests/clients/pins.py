@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-NEWEST = os.environ.get("EAGLEGATE_CLIENTS") == "newest"
+NEWEST = os.environ.get("CLIENT_TESTS_VERSIONS") == "newest"
 NODE = "24.21.0"
 """Most of the npm clients want Node 22 or later, which distributions do not have yet."""
 UV = "0.13.9"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str]) -> int:
     newest = "--newest" in argv
-    environment = os.environ | ({"EAGLEGATE_CLIENTS": "newest"} if newest else {})
+    environment = os.environ | ({"CLIENT_TESTS_VERSIONS": "newest"} if newest else {})
     python = (sys.executable, "-m")
     installed = subprocess.run((*python, "tests.clients.install"), env=environment, check=False)
     if installed.returncode:

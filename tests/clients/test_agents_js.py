@@ -33,4 +33,3 @@ def test_agents(desk, api):
         "handed": ["forecaster", "It rains in Oslo."],
         "cities": ["Oslo", "Oslo", "Oslo"],
     }
-    assert not desk.traffic.refused

@@ -37,4 +37,3 @@ def test_tool_loop(desk, client, provider):
     assert found["finish"] == "stop"
     assert found["second"] == "You are welcome."
     assert found["object"] == {"city": "Oslo", "degrees": 12}
-    assert not desk.traffic.refused

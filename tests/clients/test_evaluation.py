@@ -56,7 +56,6 @@ def evaluate(desk: Desk, task: str, model: str, endpoint: str, *more: str) -> di
         env={"OPENAI_API_KEY": "none"},
     )  # fmt: skip
     assert ran.code == 0, ran
-    assert not desk.traffic.refused
     (results,) = (desk.folder / "out").rglob("results_*.json")
     (samples,) = (desk.folder / "out").rglob(f"samples_{task}_*.jsonl")
     scores = json.loads(results.read_text())["results"][task]
@@ -136,7 +135,6 @@ def test_inspect(desk, model, path):
     }
     scores = [log["results"]["scores"][0]["metrics"]["accuracy"]["value"] for log in logs]
     assert scores == [1, 1], ran
-    assert not desk.traffic.refused
 
 
 @pytest.mark.client("promptfoo")
@@ -171,4 +169,3 @@ def test_promptfoo(desk):
     assert ran.code == 0, ran
     stats = json.loads(out.read_text())["results"]["stats"]
     assert (stats["successes"], stats["failures"], stats["errors"]) == (3, 0, 0)
-    assert not desk.traffic.refused

@@ -64,7 +64,6 @@ def test_guidellm(desk, api):
             "--disable-console",
         )  # fmt: skip
     assert ran.code == 0, ran
-    assert not desk.traffic.refused
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
     assert (totals["successful"], totals["errored"]) == (REQUESTS, 0)
@@ -89,7 +88,6 @@ def test_aiperf(desk, api):
             env={"HF_HUB_OFFLINE": ""},  # offline, AIPerf takes folders for names of the hub
         )  # fmt: skip
     assert ran.code == 0, ran
-    assert not desk.traffic.refused
     report = json.loads((desk.folder / "out" / "profile_export_aiperf.json").read_text())
     assert report["request_count"]["avg"] == counted.requests == REQUESTS
     if api != "responses":  # AIPerf reads no usage from a response that ends at its token limit
@@ -126,7 +124,6 @@ def test_vllm_bench_serve(desk, backend, endpoint):
             "--save-result", "--result-dir", str(desk.folder), "--result-filename", "bench.json",
         )  # fmt: skip
     assert ran.code == 0, ran
-    assert not desk.traffic.refused
     report = json.loads((desk.folder / "bench.json").read_text())
     assert (report["completed"], report["failed"]) == (REQUESTS, 0)
     assert report["total_output_tokens"] == counted.tokens == REQUESTS * TOKENS

@@ -42,6 +42,8 @@ class Traffic:
 
     target: str
     exchanges: list[Exchange] = field(default_factory=list)
+    expects_refusals: bool = False
+    """A test about a refusal says so; any other fails when something was refused."""
 
     def to(self, path: str) -> list[Exchange]:
         """Exchanges whose path ends so."""
