@@ -220,6 +220,15 @@ def test_requests_per_minute_fill_again():
     quota.take()
 
 
+def test_less_than_a_second_to_wait_is_refused_too():
+    quota = Quota("a", requests=120, clock=Clock())
+    for _ in range(120):
+        quota.take()
+    with pytest.raises(TooManyRequests) as refused:
+        quota.take()
+    assert refused.value.retry_after_s == pytest.approx(0.5)
+
+
 def test_tokens_are_paid_late_and_block_until_they_are_paid():
     clock = Clock()
     quota = Quota("a", tokens=600, clock=clock)

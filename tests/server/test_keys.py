@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import time
+from datetime import UTC, datetime, timedelta, timezone
+
 import pytest
 
 from server.access.fair_order import Priority
 from server.access.keys import Key, KeyRing, digest_of, exposure, load, new_key_entry
-from server.errors import Unauthenticated
+from server.errors import TooManyRequests, Unauthenticated
 from server.settings import ConfigError, Settings
 
 FULL = """
@@ -37,6 +41,7 @@ def test_a_made_key_opens(tmp_path):
     ring = load(write(tmp_path, "keys:\n" + entry))
     assert ring.find(key).name == "agents"
     assert new_key_entry("agents")[0] != key
+    assert len(base64.urlsafe_b64decode(key.removeprefix("eg-") + "=")) == 32
 
 
 def test_the_file_says_all_there_is_to_say(tmp_path):
@@ -82,8 +87,8 @@ def test_twins_are_refused(tmp_path):
 
 
 def test_keys_in_plain_text_must_be_long():
-    with pytest.raises(ConfigError, match="at least 16 characters"):
-        load(None, ["short"])
+    with pytest.raises(ConfigError, match="at least 16 characters, API key 2 has 15"):
+        load(None, ["x" * 16, "x" * 15])
     ring = load(None, ["x" * 20], "y" * 20)
     assert not ring.find("x" * 20).admin
     assert ring.find("y" * 20).admin
@@ -94,6 +99,69 @@ def test_a_key_expires():
     assert ring.find("k" * 20).name == "a"
     with pytest.raises(Unauthenticated, match="expired"):
         KeyRing(ring.keys, clock=lambda: 100.0).find("k" * 20)
+
+
+MINIMAL = "keys: [{{name: a, sha256: {digest}{more}}}]"
+
+
+def load_one(tmp_path, more: str = "") -> Key:
+    digest = digest_of("k" * 20).hex()
+    (key,) = load(write(tmp_path, MINIMAL.format(digest=digest, more=more))).keys
+    return key
+
+
+def test_a_key_without_settings_is_an_ordinary_one(tmp_path):
+    key = load_one(tmp_path)
+    assert key == Key("a", digest_of("k" * 20))
+    (plain,) = load(None, ["x" * 20]).keys
+    for ordinary in (key, plain):
+        assert (ordinary.priority, ordinary.weight, ordinary.admin) == (Priority.NORMAL, 1, False)
+        assert (ordinary.quota, ordinary.concurrency, ordinary.expires) == (None, None, None)
+        assert ordinary.may_use("any model")
+
+
+def test_an_admin_s_key_goes_first_unless_it_has_a_class(tmp_path):
+    assert load_one(tmp_path, ", admin: true").priority is Priority.OPERATOR
+    assert load_one(tmp_path, ", admin: true, priority: low").priority is Priority.LOW
+    digest = digest_of("k" * 20).hex()
+    ring = load(
+        write(tmp_path, MINIMAL.format(digest=digest, more=", priority: low")), (), "y" * 20
+    )
+    assert ring.classes == {Priority.LOW, Priority.OPERATOR}
+
+
+@pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute"])
+def test_either_limit_makes_a_quota(tmp_path, limit):
+    quota = load_one(tmp_path, f", {limit}: 1").quota
+    assert quota is not None
+    quota.take()
+    quota.pay(5)
+    with pytest.raises(TooManyRequests):
+        quota.take()
+
+
+@pytest.mark.parametrize(
+    ("expires", "last", "zone"),
+    [
+        ("2027-01-31", "2027-01-31T23:59:59", UTC),
+        ("2027-01-31T12:00:01", "2027-01-31T12:00:00", UTC),
+        ("2027-01-31T12:00:01+02:00", "2027-01-31T12:00:00", timezone(timedelta(hours=2))),
+    ],
+)
+def test_a_date_counts_to_its_end_and_a_time_without_a_zone_is_utc(
+    tmp_path, monkeypatch, expires, last, zone
+):
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        key = load_one(tmp_path, f", expires: {expires}")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    at = datetime.fromisoformat(last).replace(tzinfo=zone).timestamp()
+    assert KeyRing((key,), clock=lambda: at).find("k" * 20) is key
+    with pytest.raises(Unauthenticated, match="expired"):
+        KeyRing((key,), clock=lambda: at + 1).find("k" * 20)
 
 
 def test_an_open_address_without_keys_is_said_aloud():
@@ -111,6 +179,7 @@ def test_a_key_in_plain_text_is_the_same_wherever_it_stands():
     assert both.find(second).owner == swapped.find(second).owner
     assert both.find(second) == load(None, alone).find(second)
     assert both.find(first).owner != load(None, alone).find(second).owner
+    assert both.find(first).name == f"key-{digest_of(first).hex()[:8]}"
     assert both.find(first).name != both.find(second).name
 
 
