@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -28,6 +28,8 @@ GRACE_S = 5
 FACTOR = 10
 """A test hangs when it takes longer than GRACE_S and FACTOR times what it took in the survey."""
 LIMIT_S = 900
+Definition = tuple[str, str, int]
+"""A function's file, qualified name and first line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class MutationSession:
         self._mutants = mutants
         self._allowed = allowed
         self._jobs = jobs
+        self._functions: Mapping[Definition, list[FunctionType]] = {}
         self.survey: Survey | None = None
         self.outcomes: list[Outcome] = []
 
@@ -80,6 +83,9 @@ class MutationSession:
         items = {item.nodeid: item for item in session.items}
         self.survey = survey = call_in_fork(lambda: make_survey(items, self._mutants))
         if not survey.failed:
+            print(f"{len(items)} tests in {sum(survey.seconds.values()):.0f} s", flush=True)
+            self._functions = find_functions({str(ROOT / target) for target in self._mutants})
+            gc.freeze()  # a collection in a fork would copy every page
             run_forks(self._works(items, survey), self._jobs, LIMIT_S)
         return True
 
@@ -98,7 +104,7 @@ class MutationSession:
                     chosen: Sequence[pytest.Item] = tuple(chosen),
                     limits: Sequence[float] = tuple(limits),
                 ) -> int:
-                    if not swap_code(str(ROOT / target), mutant):
+                    if not self._swap_code(str(ROOT / target), mutant):
                         return NOT_SWAPPED
                     return run_until_failure(chosen, limits)
 
@@ -109,8 +115,27 @@ class MutationSession:
                     num_tests: int = len(chosen),
                 ) -> None:
                     self.outcomes.append(Outcome(target, mutant, status, num_tests))
+                    if status == SURVIVED:
+                        print(f"  survives: {target}:{mutant.line} {mutant.name}", flush=True)
 
                 yield work, end
+
+    def _swap_code(self, path: str, mutant: Mutant) -> bool:
+        """Gives every function made from the mutant's definition the changed code."""
+        if mutant.function is None:
+            return False
+        definition = (path, *mutant.function)
+        functions = self._functions.get(definition, [])
+        module = compile(mutant.tree(), path, "exec", dont_inherit=True)
+        changed = next((c for c in _codes(module) if _definition(c) == definition), None)
+        if changed is None or not functions:
+            return False
+        try:
+            for function in functions:
+                function.__code__ = changed
+        except ValueError:  # other closures than before
+            return False
+        return True
 
 
 def make_survey(items: Mapping[str, pytest.Item], targets: Iterable[str]) -> Survey:
@@ -160,31 +185,17 @@ def _with_next(
     return zip(items, [*items[1:], None], strict=True) if items else iter(())
 
 
-def swap_code(path: str, mutant: Mutant) -> bool:
-    """Gives every function made from the mutant's definition the changed code."""
-    if mutant.function is None:
-        return False
-    module = compile(mutant.tree(), path, "exec", dont_inherit=True)
-    changed = next((code for code in _codes(module) if _is_definition(code, mutant.function)), None)
-    functions = [
-        thing
-        for thing in gc.get_objects()
-        if isinstance(thing, FunctionType)
-        and thing.__code__.co_filename == path
-        and _is_definition(thing.__code__, mutant.function)
-    ]
-    if changed is None or not functions:
-        return False
-    try:
-        for function in functions:
-            function.__code__ = changed
-    except ValueError:  # other closures than before
-        return False
-    return True
+def find_functions(paths: Collection[str]) -> dict[Definition, list[FunctionType]]:
+    """All functions defined in these files, by their definition."""
+    found: dict[Definition, list[FunctionType]] = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, FunctionType) and thing.__code__.co_filename in paths:
+            found.setdefault(_definition(thing.__code__), []).append(thing)
+    return found
 
 
-def _is_definition(code: CodeType, definition: tuple[str, int]) -> bool:
-    return (code.co_qualname, code.co_firstlineno) == definition
+def _definition(code: CodeType) -> Definition:
+    return code.co_filename, code.co_qualname, code.co_firstlineno
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

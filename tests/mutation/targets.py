@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+HISTORIES = "tests/server/test_stateful.py::test_no_history_surprises"
+
 TARGETS: dict[str, tuple[str, ...]] = {
     "server/access/admission.py": (
         "tests/server/test_admission.py",
+        "tests/server/test_fair_order.py",
         "tests/server/test_drain.py",
         "tests/server/test_fairness.py",
-        "tests/server/test_stateful.py",
+        f"{HISTORIES}[Admissions]",
     ),
     "server/access/fair_order.py": (
         "tests/server/test_fair_order.py",
@@ -21,7 +24,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_admission.py",
         "tests/server/test_keys.py",
         "tests/server/test_clock.py",
-        "tests/server/test_stateful.py",
+        f"{HISTORIES}[Quotas]",
     ),
     "server/access/keys.py": (
         "tests/server/test_keys.py",
@@ -32,12 +35,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_store.py",
         "tests/server/test_conversations.py",
         "tests/server/test_item_references.py",
-        "tests/server/test_stateful.py",
+        f"{HISTORIES}[Responses]",
     ),
     "server/store/conversations.py": (
         "tests/server/test_conversations.py",
         "tests/server/test_store.py",
-        "tests/server/test_stateful.py",
+        f"{HISTORIES}[Talks]",
     ),
     "server/store/items.py": (
         "tests/server/test_store.py",
@@ -47,7 +50,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "server/apis/responses/background.py": (
         "tests/server/test_background.py",
         "tests/server/test_responses.py",
-        "tests/server/test_stateful.py",
+        f"{HISTORIES}[Background]",
     ),
     "server/generation/truncation.py": ("tests/server/test_truncation.py",),
     "server/generation/generate.py": (
