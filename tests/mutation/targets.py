@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-HISTORIES = "tests/server/test_stateful.py::test_no_history_surprises"
-
 TARGETS: dict[str, tuple[str, ...]] = {
     "server/access/admission.py": (
         "tests/server/test_admission.py",
         "tests/server/test_fair_order.py",
         "tests/server/test_drain.py",
-        "tests/server/test_fairness.py",
-        f"{HISTORIES}[Admissions]",
     ),
     "server/access/fair_order.py": (
         "tests/server/test_fair_order.py",
@@ -24,7 +20,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_admission.py",
         "tests/server/test_keys.py",
         "tests/server/test_clock.py",
-        f"{HISTORIES}[Quotas]",
+        "tests/server/test_stateful.py::test_no_history_surprises[Quotas]",
     ),
     "server/access/keys.py": (
         "tests/server/test_keys.py",
@@ -35,12 +31,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_store.py",
         "tests/server/test_conversations.py",
         "tests/server/test_item_references.py",
-        f"{HISTORIES}[Responses]",
     ),
     "server/store/conversations.py": (
         "tests/server/test_conversations.py",
         "tests/server/test_store.py",
-        f"{HISTORIES}[Talks]",
     ),
     "server/store/items.py": (
         "tests/server/test_store.py",
@@ -50,7 +44,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "server/apis/responses/background.py": (
         "tests/server/test_background.py",
         "tests/server/test_responses.py",
-        f"{HISTORIES}[Background]",
     ),
     "server/generation/truncation.py": ("tests/server/test_truncation.py",),
     "server/generation/generate.py": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -24,6 +25,30 @@ def test_bytes_are_bounded_for_all_and_for_each():
     assert (budget.held, dict(budget._of_keys)) == (0, {})
 
 
+def test_a_gateway_holds_96_mebibytes_of_which_a_key_has_half():
+    budget = Budget()
+    first, second, third = budget.open("a"), budget.open("b"), budget.open("c")
+    for charge in (first, second):
+        charge.hold(48 << 20)
+    for charge in (first, third):
+        with pytest.raises(TooManyRequests) as refused:
+            charge.hold(1)
+        assert refused.value.retry_after_s == 2
+    assert (first.num_bytes, third.num_bytes) == (48 << 20, 0), "what is refused is not held"
+
+
+def test_bytes_are_given_back_once():
+    budget = Budget(held_bytes=100)
+    first, second = budget.open("a"), budget.open("a")
+    first.hold(20)
+    second.hold(30)
+    first.close()
+    first.close()
+    assert budget.held == 30
+    with pytest.raises(TooManyRequests):
+        first.hold(21)
+
+
 def test_without_keys_there_is_one_share():
     charge = Budget(held_bytes=100).open()
     charge.hold(100)
@@ -42,6 +67,47 @@ def test_the_estimate_is_paid_before_and_taken_back_after():
     quota.take()
     charge.settle()
     quota.take()
+
+
+def test_a_token_is_charged_for_every_16_bytes():
+    for num_bytes, is_paid in ((1600, True), (1599, False)):
+        quota = Quota("a", tokens=100, clock=lambda: 0.0)
+        charge = Budget().open("a", quota)
+        charge.hold(num_bytes)
+        charge.estimate()
+        if is_paid:
+            with pytest.raises(TooManyRequests):
+                quota.take()
+        else:
+            quota.take()
+
+
+def test_what_is_settled_twice_is_taken_back_once():
+    quota = Quota("a", tokens=100, clock=lambda: 0.0)
+    charge = Budget().open("a", quota)
+    quota.pay(50)
+    charge.hold(50 * BYTES_PER_TOKEN)
+    charge.estimate()
+    charge.settle()
+    charge.settle()
+    quota.pay(50)
+    with pytest.raises(TooManyRequests):
+        quota.take()
+
+
+async def test_small_bodies_are_parsed_at_once_and_large_ones_in_their_turn():
+    budget = Budget()
+    small, large = budget.open("a"), budget.open("a")
+    small.hold(64 << 10)
+    large.hold((64 << 10) + 1)
+    async with budget.turn("b"), budget.turn("c"):
+        assert await small.parsed(threading.get_ident) == threading.get_ident()
+        waiting = asyncio.create_task(large.parsed(threading.get_ident))
+        await asyncio.sleep(0.01)
+        assert not waiting.done(), "two are under way"
+    async with asyncio.timeout(5):
+        assert await waiting != threading.get_ident()
+    assert budget._taken == 0
 
 
 async def test_turns_go_round_the_keys():
