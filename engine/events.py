@@ -25,11 +25,30 @@ class Outcome(StrEnum):
     SCHEMA_MISMATCH = "schema_mismatch"
     """Parses as a JSON object, does not satisfy the schema."""
     MALFORMED = "malformed"
-    """The arguments are not a JSON object; delivered as written."""
+    """The arguments are no JSON object, or a value in them was not closed; delivered as written."""
     TRUNCATED = "truncated"
     """Generation ended inside the call."""
     UNKNOWN_TOOL = "unknown_tool"
     """No tool of that name was offered; delivered all the same."""
+    UNCHECKED = "unchecked"
+    """Parses as a JSON object; the schema cannot be applied, or not in bounded time."""
+
+
+class Repair(StrEnum):
+    """What was mended in the arguments of a call, because only one meaning was possible."""
+
+    ARGUMENTS_KEY = "arguments_key"
+    """They stood under another key, or beside the name."""
+    DOUBLE_ENCODED = "double_encoded"
+    """They were a JSON string that holds an object."""
+    QUOTED_VALUE = "quoted_value"
+    """A value was in quotes that its type has not."""
+    REPEATED_PARAMETER = "repeated_parameter"
+    """A parameter was given twice; the first stands."""
+    TRAILING_COMMA = "trailing_comma"
+    """A comma stood before a closing bracket."""
+    WRAPPER = "wrapper"
+    """They were inside one parameter that the tool does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +82,12 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
+    """Ends a call. ``written`` is what the model wrote where ``repairs`` have changed it."""
+
     index: int
     outcome: Outcome
+    repairs: tuple[Repair, ...] = ()
+    written: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from functools import reduce
 from operator import add
 from typing import NamedTuple
 
-from engine.events import Outcome, Phase, Usage
+from engine.events import Outcome, Phase, Repair, Usage
 from engine.observer import Ending, RequestFacts
 from engine.speculation.accounting import Totals
 from observability.labels import Labels
@@ -49,6 +49,8 @@ class ChoiceRecord:
     """None when the choice did not reach its Finish."""
     finish: str | None
     tools: tuple[Outcome, ...]
+    repairs: tuple[Repair, ...] = ()
+    """What was mended in the arguments of its tool calls."""
 
 
 @dataclass(frozen=True, slots=True)

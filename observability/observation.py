@@ -46,6 +46,7 @@ class ChoiceObservation:
             usage=sequence.usage,
             finish=sequence.finish,
             tools=tuple(sequence.tools),
+            repairs=tuple(sequence.repairs),
         )
 
 

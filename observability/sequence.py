@@ -14,6 +14,7 @@ from engine.events import (
     Outcome,
     Phase,
     ReasoningDelta,
+    Repair,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
@@ -81,6 +82,7 @@ class SequenceTimeline:
         "finish",
         "first_at",
         "last_at",
+        "repairs",
         "settled_tokens",
         "tools",
         "usage",
@@ -104,6 +106,7 @@ class SequenceTimeline:
         self.last_at = 0.0
         self.settled_tokens = 0
         self.tools: list[Outcome] = []
+        self.repairs: list[Repair] = []
         self.usage: Usage | None = None
         self.finish: str | None = None
 
@@ -125,6 +128,7 @@ class SequenceTimeline:
             self._finish(event)
         elif isinstance(event, ToolCallEnd):
             self.tools.append(event.outcome)
+            self.repairs.extend(event.repairs)
         phase = _PHASES.get(kind)
         if phase is None:
             return True

@@ -53,6 +53,9 @@ class Settings:
         (), "names clients may use for the model; the first is the one shown"
     )
     tool_call_parser: str | None = setting(None, "tool-call format of the model")
+    repair_tool_calls: bool = setting(
+        True, "mend arguments of tool calls where they can mean one thing only; counted"
+    )
     enable_auto_tool_choice: bool = setting(
         False, "accepted as vllm serve has it; a tool-call parser is enough here"
     )

@@ -80,7 +80,10 @@ class Serving:
             progress(warning)
         self._backend = backend = open_backend(line, progress)
         self._parsers = Parsers(
-            backend.vocabulary, settings.tool_call_parser, backend.reasoning_parser
+            backend.vocabulary,
+            settings.tool_call_parser,
+            backend.reasoning_parser,
+            settings.repair_tool_calls,
         )
         self._telemetry = Telemetry(_telemetry(backend, settings), gpus=gpus())
         self._tracing = _tracing(settings.otlp_endpoint)

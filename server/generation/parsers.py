@@ -27,6 +27,8 @@ class Parsers:
     vocabulary: Vocabulary
     tool_parser: str | None
     reasoning_parser: str | None
+    repairs: bool = True
+    """Whether arguments of calls are mended where that is safe: docs/parsers.md."""
 
     def __post_init__(self) -> None:
         """Raises UnknownParser, which lists the names there are."""
@@ -66,4 +68,5 @@ class Parsers:
             custom=frozenset(policy.custom),
             sound=holds_calls(job),
             spelled=spells_calls(job),
+            repairs=self.repairs,
         )

@@ -11,63 +11,23 @@ import ast
 import json
 import math
 import re
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from json.encoder import encode_basestring
 from typing import Any
 
+from engine.events import Repair
 from server.parsing.markers import Stops
 from server.parsing.output import Calls
 from server.parsing.reader import Ended, Until, Want
-from server.parsing.tools import refuse_constant
+from server.parsing.schemas import STRING
+from server.parsing.tools import parse_object, refuse_constant
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-STRING = frozenset({"string"})
 Step = Generator[Want, str, str]
 """A part of a grammar that returns what ended it."""
-
-
-def kinds(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str]:
-    """The JSON types a schema allows; a string where it does not say."""
-    if not isinstance(schema, dict) or depth > 8:
-        return STRING
-    root = schema if root is None else root
-    named = schema.get("type")
-    found = {named} if isinstance(named, str) else set(named if isinstance(named, list) else ())
-    if not found:
-        found |= {_kind(value) for value in _values(schema)}
-    for part in _parts(schema, root):
-        found |= kinds(part, root, depth + 1)
-    return frozenset(kind for kind in found if isinstance(kind, str)) or STRING
-
-
-def _values(schema: Mapping[str, Any]) -> Iterable[Any]:
-    if "const" in schema:
-        return [schema["const"]]
-    listed = schema.get("enum")
-    return listed if isinstance(listed, list) else []
-
-
-def _parts(schema: Mapping[str, Any], root: Any) -> list[Any]:
-    parts = [part for key in ("anyOf", "oneOf", "allOf") for part in _listed(schema.get(key))]
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target = root
-        for step in reference[2:].split("/"):
-            target = target.get(step) if isinstance(target, dict) else None
-        parts.append(target)
-    return parts
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    by_type = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
-    return by_type.get(type(value), "object")
+WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs"})
+"""Names under which models put all arguments together, whatever the tool's schema says."""
 
 
 def as_json(text: str, allowed: frozenset[str]) -> str:
@@ -86,6 +46,19 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
     if written[:1] in ("{", "[") and allowed & {"object", "array"}:
         return _container(written) or encode_basestring(text)
     return encode_basestring(text)
+
+
+def unquoted(text: str, allowed: frozenset[str]) -> str | None:
+    """A value in quotes as what its type says; None where the quotes may be meant."""
+    written = text.strip()
+    if "string" in allowed or len(written) < 2 or written[0] != '"' or written[-1] != '"':
+        return None
+    try:
+        said = json.loads(written)
+    except (ValueError, RecursionError):
+        return None
+    found = as_json(said, allowed) if isinstance(said, str) else '"'
+    return None if found.startswith('"') else found
 
 
 def _number(written: str, fractions: bool) -> str:
@@ -122,18 +95,18 @@ class Arguments:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        tool = calls.tool
-        self._root = tool.parameters if tool else {}
-        properties = self._root.get("properties")
-        self.properties: Mapping[str, Any] = properties if isinstance(properties, dict) else {}
+        self._tool = calls.tool
+        self.properties: Mapping[str, Any] = self._tool.properties if self._tool else {}
         self.given: set[str] = set()
         """The parameters begun so far."""
+        self._texts: dict[str, list[str]] = {}
+        self._parts: list[str] = []
         self._value: _Value | None = None
         self._verbatim = False
 
     def allowed(self, key: str) -> frozenset[str]:
         """The types the schema allows for a parameter."""
-        return kinds(self.properties.get(key), self._root)
+        return self._tool.kinds(key) if self._tool else STRING
 
     def key(self, key: str) -> None:
         """The next parameter, whose value the caller writes."""
@@ -142,12 +115,26 @@ class Arguments:
 
     def begin(self, key: str, allowed: frozenset[str] | None = None) -> None:
         """The next parameter, of the types the schema allows unless the format says which."""
+        self._parts = []
+        if key in self.given:
+            self._value = _Repeated(self._calls, self._texts.get(key, []))
+            return
+        if self._wraps(key):
+            self._value = _Wrapped(self, key)
+            return
         self.key(key)
         self._value = _value(self._calls, self.allowed(key) if allowed is None else allowed)
+        self._texts[key] = self._parts
+
+    def _wraps(self, key: str) -> bool:
+        """Whether all arguments may stand in this one, which the tool does not have."""
+        known = self._tool is not None and bool(self.properties)
+        return known and not self.given and key in WRAPPERS and key not in self.properties
 
     def write(self, text: str) -> None:
         """A piece of the parameter's text."""
         assert self._value is not None
+        self._parts.append(text)
         self._value.write(text)
 
     def end(self) -> None:
@@ -155,6 +142,19 @@ class Arguments:
         if self._value is not None:
             self._value.end()
         self._value = None
+
+    def unwrap(self, key: str, text: str) -> None:
+        """The object in ``text`` as the arguments, where the parameter ``key`` holds one."""
+        inner = parse_object(text)
+        if inner is None or not self._calls.repairing:
+            self.key(key)
+            self._calls.write(as_json(text, STRING if inner is None else frozenset({"object"})))
+            return
+        self._calls.repair(Repair.WRAPPER)
+        self._calls.keep_raw(text)
+        if inner:
+            self._calls.write(text.strip()[:-1].rstrip())
+            self.given.update(inner)
 
     def verbatim(self, text: str) -> None:
         """What is no parameter goes out as it stands; the arguments are no object then."""
@@ -215,10 +215,54 @@ class _Text:
         """Everything has been written."""
 
 
+class _Repeated:
+    """A parameter that is there already: its text is not written again.
+
+    The first has been delivered, so that it stands; another text makes the call malformed.
+    """
+
+    def __init__(self, calls: Calls, first: list[str]) -> None:
+        self._calls = calls
+        self._first = first
+        self._parts: list[str] = []
+
+    def write(self, text: str) -> None:
+        self._parts.append(text)
+
+    def end(self) -> None:
+        text = "".join(self._parts)
+        if text != "".join(self._first):
+            self._calls.spoil()
+        self._calls.repair(Repair.REPEATED_PARAMETER)
+        self._calls.keep_raw(text)
+
+    def cut(self) -> None:
+        """What is not whole says nothing."""
+
+
+class _Wrapped:
+    """A parameter that may hold all arguments: its whole text decides."""
+
+    def __init__(self, arguments: Arguments, key: str) -> None:
+        self._arguments = arguments
+        self._key = key
+        self._parts: list[str] = []
+
+    def write(self, text: str) -> None:
+        self._parts.append(text)
+
+    def end(self) -> None:
+        self._arguments.unwrap(self._key, "".join(self._parts))
+
+    def cut(self) -> None:
+        self._arguments.verbatim("".join(self._parts).strip())
+
+
 class _Typed:
     """A value whose type its whole text decides."""
 
     def __init__(self, calls: Calls, allowed: frozenset[str]) -> None:
+        self._calls = calls
         self._write = calls.write
         self._allowed = allowed
         self._parts: list[str] = []
@@ -227,7 +271,12 @@ class _Typed:
         self._parts.append(text)
 
     def end(self) -> None:
-        self._write(as_json("".join(self._parts), self._allowed))
+        text = "".join(self._parts)
+        inner = unquoted(text, self._allowed) if self._calls.repairing else None
+        if inner is not None:
+            self._calls.repair(Repair.QUOTED_VALUE)
+            self._calls.keep_raw(text)
+        self._write(as_json(text, self._allowed) if inner is None else inner)
 
     def cut(self) -> None:
         self._write("".join(self._parts).strip())
@@ -261,7 +310,7 @@ class _TextOrNull:
         self._calls.write((self._held or "").strip())
 
 
-_Value = _Text | _Typed | _TextOrNull
+_Value = _Text | _Typed | _TextOrNull | _Repeated | _Wrapped
 
 
 def _value(calls: Calls, allowed: frozenset[str]) -> _Value:

@@ -41,30 +41,63 @@ REPLACED = "\ufffd"
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"} | {c: c for c in '"\\/'}
 
 
+class Unescaper:
+    """The text of a JSON string as it is written, up to the quote that closes it.
+
+    ``opening`` is what precedes the text, and is dropped. What follows the string is passed on.
+    """
+
+    __slots__ = ("_held", "_opening", "closed", "left")
+
+    def __init__(self, opening: str = "") -> None:
+        self._opening = opening
+        self._held = ""
+        """What a later character may change."""
+        self.closed = False
+        self.left = ""
+        """What follows the string, of the piece that closes it."""
+
+    def write(self, text: str) -> str:
+        if self.closed:
+            return text
+        if self._opening:
+            text, self._opening = text.removeprefix(self._opening), ""
+        self._held += text
+        settled = _SETTLED.match(self._held)
+        assert settled is not None  # the pattern matches the empty string
+        rest = self._held[settled.end() :]
+        self.closed = rest.startswith('"')
+        self._held = "" if self.closed else rest
+        self.left = rest[1:] if self.closed else ""
+        return _ESCAPE.sub(_character, settled[0]) + self.left
+
+
 class FreeText:
     """``write`` gives what the text grew by, ``end`` what is left when the call is over."""
 
-    __slots__ = ("_closed", "_held", "_opened")
+    __slots__ = ("_held", "_text")
 
     def __init__(self) -> None:
         self._held = ""
-        """All of it until the text begins, then what a later character may change."""
-        self._opened = self._closed = False
+        """All of it until the text begins."""
+        self._text: Unescaper | None = None
 
     def write(self, arguments: str) -> str:
-        if self._closed:
-            return ""
-        self._held += arguments
-        if not self._opened:
+        if self._text is None:
+            self._held += arguments
             head = _HEAD.match(self._held)
             if head is None:
                 return ""
-            self._opened, self._held = True, self._held[head.end() :]
-        return self._unescaped()
+            self._text = Unescaper()
+            arguments = self._held[head.end() :]
+        if self._text.closed:
+            return ""
+        said = self._text.write(arguments)
+        return said[: -len(self._text.left)] if self._text.left else said
 
     def end(self) -> str:
         """Of arguments in another shape: their ``input``, or all of them as they are."""
-        if self._opened:
+        if self._text is not None:
             return ""
         written = self._held
         try:
@@ -74,14 +107,6 @@ class FreeText:
         if isinstance(value, dict) and isinstance(text := value.get(ARGUMENT, ""), str):
             return "".join(_proper(char, written) for char in text)
         return written
-
-    def _unescaped(self) -> str:
-        settled = _SETTLED.match(self._held)
-        assert settled is not None  # the pattern matches the empty string
-        self._held = self._held[settled.end() :]
-        if self._held.startswith('"'):
-            self._closed, self._held = True, ""
-        return _ESCAPE.sub(_character, settled[0])
 
 
 def _character(escape: re.Match[str]) -> str:

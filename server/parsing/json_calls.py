@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 
+from engine.events import Repair
+from server.parsing.arguments import WRAPPERS
 from server.parsing.markers import Quotes, Stops
 from server.parsing.output import Calls
 from server.parsing.reader import DONE, Ended, JsonValue, Next, Sink, Until, Want, ignore
@@ -85,7 +88,12 @@ class _Object:
         self._raw = ["{"]
         self._name = ""
         self._early: list[str] = []
+        self._members: dict[str, str] = {}
+        """Other keys, each with its value, as written."""
         self._argued = False
+        self._spoiled = False
+        self._moved = False
+        """The arguments stand elsewhere than under their key."""
         self._begun = False
         self._given_up = False
 
@@ -103,10 +111,12 @@ class _Object:
 
     def finish(self, end: str) -> str:
         """The object is closed, or the end marker of its call has come."""
+        if not self._argued and self._form.certain and end == DONE:
+            self._gather()
         if self._may_begin:
             self._begin()
         if self._begun:
-            self._calls.close()
+            self._calls.close(self._spoiled)
             return end
         if not self._given_up:
             self._form.lost("".join(self._raw))
@@ -119,6 +129,24 @@ class _Object:
         elif not self._begun and not self._given_up and not self._form.certain:
             self._form.lost("".join(self._raw))
 
+    def _gather(self) -> None:
+        """The arguments of a call that has none: its other members."""
+        tool = self._calls.find(self._name)
+        known = tool.properties if tool else {}
+        found = {k: v for k, v in self._members.items() if k not in self._form.others or k in known}
+        if not self._name or not found:
+            return
+        if not self._calls.repairing:
+            self._spoiled = True
+            return
+        self._argued = self._moved = True
+        members = (f"{encode_basestring(key)}: {value}" for key, value in found.items())
+        if not self._begun:
+            self._begin()
+        self._calls.keep_raw("".join(self._raw))
+        self._calls.write("{" + ", ".join(members) + "}")
+        self._calls.repair(Repair.ARGUMENTS_KEY)
+
     @property
     def _may_begin(self) -> bool:
         return bool(self._name) and not self._begun and (self._form.certain or self._argued)
@@ -127,7 +155,9 @@ class _Object:
         self._begun = True
         self._calls.begin(self._name)
         for piece in self._early:
-            self._calls.write(piece)
+            self._calls.write_json(piece)
+        if self._moved:
+            self._calls.repair(Repair.ARGUMENTS_KEY)
 
     def _member(self) -> Step:
         """``"key": value``: DONE after it, or the marker before its end."""
@@ -149,7 +179,20 @@ class _Object:
             return (yield from self._read_arguments())
         if not self._form.certain and key not in self._form.others:
             return (yield from self._give_up(""))
-        return (yield self._form.value(self._raw.append))
+        if self._wraps(key, end):
+            self._moved = True
+            return (yield from self._read_arguments())
+        value: list[str] = []
+        end = yield self._form.value(self._both(value))
+        self._members.setdefault(key, "".join(value).strip())
+        return end
+
+    def _wraps(self, key: str, char: str) -> bool:
+        """Whether ``key`` stands in for that of the arguments, its value being an object."""
+        tool = self._calls.find(self._name)
+        known = tool.properties if tool else {}
+        may = self._calls.repairing and not self._argued and key in WRAPPERS
+        return may and char == "{" and key not in known
 
     def _read_name(self) -> Step:
         written: list[str] = []
@@ -162,18 +205,20 @@ class _Object:
 
     def _read_arguments(self) -> Step:
         self._argued = True
+        if self._begun and self._moved:
+            self._calls.repair(Repair.ARGUMENTS_KEY)
         if self._name and not self._begun:
             self._begin()
         if self._begun:
-            return (yield self._form.value(self._calls.write))
+            return (yield self._form.value(self._calls.write_json))
         return (yield self._form.value(self._both(self._early)))
 
     def _give_up(self, char: str) -> Step:
         """This is no call object; what follows goes where its text belongs."""
         if self._may_begin:
             self._begin()
-            self._calls.write(char)
-            return (yield Until(self._stops, self._calls.write))
+            self._calls.write_json(char)
+            return (yield Until(self._stops, self._calls.write_json))
         if self._begun:
             return (yield Until(self._stops, ignore))
         self._given_up = True

@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection
 
-from engine.events import Outcome, Phase, ToolCallEnd, ToolCallStart
+from engine.events import Outcome, Phase, Repair, ToolCallEnd, ToolCallStart
 from server.parsing.emitter import Emitter
 from server.parsing.free_text import FreeText
+from server.parsing.json_repair import JsonRepair
 from server.parsing.reader import Sink
 from server.parsing.tools import Tool, Tools, is_container
 
@@ -98,17 +99,24 @@ class Calls:
         new_id: NewId,
         parallel: bool = True,
         custom: Collection[str] = (),
+        repairs: bool = True,
     ) -> None:
         self._out = out
         self._tools = tools
         self._new_id = new_id
         self._parallel = parallel
         self._custom = custom
+        self.repairing = repairs
+        """Whether what can mean only one thing is mended."""
+        self._repairs: list[Repair] = []
+        self._raw: list[str] = []
         self._text: FreeText | None = None
+        self._json: JsonRepair | None = None
         self.ids: set[str] = set()
         """Those used so far in this answer."""
         self._name = ""
         self._parts: list[str] = []
+        self._spoiled = False
         self.num = 0
         """Calls opened so far; the next one's index."""
         self.open = False
@@ -119,6 +127,10 @@ class Calls:
     def tool(self) -> Tool | None:
         """The offered tool that the open call names."""
         return self._tools.find(self._name)
+
+    def find(self, name: str) -> Tool | None:
+        """The offered tool of that name."""
+        return self._tools.find(name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -138,7 +150,9 @@ class Calls:
     def begin(self, name: str, id: str | None = None) -> None:
         self.num += 1
         self.open, self._name = True, name
-        self._parts = []
+        self._parts, self._raw, self._repairs = [], [], []
+        self._spoiled = False
+        self._json = JsonRepair(self.write, self.repair) if self.repairing else None
         self._text = FreeText() if name in self._custom else None
         if not self._muted:
             custom = self._text is not None
@@ -147,6 +161,27 @@ class Calls:
     def write(self, arguments: str) -> None:
         self._parts.append(arguments)
         self._deliver(arguments if self._text is None else self._text.write(arguments))
+
+    def write_json(self, text: str) -> None:
+        """A piece of arguments that the model writes as JSON, mended on the way."""
+        if self._json is None:
+            self.write(text)
+            return
+        self._raw.append(text)
+        self._json.write(text)
+
+    def repair(self, repair: Repair) -> None:
+        """Counts a repair of the open call, once for each kind."""
+        if repair not in self._repairs:
+            self._repairs.append(repair)
+
+    def keep_raw(self, text: str) -> None:
+        """Keeps what the model wrote where that is not what is delivered."""
+        self._raw.append(text)
+
+    def spoil(self) -> None:
+        """The open call can mean several things, so that it is not valid whatever it says."""
+        self._spoiled = True
 
     def _deliver(self, text: str) -> None:
         if not self._muted:
@@ -157,17 +192,23 @@ class Calls:
 
         ``spoiled``: a value was not closed by its own tag, so that it may lack something.
         """
+        self._flush()
         if not "".join(self._parts).strip():
             self.write("{}")
         outcome = self._tools.judge(self._name, self._out.spelled("".join(self._parts)))
-        keeps = not spoiled or outcome is Outcome.UNKNOWN_TOOL
+        keeps = not (spoiled or self._spoiled) or outcome is Outcome.UNKNOWN_TOOL
         self._end(outcome if keeps else Outcome.MALFORMED)
 
     def cut(self) -> None:
         """The output ended inside the call; arguments that are whole all the same count as such."""
+        self._flush()
         arguments = self._out.spelled("".join(self._parts))
         whole = is_container(arguments)
         self._end(self._tools.judge(self._name, arguments) if whole else Outcome.TRUNCATED)
+
+    def _flush(self) -> None:
+        if self._json is not None:
+            self._json.end()
 
     def _end(self, outcome: Outcome) -> None:
         self.open, self.truncated = False, outcome is Outcome.TRUNCATED
@@ -175,7 +216,9 @@ class Calls:
             self._deliver(self._text.end())
         self._parts = []
         if not self._muted:
-            self._out.event(ToolCallEnd(self.num - 1, outcome))
+            written = self._out.spelled("".join(self._raw)) if self._repairs else None
+            end = ToolCallEnd(self.num - 1, outcome, tuple(self._repairs), written)
+            self._out.event(end)
 
     def _unique(self, id: str | None) -> str:
         """The model's own id, unless this answer has used it: ids tell calls apart."""

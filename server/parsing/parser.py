@@ -152,18 +152,20 @@ def make_parser(
     custom: Collection[str] = (),
     sound: bool = False,
     spelled: bool = False,
+    repairs: bool = True,
 ) -> Parser:
     """A parser for one answer, by the names of its formats.
 
     ``tools`` are those offered, as the API writes them; with None, for want of knowledge, no call
     counts as unknown. Those named in ``custom`` take one text. Without ``parallel`` only the first
     call is delivered. Of calls held by a grammar, ``sound`` says that they are JSON, ``spelled``
-    that any tokens make a marker. Raises ``UnknownParser``.
+    that any tokens make a marker. With ``repairs`` arguments are mended where that is safe. Raises
+    ``UnknownParser``.
     """
     tool_form, fragment = _tool_form(tool_parser, vocabulary)
     reasoning = reasoning_format(reasoning_parser)
     out = Emitter(fragment)
-    calls = Calls(out, Tools(tools), new_id or tool_form.new_id, parallel, custom)
+    calls = Calls(out, Tools(tools), new_id or tool_form.new_id, parallel, custom, repairs)
     output = Output(out, calls, reasoning.framing, tool_form.framing)
     lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
     context = Context(lexicon, output, tool_form, reasoning, starts_in, sound)

@@ -58,7 +58,7 @@ class Sections:
         if not self.begin(context.calls, "".join(header).strip()):
             return marker
         if marker == self.separator:
-            arguments = JsonText(context.calls.write)
+            arguments = JsonText(context.calls.write_json)
             stops = context.lexicon.stops(*self.ends)
             marker = yield JsonValue(stops, arguments.write, True, self._quotes(context))
         context.calls.close()

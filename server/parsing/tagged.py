@@ -12,11 +12,12 @@ import re
 from collections.abc import Container, Generator, Mapping
 from dataclasses import astuple, dataclass, field, replace
 
-from server.parsing.arguments import STRING, Arguments
+from server.parsing.arguments import Arguments
 from server.parsing.markers import FRAGMENT, NAME, Follow, Lexicon, Stops, follows
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Framed
 from server.parsing.reader import DONE, Ended, Grammar, Next, Sink, Until, Want, ignore
+from server.parsing.schemas import STRING
 
 SPACE = " \t\r\n"
 Step = Generator[Want, str, str]

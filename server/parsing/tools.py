@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
 from jsonschema_rs import (
     Draft202012Validator,
-    FancyRegexOptions,
     ReferencingError,
+    RegexOptions,
     ValidationError,
 )
 
 from engine.events import Outcome
+from server.parsing.effort import (
+    MAX_VALUES,
+    MAX_WORK,
+    Effort,
+    SchemaSize,
+    TooMuchWork,
+    measure_schema,
+    num_values,
+)
+from server.parsing.schemas import additional, kinds, normalise, properties
 
-MAX_VISITS = 2000
-"""Schemas that may look at one value."""
-BACKTRACKS = 20_000
-"""Steps of a pattern that looks around; others take linear time."""
+PROGRAM_BYTES = 1 << 16
+"""Of one compiled pattern: matching takes time in proportion to it and to the text."""
+_PATTERNS = RegexOptions(size_limit=PROGRAM_BYTES, dfa_size_limit=PROGRAM_BYTES)
+"""Patterns without look-around and back references: they match in linear time."""
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
@@ -49,82 +59,65 @@ class Tool:
 
     def __init__(self, name: str, parameters: Any) -> None:
         self.name = name
-        self.parameters: Mapping[str, Any] = parameters if isinstance(parameters, dict) else {}
+        self._given = parameters
+
+    @cached_property
+    def _size(self) -> SchemaSize:
+        return measure_schema(self._given)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Any]:
+        """The schema, in JSON Schema's own words unless it is too large to be read over."""
+        read = normalise(self._given) if self._size.is_compilable else self._given
+        return read if isinstance(read, dict) else {}
+
+    @cached_property
+    def properties(self) -> Mapping[str, Any]:
+        """The schemas of each parameter."""
+        return properties(self.parameters)
+
+    @cached_property
+    def _additional(self) -> Any:
+        return additional(self.parameters)
+
+    def kinds(self, parameter: str) -> frozenset[str]:
+        """The JSON types the schema allows for a parameter."""
+        schemas = self.properties.get(parameter, [self._additional])
+        return frozenset[str]().union(*(kinds(schema, self.parameters) for schema in schemas))
 
     @cached_property
     def _validator(self) -> Draft202012Validator | None:
-        """None for a schema that cannot be applied, or not in bounded time."""
+        """None for a schema that cannot be applied."""
+        if not self._size.is_compilable:
+            return None
         try:
-            if not _is_bounded(self.parameters):
-                return None
             return Draft202012Validator(
-                dict(self.parameters),
-                retriever=_retrieve,
-                pattern_options=FancyRegexOptions(backtrack_limit=BACKTRACKS),
+                dict(self.parameters), retriever=_refuse_reference, pattern_options=_PATTERNS
             )
         except (ValidationError, ReferencingError, ValueError, RecursionError):
             return None
 
-    def accepts(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether they satisfy the schema. A schema that cannot be applied accepts all."""
-        if self._validator is None:
-            return True
+    def judge(self, arguments: Mapping[str, Any]) -> Outcome:
+        """Whether they satisfy the schema, where that can be said in bounded time."""
+        if self._validator is None or not self._is_cheap(arguments):
+            return Outcome.UNCHECKED
         try:
-            return self._validator.is_valid(arguments)
+            accepted = self._validator.is_valid(arguments)
         except (ValidationError, ReferencingError, ValueError):
-            return True
+            return Outcome.UNCHECKED
+        return Outcome.VALID if accepted else Outcome.SCHEMA_MISMATCH
+
+    def _is_cheap(self, arguments: Mapping[str, Any]) -> bool:
+        try:
+            if not self._size.costly:
+                return num_values(arguments) <= MAX_VALUES
+            return Effort(self.parameters).measure(arguments) <= MAX_WORK
+        except (TooMuchWork, RecursionError):
+            return False
 
 
-def _retrieve(uri: str) -> Any:
-    raise ValueError(f"nothing is fetched: {uri[:80]}")
-
-
-def _is_bounded(schema: Mapping[str, Any]) -> bool:
-    """Whether a value is looked at a bounded number of times, references and branches included.
-
-    Ten definitions that each refer to the next one twice look at it a thousand times. A schema
-    that refers to itself below a property is as bounded as the value is.
-    """
-    seen: dict[int, int] = {}
-
-    def visits(part: Any, open_: frozenset[int]) -> int:
-        if not isinstance(part, dict) or id(part) in open_:
-            return 1
-        if id(part) not in seen:
-            inside = open_ | {id(part)}
-            seen[id(part)] = 1 + sum(visits(inner, inside) for inner in _in_place(part, schema))
-        return min(seen[id(part)], 2 * MAX_VISITS)
-
-    return visits(schema, frozenset()) <= MAX_VISITS and all(
-        visits(part, frozenset()) <= MAX_VISITS for part in _parts(schema)
-    )
-
-
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            yield part
-            waiting.extend(part.values())
-        elif isinstance(part, list):
-            waiting.extend(part)
-
-
-def _in_place(part: Mapping[str, Any], root: Any) -> Iterator[Any]:
-    """The schemas that look at the same value as ``part`` does."""
-    for name in ("allOf", "anyOf", "oneOf"):
-        yield from part[name] if isinstance(part.get(name), list) else ()
-    for name in ("not", "if", "then", "else"):
-        yield part.get(name)
-    if isinstance(part.get("dependentSchemas"), dict):
-        yield from part["dependentSchemas"].values()
-    reference = part.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        target = root
-        for step in reference[1:].strip("/").split("/") if len(reference) > 1 else ():
-            target = target.get(step) if isinstance(target, dict) else None
-        yield target
+def _refuse_reference(uri: str) -> Any:
+    raise ValueError(f"references are not fetched: {uri[:80]}")
 
 
 class Tools:
@@ -155,6 +148,4 @@ class Tools:
         parsed = parse_object(arguments)
         if parsed is None:
             return Outcome.MALFORMED
-        if tool is not None and not tool.accepts(parsed):
-            return Outcome.SCHEMA_MISMATCH
-        return Outcome.VALID
+        return Outcome.VALID if tool is None else tool.judge(parsed)

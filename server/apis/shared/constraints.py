@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
-from jsonschema_rs import Draft202012Validator
+from jsonschema_rs import Draft4Validator, Draft7Validator, Draft202012Validator
 
 from engine.types import Constraint
 from server.apis.chat.request import (
@@ -21,9 +21,14 @@ from server.apis.shared.schema_bounds import MAX_BYTES, check_bounds
 from server.apis.shared.strict_json import BadJSON, loads
 from server.apis.shared.strict_schema import check_strict
 from server.errors import InvalidRequest
+from server.parsing.schemas import normalise
 
 META = Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"})
 """JSON Schema's own rules; patterns are the grammar compiler's to read."""
+OLDER_METAS = (
+    Draft7Validator({"$ref": "http://json-schema.org/draft-07/schema#"}),
+    Draft4Validator({"$ref": "http://json-schema.org/draft-04/schema#"}),
+)
 MAX_CHARS = MAX_BYTES
 """Of a pattern, a grammar, or all choices together; the engine's compiler is given no more."""
 Named = tuple[str, Constraint]
@@ -83,6 +88,17 @@ def check_schema(schema: dict[str, Any], param: str) -> None:
             f"'{param}' is no valid JSON schema: {error.message[:200]} (at {where}).",
             param=param,
         )
+
+
+def check_readable(schema: dict[str, Any], param: str) -> None:
+    """Raises InvalidRequest for a tool's schema that no draft of JSON Schema can mean.
+
+    Words of other languages (``float``, ``nullable``) pass: they are read as they are meant.
+    """
+    if not META.is_valid(schema):
+        read = normalise(schema)
+        if not any(meta.is_valid(read) for meta in OLDER_METAS):
+            check_schema(read, param)
 
 
 def _response_format(wanted: ResponseFormat | None) -> Iterator[Named]:

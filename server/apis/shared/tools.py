@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.apis.shared.constraints import check_schema
+from server.apis.shared.constraints import check_readable, check_schema
 from server.apis.shared.notices import ignore
 from server.apis.shared.schema_bounds import check_bounds
 from server.apis.shared.served import Served
@@ -112,6 +112,8 @@ def _check_offered(tools: Sequence[OfferedTool], choice: Choice, served: Served)
     for at, tool in enumerate(tools):
         function = tool["function"]
         check_bounds(function.get("parameters"), f"tools[{at}]")
+        if isinstance(function.get("parameters"), dict):
+            check_readable(function["parameters"], f"tools[{at}]")
         if function.get("strict") is True and "parameters" in function:
             check_schema(function["parameters"], f"tools[{at}]")
             check_strict(function["parameters"], f"tools[{at}]")

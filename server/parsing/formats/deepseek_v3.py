@@ -46,7 +46,7 @@ class _Fenced(Sections):
         return marker
 
     def _arguments(self, opening: str, context: Context) -> Tagged:
-        write = JsonText(context.calls.write).write
+        write = JsonText(context.calls.write_json).write
         if opening == "{":
             write(opening)
         lexicon = context.lexicon

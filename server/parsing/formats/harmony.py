@@ -88,7 +88,7 @@ def _call(name: str, context: Context) -> Step:
     context.out.phase = Phase.TOOL_CALL
     context.calls.begin(name)
     stops = context.lexicon.stops(*ENDS)
-    marker = yield JsonValue(stops, context.calls.write, to_marker=True)
+    marker = yield JsonValue(stops, context.calls.write_json, to_marker=True)
     context.calls.close()
     context.out.phase = Phase.CONTENT
     return marker

@@ -67,7 +67,7 @@ def _named(first: str, context: Context) -> Step:
 
 def _arguments(marker: str, context: Context) -> Step:
     stops = context.lexicon.stops(CALL)
-    value = JsonValue(stops, context.calls.write, quotes=_quotes(context))
+    value = JsonValue(stops, context.calls.write_json, quotes=_quotes(context))
     if marker == "{":
         value.plain(marker)
         return (yield value)
@@ -75,7 +75,7 @@ def _arguments(marker: str, context: Context) -> Step:
         marker = yield Next(stops, keep=None)
     if marker == "{":
         return (yield value)
-    return marker if marker == CALL else (yield Until(stops, context.calls.write))
+    return marker if marker == CALL else (yield Until(stops, context.calls.write_json))
 
 
 def _new_id() -> str:

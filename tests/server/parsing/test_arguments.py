@@ -7,7 +7,8 @@ import json
 import pytest
 
 from engine.events import Outcome
-from server.parsing.arguments import as_json, kinds
+from server.parsing.arguments import as_json
+from server.parsing.schemas import TYPES, kinds
 from server.parsing.tools import Tools
 
 ROOT = {
@@ -20,7 +21,7 @@ ROOT = {
     ("schema", "types"),
     [
         (None, {"string"}),
-        ({}, {"string"}),
+        ({}, TYPES),
         ({"type": "integer"}, {"integer"}),
         ({"type": ["string", "null"]}, {"string", "null"}),
         ({"anyOf": [{"type": "object"}, {"type": "null"}]}, {"object", "null"}),
@@ -28,8 +29,8 @@ ROOT = {
         ({"enum": [None, [], {}]}, {"null", "array", "object"}),
         ({"const": True}, {"boolean"}),
         ({"$ref": "#/$defs/Size"}, {"integer"}),
-        ({"$ref": "#/$defs/Loop"}, {"string"}),
-        ({"$ref": "#/nowhere"}, {"string"}),
+        ({"$ref": "#/$defs/Loop"}, TYPES),
+        ({"$ref": "#/nowhere"}, TYPES),
     ],
 )
 def test_what_a_schema_allows(schema, types):
@@ -92,7 +93,7 @@ TOOLS = Tools(
         ("f", "[" * 20000, Outcome.MALFORMED),
         ("bare", "{}", Outcome.VALID),
         ("broken", '{"a": 1}', Outcome.VALID),
-        ("far", "{}", Outcome.VALID),
+        ("far", "{}", Outcome.UNCHECKED),
         ("other", "{", Outcome.UNKNOWN_TOOL),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine.events import Repair, ToolCallEnd
 from engine.types import FinishReason
 from server.parsing.fold import Folded, fold
 from server.parsing.parser import make_parser
@@ -309,3 +310,212 @@ CLOSES = [
 )
 def test_closing_and_opening_tags(case):
     check(case)
+
+
+def named(body: str) -> str:
+    return f"⟪<tool_call>⟫{body}⟪</tool_call>⟫"
+
+
+REPAIRED = [
+    Damage(
+        "args",
+        "hermes",
+        named('{"name": "city", "args": {"city": "P"}}'),
+        (("city", {"city": "P"}, "valid"),),
+    ),
+    Damage(
+        "input-before-the-name",
+        "hermes",
+        named('{"input": {"city": "P"}, "name": "city"}'),
+        (("city", {"city": "P"}, "valid"),),
+    ),
+    Damage(
+        "flat",
+        "hermes",
+        named('{"name": "count", "n": 3, "tags": ["a", "b"]}'),
+        (("count", {"n": 3, "tags": ["a", "b"]}, "valid"),),
+    ),
+    Damage(
+        "flat-and-cut",
+        "hermes",
+        '⟪<tool_call>⟫{"name": "city", "city": "P',
+        (("city", "", "truncated"),),
+        finish=FinishReason.LENGTH,
+    ),
+    Damage(
+        "nothing-else-is-no-argument",
+        "hermes",
+        named('{"name": "ping", "id": "x", "type": "function"}'),
+        (("ping", {}, "valid"),),
+    ),
+    Damage(
+        "double-encoded",
+        "hermes",
+        named(r'{"name": "city", "arguments": "{\"city\": \"P\\u00e9 \\\"x\\\"\"}"}'),
+        (("city", r'{"city": "P\u00e9 \"x\""}', "valid"),),
+    ),
+    Damage(
+        "double-encoded-kimi",
+        "kimi_k2",
+        kimi("x").replace('{"text": "x"}', r'"{\"text\": \"x\"}"'),
+        (("write", {"text": "x"}, "valid"),),
+    ),
+    Damage(
+        "a-string-that-is-no-object",
+        "hermes",
+        named('{"name": "city", "arguments": "Paris"}'),
+        (("city", '"Paris"', "malformed"),),
+    ),
+    Damage(
+        "trailing-commas",
+        "hermes",
+        named('{"name": "count", "arguments": {"n": 1, "tags": ["a,]", "b" , ] ,\n}}'),
+        (("count", {"n": 1, "tags": ["a,]", "b"]}, "valid"),),
+    ),
+    Damage(
+        "quoted-integer",
+        "qwen3_coder",
+        qwen('"5"', "n", "count"),
+        (("count", {"n": 5}, "valid"),),
+    ),
+    Damage(
+        "quoted-list",
+        "qwen3_coder",
+        qwen(r'"[\"a\"]"', "tags", "count"),
+        (("count", {"tags": ["a"]}, "valid"),),
+    ),
+    Damage(
+        "quoted-word",
+        "qwen3_coder",
+        qwen('"five"', "n", "count"),
+        (("count", {"n": '"five"'}, "schema_mismatch"),),
+    ),
+    Damage(
+        "wrapper",
+        "qwen3_coder",
+        qwen('{"city": "P"}', "arguments", "city"),
+        (("city", {"city": "P"}, "valid"),),
+    ),
+    Damage(
+        "wrapper-dsml",
+        "deepseek_v32",
+        "⟪｜DSML｜⟫".join(
+            [
+                "<",
+                "function_calls>\n<",
+                'invoke name="city">\n<',
+                'parameter name="arguments" string="false">{"city": "P"}</',
+                "parameter>\n</",
+                "invoke>\n</",
+                "function_calls>",
+            ]
+        ),
+        (("city", {"city": "P"}, "valid"),),
+    ),
+    Damage(
+        "repeated-alike",
+        "qwen3_coder",
+        qwen("P\n</parameter>\n<parameter=city>\nP", "city", "city"),
+        (("city", {"city": "P"}, "valid"),),
+    ),
+    Damage(
+        "repeated-otherwise",
+        "qwen3_coder",
+        qwen("P\n</parameter>\n<parameter=city>\nQ", "city", "city"),
+        (("city", {"city": "P"}, "malformed"),),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in REPAIRED])
+def test_arguments_that_can_mean_one_thing_only(case):
+    check(case)
+
+
+@pytest.mark.parametrize(
+    ("output", "arguments", "outcome"),
+    [
+        ('{"name": "city", "args": {"city": "P"}}', "{}", "malformed"),
+        ('{"name": "city", "arguments": {"city": "P",}}', '{"city": "P",}', "malformed"),
+        (r'{"name": "city", "arguments": "{\"a\": 1}"}', r'"{\"a\": 1}"', "malformed"),
+    ],
+)
+def test_without_repairs_arguments_stay_as_written(output, arguments, outcome):
+    end, folded = _ended(output, repairs=False)
+    assert (folded.calls[0].arguments, end.outcome) == (arguments, outcome)
+    assert (end.repairs, end.written) == ((), None)
+
+
+def test_what_the_model_wrote_stays_in_the_event():
+    end, folded = _ended('{"name": "city", "arguments": {"city": "P",}}')
+    assert folded.calls[0].arguments == '{"city": "P"}'
+    assert (end.outcome, end.repairs) == ("valid", (Repair.TRAILING_COMMA,))
+    assert end.written == '{"city": "P",}'
+
+
+def _ended(body: str, **options: Any) -> tuple[ToolCallEnd, Folded]:
+    made = tokenizer(("<tool_call>", "</tool_call>"))
+    parser = make_parser(
+        Vocabulary.from_tokenizers(made),
+        tool_parser="hermes",
+        tools=[{"name": name, "parameters": schema} for name, schema in TOOLS.items()],
+        **options,
+    )
+    ids = encode(made, pieces_of(named(body)))
+    events = [*parser.feed(ids), *parser.flush(FinishReason.STOP)]
+    (end,) = [event for event in events if isinstance(event, ToolCallEnd)]
+    return end, fold(events)
+
+
+PARAMETER_TYPES = [
+    ({"type": "float"}, "3.5", 3.5),
+    ({"type": "int"}, "3", 3),
+    ({"type": "bool"}, "True", True),
+    ({"type": "dict"}, '{"a": 1}', {"a": 1}),
+    ({"type": "list"}, "['a']", ["a"]),
+    ({"type": "str"}, "3", "3"),
+    ({"type": "string", "nullable": True}, "null", None),
+    ({"type": ["Integer", "none"]}, "None", None),
+    ({}, "3.5", 3.5),
+    ({}, "text", "text"),
+    (True, "[1]", [1]),
+    ({"description": "d", "default": 0}, "7", 7),
+    ({"$ref": "#/$defs/a~1b"}, "3", 3),
+    ({"$ref": "#/$defs/c%20d"}, "3", 3),
+    ({"allOf": [{"$ref": "#/$defs/a~1b"}, {"minimum": 0}]}, "3", 3),
+    ({"properties": {"x": {}}}, '{"x": 1}', {"x": 1}),
+    ({"items": {}}, "[1]", [1]),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "value"), PARAMETER_TYPES)
+def test_types_that_clients_write(schema, text, value):
+    defs = {"a/b": {"type": "integer"}, "c d": {"type": "integer"}}
+    tool = {"type": "object", "$defs": defs, "properties": {"v": schema}}
+    check(
+        Damage(
+            "",
+            "qwen3_coder",
+            qwen(text, "v", "t"),
+            (("t", {"v": value}, "valid"),),
+            tools={"t": tool},
+        )
+    )
+
+
+NUMBER = {"type": "object", "properties": {"v": {"type": "number"}}}
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        {"$ref": "#/$defs/P", "$defs": {"P": NUMBER}},
+        {"oneOf": [NUMBER, {"type": "object", "properties": {"w": {"type": "string"}}}]},
+        {"allOf": [{"type": "object"}, NUMBER]},
+        {"type": "object", "additionalProperties": {"type": "number"}},
+    ],
+    ids=["ref", "oneOf", "allOf", "additionalProperties"],
+)
+def test_roots_that_are_no_plain_object(root):
+    call = (("t", {"v": 3.5}, "schema_mismatch" if "oneOf" in root else "valid"),)
+    check(Damage("", "qwen3_coder", qwen("3.5", "v", "t"), call, tools={"t": root}))

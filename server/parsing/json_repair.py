@@ -1,0 +1,97 @@
+"""Mends the JSON of arguments while it is written, where it can mean only one thing.
+
+Two things only: a comma before a closing bracket, and an object that was encoded twice, so that it
+stands in a string. Everything else passes as it comes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from engine.events import Repair
+from server.parsing.free_text import Unescaper
+
+_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_OUTSIDE = re.compile(r'"|,\s{0,100}(?=[}\]])|,\s{0,100}\Z')
+_ENCODED = re.compile(r'"(?:\s|\\[nrt]){0,100}\{')
+_MAY_BE_ENCODED = re.compile(r'"(?:\s|\\[nrt]){0,100}\\?\Z')
+
+
+class JsonRepair:
+    """A sink for one JSON value: ``write`` its pieces, then ``end``."""
+
+    __slots__ = ("_encoded", "_escaped", "_held", "_in_string", "_repair", "_sink", "_started")
+
+    def __init__(self, sink: Callable[[str], None], repair: Callable[[Repair], None]) -> None:
+        self._sink = sink
+        self._repair = repair
+        self._held = ""
+        self._in_string = self._escaped = self._started = False
+        self._encoded: Unescaper | None = None
+
+    def write(self, text: str) -> None:
+        if self._in_string and self._encoded is None and '"' not in text and "\\" not in text:
+            self._escaped = False
+            self._sink(text)
+            return
+        text, self._held = self._held + text, ""
+        if not self._started and not self._start(text):
+            self._held = text
+            return
+        if self._encoded is not None:
+            text = self._encoded.write(text)
+        if mended := self._without_commas(text):
+            self._sink(mended)
+
+    def end(self) -> None:
+        """The value is over, whole or not: what was held back goes out as it stands."""
+        if self._held:
+            self._sink(self._held)
+        self._held = ""
+
+    def _start(self, text: str) -> bool:
+        """Whether the beginning says what the value is."""
+        if not text.startswith('"'):
+            self._started = bool(text.strip())
+        elif not _MAY_BE_ENCODED.match(text):
+            self._started = True
+            if _ENCODED.match(text):
+                self._encoded = Unescaper('"')
+                self._repair(Repair.DOUBLE_ENCODED)
+        return self._started
+
+    def _without_commas(self, text: str) -> str:
+        out: list[str] = []
+        at = 0
+        while at < len(text):
+            piece, at = (self._string if self._in_string else self._structure)(text, at)
+            out.append(piece)
+        return "".join(out)
+
+    def _string(self, text: str, at: int) -> tuple[str, int]:
+        if self._escaped:
+            self._escaped = False
+            return text[at], at + 1
+        found = _STRING.match(text, at)
+        assert found is not None  # the pattern matches the empty string
+        end = found.end()
+        if end < len(text):
+            self._in_string = text[end] != '"'
+            self._escaped = self._in_string
+            end += 1
+        return text[at:end], end
+
+    def _structure(self, text: str, at: int) -> tuple[str, int]:
+        found = _OUTSIDE.search(text, at)
+        if found is None:
+            return text[at:], len(text)
+        before, end = text[at : found.start()], found.end()
+        if found[0] == '"':
+            self._in_string = True
+            return f'{before}"', end
+        if end == len(text):
+            self._held = found[0]
+            return before, end
+        self._repair(Repair.TRAILING_COMMA)
+        return before + found[0][1:], end
