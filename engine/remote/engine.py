@@ -33,6 +33,7 @@ from engine.types import (
     Step,
     UndraftedReason,
 )
+from engine.vllm_fields import FINISH
 
 ACCOUNT_S = 5.0
 """The account comes right behind the last token; a client waits for it this long at most."""
@@ -214,6 +215,6 @@ def _finish(reason: Any) -> FinishReason | None:
         return None
     if reason == "error":
         raise EngineFailed("The worker failed on this request.")
-    if not isinstance(reason, str) or reason not in wire.FINISH:
+    if not isinstance(reason, str) or reason not in FINISH:
         raise WorkerProtocolError(f"a finish_reason is unknown: {quote(str(reason))}")
-    return wire.FINISH[reason]
+    return FINISH[reason]

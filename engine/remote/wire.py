@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.remote.reading import (
@@ -14,27 +13,18 @@ from engine.remote.reading import (
     read_object,
 )
 from engine.types import (
-    Constraint,
     EngineRequest,
-    FinishReason,
     PositionLogprobs,
     Sampling,
     TokenLogprob,
 )
+from engine.vllm_fields import DEPTH, build_sampling_fields, is_reasoning_ended, select_top
 
 GENERATE = "/inference/v1/generate"
-DEPTH = "num_speculative_tokens"
-"""A request's depth in ``extra_args``, as ``engine.vllm_backend.scheduler`` reads it."""
 MOST_ALTERNATIVES = 256
 MOST_ID = (1 << 31) - 1
 MOST_LOGPROBS = 20
 """What a vLLM server allows unless it was started with another ``--max-logprobs``."""
-FINISH = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
-    "repetition": FinishReason.STOP,
-}
 
 
 def build_body(request: EngineRequest, *, stream: bool, depth: bool) -> dict[str, Any]:
@@ -51,58 +41,27 @@ def build_body(request: EngineRequest, *, stream: bool, depth: bool) -> dict[str
         said["cache_salt"] = request.cache_salt
     if request.priority:
         said["priority"] = request.priority
-    if request.constraint is not None and not request.constraint.after_reasoning:
+    if is_reasoning_ended(request.constraint):
         said["reasoning_ended"] = True
     return said
 
 
 def build_sampling_params(request: EngineRequest, *, depth: bool) -> dict[str, Any]:
-    s = request.sampling
-    said: dict[str, Any] = {
-        "max_tokens": s.max_tokens,
-        "min_tokens": s.min_tokens,
-        "temperature": s.temperature,
-        "top_p": s.top_p,
-        "top_k": s.top_k,
-        "min_p": s.min_p,
-        "presence_penalty": s.presence_penalty,
-        "frequency_penalty": s.frequency_penalty,
-        "repetition_penalty": s.repetition_penalty,
-        "ignore_eos": s.ignore_eos,
-        "detokenize": False,
-        "seed": s.seed,
-        "logit_bias": {str(token): bias for token, bias in s.logit_bias.items()} or None,
-        "allowed_token_ids": s.allowed_token_ids or None,
-        "bad_words": s.bad_words or None,
-        "thinking_token_budget": s.thinking_token_budget,
-        "repetition_detection": None if s.repetition is None else asdict(s.repetition),
-        "stop_token_ids": s.stop_token_ids or None,
-        "logprobs": _logprobs(s),
-        "prompt_logprobs": s.prompt_logprobs,
-        "structured_outputs": build_structured_outputs(request.constraint),
-        "extra_args": {DEPTH: request.depth} if depth and request.depth is not None else None,
-    }
-    return {name: value for name, value in said.items() if value is not None}
+    fields = build_sampling_fields(request)
+    fields.pop("extra_args", None)
+    if depth and request.depth is not None:
+        fields["extra_args"] = {DEPTH: request.depth}
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"].items()}
+    if _hides_alternative(request.sampling):
+        fields["logprobs"] += 1
+    return fields
 
 
-def _logprobs(sampling: Sampling) -> int | None:
-    """One more than asked for: the server counts the chosen token among them."""
+def _hides_alternative(sampling: Sampling) -> bool:
+    """The server counts the chosen token among the log probabilities asked for."""
     asked = sampling.logprobs
-    return asked + 1 if asked and sampling.temperature > 0 and asked < MOST_LOGPROBS else asked
-
-
-def build_structured_outputs(constraint: Constraint | None) -> dict[str, Any] | None:
-    if constraint is None:
-        return None
-    match constraint.kind:
-        case "json_schema":
-            return {"json": constraint.value}
-        case "json_object":
-            return {"json_object": True}
-        case "choice":
-            return {"choice": constraint.choices}
-        case kind:
-            return {kind: constraint.value}
+    return bool(asked) and sampling.temperature > 0 and (asked or 0) < MOST_LOGPROBS
 
 
 def read_output_logprobs(said: Any, top: int | None, tokens: int) -> tuple[PositionLogprobs, ...]:
@@ -120,7 +79,7 @@ def read_output_logprobs(said: Any, top: int | None, tokens: int) -> tuple[Posit
 def _output_position(said: Mapping[str, Any], top: int) -> PositionLogprobs:
     listed = read_list(said.get("top_logprobs"), "top_logprobs", MOST_ALTERNATIVES)
     others = (_logprob(read_object(entry, "a top log probability")) for entry in listed)
-    return PositionLogprobs(_logprob(said), _most_likely(others, top))
+    return PositionLogprobs(_logprob(said), select_top(others, top))
 
 
 def read_prompt_logprobs(
@@ -145,7 +104,7 @@ def _of_prompt(token: int, said: Mapping[str, Any], top: int) -> PositionLogprob
         id_: _logprob({**read_object(entry, "a prompt logprob"), "token_id": _id_of(id_)})
         for id_, entry in said.items()
     }
-    return PositionLogprobs(entries[str(token)], _most_likely(entries.values(), top))
+    return PositionLogprobs(entries[str(token)], select_top(entries.values(), top))
 
 
 def _id_of(text: str) -> int:
@@ -161,8 +120,3 @@ def _logprob(said: Mapping[str, Any]) -> TokenLogprob:
         read_number(said.get("logprob"), "logprob"),
         None if rank is None else read_integer(rank, "rank", 0, MOST_ID),
     )
-
-
-def _most_likely(entries: Iterable[TokenLogprob], top: int) -> tuple[TokenLogprob, ...]:
-    ranked = sorted(entries, key=lambda entry: entry.rank or 0)
-    return tuple(entry for entry in ranked if (entry.rank or 0) <= top)

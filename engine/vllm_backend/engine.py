@@ -41,6 +41,7 @@ from engine.vllm_backend.describe import describe
 from engine.vllm_backend.names import WORKER
 from engine.vllm_backend.outputs import StepOutputProcessor, StepQueue, take_over
 from engine.vllm_backend.statistics import BatchedStatLogger
+from engine.vllm_fields import is_reasoning_ended
 
 log = logging.getLogger(__name__)
 
@@ -300,7 +301,7 @@ async def _add(llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | Non
             lora_request=adapter,
             trace_headers=request.trace_headers or None,
             priority=request.priority,
-            reasoning_ended=translate.reasoning_ended(request.constraint),
+            reasoning_ended=is_reasoning_ended(request.constraint),
         )
         inbox: StepQueue = queue.inbox
         return inbox

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-DEPTH = "num_speculative_tokens"
-"""A request's depth in vLLM's ``extra_args`` (over vLLM's HTTP: ``vllm_xargs``)."""
-KEEP = "keeps_depth"
-"""In ``extra_args``: the ceiling does not hold for this request."""
 SKIP = "skip_drafting"
 """Attribute of a SchedulerOutput whose step needs no draft model at all."""
 SCHEDULER = "engine.vllm_backend.scheduler.scheduler"

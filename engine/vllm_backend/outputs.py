@@ -38,6 +38,7 @@ from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend import intake, statistics, translate
 from engine.vllm_backend.accounts import AccountReader
 from engine.vllm_backend.signatures import changed
+from engine.vllm_fields import FINISH
 
 PARAMETERS: dict[Callable[..., Any], str] = {
     OutputProcessor.__init__: (
@@ -215,7 +216,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
             state.queue.fail(EngineFailed("The engine failed on this request."))
             self._unclaimed(*decode)
             return
-        finish = translate.FINISH.get(reason)
+        finish = FINISH.get(reason)
         logprobs, prompt_logprobs = _logprobs(state, output) if told else ((), None)
         stopped = finish is FinishReason.STOP and token_ids
         state.queue.push(

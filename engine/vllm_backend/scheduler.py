@@ -35,7 +35,8 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from engine.vllm_backend.budget import ThinkingBudgetTracker
 from engine.vllm_backend.child_process import end_well
-from engine.vllm_backend.names import DEPTH, KEEP, SKIP, declared_depths
+from engine.vllm_backend.names import SKIP, declared_depths
+from engine.vllm_fields import DEPTH, KEEP
 
 
 class DepthSchedulerBase(Scheduler):  # type: ignore[misc]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -23,80 +22,22 @@ from engine.errors import (
     RequestRejected,
 )
 from engine.types import (
-    Constraint,
     EngineRequest,
-    FinishReason,
     PositionLogprobs,
-    RepetitionStop,
     TokenLogprob,
 )
-from engine.vllm_backend.names import DEPTH, KEEP
-
-FINISH = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
-    "repetition": FinishReason.STOP,
-}
+from engine.vllm_fields import build_sampling_fields, select_top
 
 
 def sampling_params(request: EngineRequest) -> SamplingParams:
-    """Tokens out, as deltas; text and stop strings are the gateway's business."""
-    s = request.sampling
-    return SamplingParams(
-        max_tokens=s.max_tokens,
-        min_tokens=s.min_tokens,
-        temperature=s.temperature,
-        top_p=s.top_p,
-        top_k=s.top_k,
-        min_p=s.min_p,
-        seed=s.seed,
-        presence_penalty=s.presence_penalty,
-        frequency_penalty=s.frequency_penalty,
-        repetition_penalty=s.repetition_penalty,
-        logit_bias=dict(s.logit_bias) or None,
-        allowed_token_ids=list(s.allowed_token_ids) or None,
-        bad_words=list(s.bad_words) or None,
-        thinking_token_budget=s.thinking_token_budget,
-        repetition_detection=repetition_detection(s.repetition),
-        stop_token_ids=list(s.stop_token_ids) or None,
-        ignore_eos=s.ignore_eos,
-        logprobs=s.logprobs,
-        prompt_logprobs=s.prompt_logprobs,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        structured_outputs=structured_outputs(request.constraint),
-        extra_args=_depth(request),
-    )
-
-
-def repetition_detection(wanted: RepetitionStop | None) -> RepetitionDetectionParams | None:
-    return None if wanted is None else RepetitionDetectionParams(**asdict(wanted))
-
-
-def _depth(request: EngineRequest) -> dict[str, int] | None:
-    if request.depth is None:
-        return None
-    return {DEPTH: request.depth} | ({KEEP: True} if request.keeps_depth else {})
-
-
-def structured_outputs(constraint: Constraint | None) -> StructuredOutputsParams | None:
-    if constraint is None:
-        return None
-    match constraint.kind:
-        case "json_schema":
-            return StructuredOutputsParams(json=constraint.value)
-        case "json_object":
-            return StructuredOutputsParams(json_object=True)
-        case "choice":
-            return StructuredOutputsParams(choice=list(constraint.choices))
-        case kind:
-            return StructuredOutputsParams(**{kind: constraint.value})
-
-
-def reasoning_ended(constraint: Constraint | None) -> bool | None:
-    """True constrains from the first token; None lets vLLM wait for the end of the reasoning."""
-    return None if constraint is None or constraint.after_reasoning else True
+    """Tokens out, as deltas."""
+    fields = build_sampling_fields(request)
+    if "repetition_detection" in fields:
+        repetition = RepetitionDetectionParams(**fields["repetition_detection"])
+        fields["repetition_detection"] = repetition
+    if "structured_outputs" in fields:
+        fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
+    return SamplingParams(**fields, output_kind=RequestOutputKind.DELTA)
 
 
 Alternatives = Mapping[int, Any]
@@ -105,14 +46,12 @@ Alternatives = Mapping[int, Any]
 
 def position_logprobs(token_id: int, given: Alternatives, top: int) -> PositionLogprobs:
     """``given`` holds the chosen token and the ``top`` most likely, in no promised order."""
-    ranked = sorted(
-        (TokenLogprob(token, entry.logprob, entry.rank) for token, entry in given.items()),
-        key=lambda entry: entry.rank or 0,
-    )
     chosen = given[token_id]
     return PositionLogprobs(
         chosen=TokenLogprob(token_id, chosen.logprob, chosen.rank),
-        top=tuple(entry for entry in ranked if (entry.rank or 0) <= top),
+        top=select_top(
+            (TokenLogprob(token, entry.logprob, entry.rank) for token, entry in given.items()), top
+        ),
     )
 
 

@@ -21,8 +21,9 @@ from benchmarks.drive import speculation
 from engine.types import DecodeStep, UndraftedReason
 from engine.vllm_backend.accounts import decode_step
 from engine.vllm_backend.arguments import demo_arguments
-from engine.vllm_backend.names import DEPTH, SKIP, declared_depths
+from engine.vllm_backend.names import SKIP, declared_depths
 from engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
+from engine.vllm_fields import DEPTH
 
 BLOCK = 32
 MOST = 3

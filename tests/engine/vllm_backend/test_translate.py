@@ -3,12 +3,14 @@ from dataclasses import replace
 import pytest
 from vllm.exceptions import QueueOverflowError, VLLMValidationError
 from vllm.logprobs import Logprob
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from engine.errors import EngineDead, EngineFailed, EngineOverloaded, RequestRejected
 from engine.remote import wire
 from engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
 from engine.vllm_backend import translate
+from engine.vllm_fields import build_structured_outputs, is_reasoning_ended
 
 REQUEST = EngineRequest("r", (1, 2), Sampling(max_tokens=5, temperature=0.0))
 
@@ -48,15 +50,14 @@ def test_repetition_is_told_as_vllm_and_as_its_server_take_it() -> None:
     ],
 )
 def test_every_constraint_has_its_field(constraint: Constraint, field: str, value: object) -> None:
-    params = translate.structured_outputs(constraint)
-    assert params is not None
+    params = StructuredOutputsParams(**(build_structured_outputs(constraint) or {}))
     assert getattr(params, field) == value
 
 
 def test_only_a_constraint_after_reasoning_waits_for_its_end() -> None:
-    assert translate.reasoning_ended(None) is None
-    assert translate.reasoning_ended(Constraint("regex", "a")) is True
-    assert translate.reasoning_ended(Constraint("regex", "a", after_reasoning=True)) is None
+    assert is_reasoning_ended(None) is None
+    assert is_reasoning_ended(Constraint("regex", "a")) is True
+    assert is_reasoning_ended(Constraint("regex", "a", after_reasoning=True)) is None
 
 
 def test_logprobs_name_the_chosen_token_and_order_the_rest() -> None:

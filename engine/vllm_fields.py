@@ -1,0 +1,81 @@
+"""An EngineRequest as vLLM's SamplingParams name its fields, in process and over HTTP. No vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from engine.types import Constraint, EngineRequest, FinishReason, TokenLogprob
+
+DEPTH = "num_speculative_tokens"
+"""A request's depth in vLLM's ``extra_args`` (over vLLM's HTTP: ``vllm_xargs``)."""
+KEEP = "keeps_depth"
+"""In ``extra_args``: the depth bound does not apply to this request."""
+FINISH = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+    "repetition": FinishReason.STOP,
+}
+
+
+def build_sampling_fields(request: EngineRequest) -> dict[str, Any]:
+    """Fields that are set. Tokens out, without text: stop strings are the gateway's own."""
+    s = request.sampling
+    fields: dict[str, Any] = {
+        "max_tokens": s.max_tokens,
+        "min_tokens": s.min_tokens,
+        "temperature": s.temperature,
+        "top_p": s.top_p,
+        "top_k": s.top_k,
+        "min_p": s.min_p,
+        "presence_penalty": s.presence_penalty,
+        "frequency_penalty": s.frequency_penalty,
+        "repetition_penalty": s.repetition_penalty,
+        "ignore_eos": s.ignore_eos,
+        "detokenize": False,
+        "seed": s.seed,
+        "logit_bias": dict(s.logit_bias) or None,
+        "allowed_token_ids": list(s.allowed_token_ids) or None,
+        "bad_words": list(s.bad_words) or None,
+        "thinking_token_budget": s.thinking_token_budget,
+        "repetition_detection": None if s.repetition is None else asdict(s.repetition),
+        "stop_token_ids": list(s.stop_token_ids) or None,
+        "logprobs": s.logprobs,
+        "prompt_logprobs": s.prompt_logprobs,
+        "structured_outputs": build_structured_outputs(request.constraint),
+        "extra_args": _build_extra_args(request),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _build_extra_args(request: EngineRequest) -> dict[str, int] | None:
+    if request.depth is None:
+        return None
+    return {DEPTH: request.depth} | ({KEEP: True} if request.keeps_depth else {})
+
+
+def build_structured_outputs(constraint: Constraint | None) -> dict[str, Any] | None:
+    if constraint is None:
+        return None
+    match constraint.kind:
+        case "json_schema":
+            return {"json": constraint.value}
+        case "json_object":
+            return {"json_object": True}
+        case "choice":
+            return {"choice": list(constraint.choices)}
+        case kind:
+            return {kind: constraint.value}
+
+
+def is_reasoning_ended(constraint: Constraint | None) -> bool | None:
+    """True constrains from the first token; None lets vLLM wait for the end of the reasoning."""
+    return None if constraint is None or constraint.after_reasoning else True
+
+
+def select_top(entries: Iterable[TokenLogprob], top: int) -> tuple[TokenLogprob, ...]:
+    """The ``top`` most likely, by rank. vLLM may add the chosen token, in no promised order."""
+    ranked = sorted(entries, key=lambda entry: entry.rank or 0)
+    return tuple(entry for entry in ranked if (entry.rank or 0) <= top)
