@@ -10,18 +10,42 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 import pytest
 
-ROOT = Path(__file__).parent.parent
+HERE = Path(__file__).parent
+ROOT = HERE.parent
 START_LIMIT_S = 240
 ADMIN = ("--admin-port", "0")
 """Opens /admin, which needs a port of its own where there are no keys."""
 SLOW_LIMIT_S = 900
 """For tests that start real engines; all others have pytest's ``timeout`` setting. A deadlock
 fails its test and not the whole run."""
+
+
+SLOW_MODULE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.slow\b", re.MULTILINE)
+NEEDS_ENGINE = (
+    "engine/vllm_backend",
+    "faults/test_start_faults.py",
+    "server/test_front_end_flags.py",
+    "server/test_strict_schema.py",
+    "training",
+)
+"""What imports vLLM, torch or transformers: left out where vLLM is not installed."""
+HAS_ENGINE = find_spec("vllm") is not None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what would be deselected anyway before it is imported, and what cannot be."""
+    inside = collection_path.relative_to(HERE).as_posix()
+    if not HAS_ENGINE and inside in NEEDS_ENGINE:
+        return True
+    if config.option.markexpr == "not slow" and collection_path.name.startswith("test_"):
+        return bool(SLOW_MODULE.search(collection_path.read_text(encoding="utf-8"))) or None
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

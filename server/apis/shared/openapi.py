@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,11 +14,17 @@ PARTS = "x-parts"
 
 def accepts(model: type[BaseModel]) -> dict[str, Any]:
     """The request body of ``model`` as FastAPI's ``openapi_extra``."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+    return {"requestBody": {"required": True, "content": content}, PARTS: dict(_schemas(model))}
+
+
+@cache
+def _schemas(model: type[BaseModel]) -> dict[str, Any]:
+    """A model's schema and those it refers to, by name; cached: each app asks for them again."""
     name = model.__name__
     schema = model.model_json_schema(ref_template=f"#/components/schemas/{name}.{{model}}")
     parts = {f"{name}.{part}": inner for part, inner in schema.pop("$defs", {}).items()}
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
-    return {"requestBody": {"required": True, "content": content}, PARTS: parts | {name: schema}}
+    return parts | {name: schema}
 
 
 def complete(app: FastAPI) -> None:

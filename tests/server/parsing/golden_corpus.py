@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from _pytest.mark.structures import ParameterSet
 
 from engine.events import Outcome
 from engine.types import FinishReason
@@ -183,6 +185,14 @@ def corpus() -> tuple[Case, ...]:
         if path.name != "tools.yaml":
             cases += _file(path, tools)
     return tuple(cases)
+
+
+def by_format() -> list[ParameterSet]:
+    """The cases of each format as one parameter: thousands of tests cost more than their cases."""
+    files: dict[str, list[Case]] = {}
+    for case in corpus():
+        files.setdefault(case.format.name, []).append(case)
+    return [pytest.param(cases, id=name) for name, cases in files.items()]
 
 
 def _file(path: Path, tools: Mapping[str, Any]) -> list[Case]:

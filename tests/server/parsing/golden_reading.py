@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -190,3 +190,14 @@ def check(case: Case, cuts: Iterator[Cutting], tool_parser: str | None) -> None:
         elif stream != first[1] and not problems:
             problems = [f"the stream differs from that of: {first[0].name}"]
         assert not problems, described(case, cutting, problems)
+
+
+def check_all(cases: Sequence[Case], check_one: Callable[[Case], None]) -> None:
+    """Check every case, and name all that fail."""
+    problems: list[str] = []
+    for case in cases:
+        try:
+            check_one(case)
+        except Exception as error:
+            problems.append(f"{case.id}: {error!r}" if not str(error) else f"{case.id}: {error}")
+    assert not problems, f"{len(problems)} of {len(cases)} cases:\n" + "\n\n".join(problems[:20])

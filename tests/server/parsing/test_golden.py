@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from tests.server.parsing.golden_corpus import Case, corpus
-from tests.server.parsing.golden_cuts import cuttings, every_split
-from tests.server.parsing.golden_reading import check, main_parser, output
+from tests.server.parsing.golden_corpus import Case, by_format
+from tests.server.parsing.golden_cuts import Cutting, cuttings, every_split
+from tests.server.parsing.golden_reading import check, check_all, main_parser, output
 
 LONG = 1500
 """From so many tokens on a case is cut in fewer ways."""
 SHORT = 250
 """Up to so many bytes an output is split in two at every place."""
 
-CASES = [pytest.param(case, id=case.id) for case in corpus()]
-SHORT_CASES = [pytest.param(case, id=case.id) for case in corpus() if case.size <= SHORT]
+formats = pytest.mark.parametrize("cases", by_format())
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_cutting_reads_as_the_format_defines(case: Case) -> None:
+def usual_cuttings(case: Case) -> list[Cutting]:
     ids, eos, own = output(case)
     cuts = list(cuttings(ids, own, eos))
-    if len(ids) > LONG:
-        cuts = cuts[3::4]
-    check(case, iter(cuts), main_parser(case))
+    return cuts[3::4] if len(ids) > LONG else cuts
+
+
+@formats
+def test_cuttings_by_turns_read_as_the_format_defines(cases: Sequence[Case]) -> None:
+    """Each case at a third of the cuttings: the next case at the next third."""
+    turns = {case.id: turn % 3 for turn, case in enumerate(cases)}
+
+    def read_in_turn(case: Case) -> None:
+        cuts = usual_cuttings(case)[turns[case.id] :: 3]
+        check(case, iter(cuts), main_parser(case))
+
+    check_all(cases, read_in_turn)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SHORT_CASES)
-def test_every_split_in_two(case: Case) -> None:
-    ids, eos, _ = output(case)
-    check(case, every_split(ids, eos), main_parser(case))
+@formats
+def test_every_cutting_reads_as_the_format_defines(cases: Sequence[Case]) -> None:
+    check_all(cases, lambda case: check(case, iter(usual_cuttings(case)), main_parser(case)))
 
 
-ALIASES = [
-    pytest.param(case, alias, id=f"{case.id}-as-{alias}")
-    for case in corpus()
-    for alias in case.format.tool_parsers[1:]
-]
+@pytest.mark.slow
+@formats
+def test_every_split_in_two(cases: Sequence[Case]) -> None:
+    def split(case: Case) -> None:
+        ids, eos, _ = output(case)
+        check(case, every_split(ids, eos), main_parser(case))
+
+    check_all([case for case in cases if case.size <= SHORT], split)
 
 
-@pytest.mark.parametrize(("case", "alias"), ALIASES)
-def test_aliases_read_the_same(case: Case, alias: str) -> None:
-    ids, eos, own = output(case)
-    check(case, iter(list(cuttings(ids, own, eos))[2:4]), alias)
+@formats
+def test_aliases_read_the_same(cases: Sequence[Case]) -> None:
+    def read_as_aliases(case: Case) -> None:
+        ids, eos, own = output(case)
+        for alias in case.format.tool_parsers[1:]:
+            check(case, iter(list(cuttings(ids, own, eos))[2:4]), alias)
+
+    check_all(cases, read_as_aliases)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from engine.types import FinishReason
-from tests.server.parsing.golden_corpus import Case, corpus
+from tests.server.parsing.golden_corpus import Case, by_format
 from tests.server.parsing.golden_cuts import Cutting, every
-from tests.server.parsing.golden_reading import Reading, fold, main_parser, output, read
+from tests.server.parsing.golden_reading import Reading, check_all, fold, main_parser, output, read
 
 TEXTUAL = {
     "deepseek_v32",
@@ -24,13 +25,14 @@ TEXTUAL = {
 }
 """Formats with markers of plain text: half a marker at the end is still text."""
 SHORT = 250
-CASES = [
-    case
-    for case in corpus()
-    if case.size <= SHORT
-    and case.finish is FinishReason.STOP
-    and not case.name.startswith("end_of_thinking_forgotten")  # cut off, it is all thinking
-]
+
+
+def is_checked(case: Case) -> bool:
+    return (
+        case.size <= SHORT
+        and case.finish is FinishReason.STOP
+        and not case.name.startswith("end_of_thinking_forgotten")  # cut off, it is all thinking
+    )
 
 
 def cut_off(case: Case, size: int) -> Reading:
@@ -62,12 +64,12 @@ def check(case: Case) -> None:
             assert begins(reading.content, case.content), where
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in CASES[::9]])
-def test_cut_off_anywhere(case: Case) -> None:
-    check(case)
+@pytest.mark.parametrize("cases", by_format())
+def test_cut_off_anywhere(cases: Sequence[Case]) -> None:
+    check_all([case for case in cases if is_checked(case)][::9], check)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in CASES])
-def test_each_cut_off_anywhere(case: Case) -> None:
-    check(case)
+@pytest.mark.parametrize("cases", by_format())
+def test_each_cut_off_anywhere(cases: Sequence[Case]) -> None:
+    check_all([case for case in cases if is_checked(case)], check)
