@@ -1,5 +1,6 @@
 """Who may run a request, how many, and when: keys, quota, budget, memory, admission.
 
-Called by ``server.http.auth`` before the body is read and by ``server.apis.shared`` once the request
-is a Job. Nothing here reads HTTP or knows an API. A new limit is a module here, charged in one place.
+Called by ``server.http.auth`` before the body is read and by ``server.apis.shared`` once the
+request is a Job. Nothing here reads HTTP or knows an API. A new limit is a module here, charged
+in one place.
 """
