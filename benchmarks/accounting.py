@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY
 from benchmarks.drive import Outcome, render, run, running, speculation
 from engine.speculation.accounting import Totals
 from engine.types import Constraint, EngineRequest, Sampling
-from engine.vllm_backend.arguments import DEMO_DEPTH, demo_arguments
+from engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 
@@ -85,7 +85,7 @@ def counted() -> dict[str, float]:
 
 async def drive(engine: VllmEngine, requests: int, at_once: int, seed: int) -> Tally:
     dice = random.Random(seed)
-    prompts = render(VllmRenderer(demo_arguments()))
+    prompts = render(VllmRenderer(make_demo_arguments()))
     tally = Tally()
     room = asyncio.Semaphore(at_once)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from benchmarks.drive import QUESTIONS, Outcome, at, greedy, render, run_all, running, speculation
 from engine.speculation.accounting import Totals
-from engine.vllm_backend.arguments import DEMO_DEPTH, demo_arguments
+from engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 
@@ -50,7 +50,7 @@ async def ms_per_token(
 
 
 async def measure(rounds: int, tokens: int) -> list[Row]:
-    prompts = render(VllmRenderer(demo_arguments()), [QUESTIONS[1]] * max(BATCHES))
+    prompts = render(VllmRenderer(make_demo_arguments()), [QUESTIONS[1]] * max(BATCHES))
     times: dict[tuple[int, str], list[float]] = defaultdict(list)
     sums: dict[tuple[int, str], Totals] = defaultdict(Totals)
     async with (

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.speculation.accounting import Account, Totals
 from engine.types import EngineRequest, FinishReason, PositionLogprobs, Sampling
-from engine.vllm_backend.arguments import DEMO_SPECULATION, demo_arguments
+from engine.vllm_backend.arguments import DEMO_SPECULATION, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 
@@ -79,7 +79,7 @@ def speculation(depth: int) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(**chosen: Any) -> AsyncGenerator[VllmEngine, None]:
-    engine = VllmEngine(demo_arguments(**chosen))
+    engine = VllmEngine(make_demo_arguments(**chosen))
     await engine.start()
     try:
         yield engine

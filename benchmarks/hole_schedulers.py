@@ -12,7 +12,7 @@ from engine.vllm_backend.scheduler import DepthScheduler
 class PublishAll(DepthScheduler):
     """Skips as ours does, but shares what was generated at depth 0 with later requests."""
 
-    def _shareable_tokens(self, request: Request) -> int:
+    def _count_shareable_tokens(self, request: Request) -> int:
         return int(request.num_tokens)
 
 

@@ -14,7 +14,7 @@ import random
 
 from benchmarks.drive import Outcome, at, greedy, run, run_all, running, speculation
 from engine.types import EngineRequest
-from engine.vllm_backend.arguments import demo_arguments
+from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 
@@ -29,7 +29,7 @@ NEAR_TIE = 0.05
 
 def many(count: int) -> list[tuple[int, ...]]:
     """Questions like those of the demo's training, and as many token soups nobody would write."""
-    renderer, dice = VllmRenderer(demo_arguments()), random.Random(0)
+    renderer, dice = VllmRenderer(make_demo_arguments()), random.Random(0)
     pairs = itertools.cycle(itertools.product(STARTS, THINGS))
     asked = [
         tuple(renderer.render_chat([{"role": "user", "content": f"{start} {thing}."}], None))

@@ -33,7 +33,7 @@ from engine.base import Engine
 from engine.scripted import ScriptedEngine, steps
 from engine.speculation.policy import SpeculationPolicy
 from engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
-from observability.http import routes
+from observability.http import make_routes
 from observability.logs import AccessLog
 from observability.middleware import TelemetryMiddleware
 from observability.observed import InstrumentedEngine
@@ -84,10 +84,10 @@ def scripted(num_tokens: int) -> ScriptedEngine:
 
 
 def demo() -> Engine:
-    from engine.vllm_backend.arguments import demo_arguments
+    from engine.vllm_backend.arguments import make_demo_arguments
     from engine.vllm_backend.engine import VllmEngine
 
-    return VllmEngine(demo_arguments())
+    return VllmEngine(make_demo_arguments())
 
 
 def make_app(engine: Engine, observing: bool) -> ASGIApp:
@@ -104,7 +104,7 @@ def make_app(engine: Engine, observing: bool) -> ASGIApp:
     observed = InstrumentedEngine(engine, telemetry)
     gateway.open(Path(observed, INFO, renderer, parsers, served, SpeculationPolicy()))
     log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    return TelemetryMiddleware(create_app(gateway, routes(telemetry)), log)
+    return TelemetryMiddleware(create_app(gateway, make_routes(telemetry)), log)
 
 
 def serve(kind: str, num_tokens: int, told: Connection) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.drive import QUESTIONS, Outcome, at, greedy, run, running, speculation
 from engine.speculation.accounting import Totals
 from engine.types import EngineRequest
-from engine.vllm_backend.accounts import decode_step
-from engine.vllm_backend.arguments import DEMO_DEPTH, demo_arguments
+from engine.vllm_backend.accounts import read_decode_step
+from engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.names import SCHEDULER
 from engine.vllm_backend.renderer import VllmRenderer
@@ -71,14 +71,14 @@ def sums(outcomes: list[Outcome]) -> str:
 
 
 async def measure(rounds: int, ways: list[str]) -> None:
-    renderer = VllmRenderer(demo_arguments())
+    renderer = VllmRenderer(make_demo_arguments())
     print("| way | prefix | prompt: acceptance length | cached | answer: length | cached |")
     print("|---|---|---|---|---|---|")
     for way in ways:
         chosen = {"block_size": BLOCK, "scheduler_cls": WAYS[way]}
         async with running(**chosen, speculative_config=speculation(DEMO_DEPTH)) as engine:
             assert engine._outputs is not None
-            engine._outputs._read = decode_step
+            engine._outputs._read = read_decode_step
             for first in (DEMO_DEPTH, 0):
                 answers = [
                     await conversation(engine, renderer, start, first, f"talk-{first}-{start}")

@@ -7,7 +7,7 @@ One ``Observation`` per request, in this order:
     tell(event)                                # every event, before the next step is asked for
     observation.end(Ending.COMPLETED)          # exactly once, in a finally
 
-A request that never became a Job is told with ``observer.refused``. None of these raises or waits.
+``observer.record_refusal`` reports a request that never became a Job. No method raises or waits.
 The step an engine yields, then the events made of it, then the next step: because one task does
 all three for a sequence, an observer that also sees the steps can tell which step made which event.
 """
@@ -22,6 +22,9 @@ from typing import Protocol
 from engine.events import Event
 
 Tell = Callable[[Event], None]
+
+CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
+"""The workloads a request is counted under when it names no other."""
 
 
 class Ending(StrEnum):
@@ -84,15 +87,15 @@ class Observer(Protocol):
 
     def begin(self, facts: RequestFacts) -> Observation: ...
 
-    def refused(self, api: str, code: str) -> None:
+    def record_refusal(self, api: str, code: str) -> None:
         """A request was turned away; ``code`` is the gateway error's own (a bounded set)."""
         ...
 
-    def ignored(self, api: str, names: Sequence[str]) -> None:
+    def record_ignored_fields(self, api: str, names: Sequence[str]) -> None:
         """A request is answered without these fields; the names are the client's own."""
         ...
 
-    def not_stored(self) -> None:
+    def record_storage_failure(self) -> None:
         """An answer was handed over and could not be stored, though it was to be."""
         ...
 
@@ -113,13 +116,13 @@ class NullObserver:
     def begin(self, facts: RequestFacts) -> Observation:  # noqa: ARG002
         return NullObservation()
 
-    def refused(self, api: str, code: str) -> None:
+    def record_refusal(self, api: str, code: str) -> None:
         pass
 
-    def ignored(self, api: str, names: Sequence[str]) -> None:
+    def record_ignored_fields(self, api: str, names: Sequence[str]) -> None:
         pass
 
-    def not_stored(self) -> None:
+    def record_storage_failure(self) -> None:
         pass
 
 

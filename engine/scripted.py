@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from engine.errors import EngineDead, EngineError
-from engine.speculation.accounting import cut_decode, shared_step
+from engine.speculation.accounting import intern_step, trim_decode
 from engine.types import (
     EngineInfo,
     EngineRequest,
@@ -51,7 +51,7 @@ def steps(
         size = max(1, next(sizes, 1))
         piece = tuple(token_ids[at : at + size])
         accepted = len(piece) - 1
-        decode = () if at == 0 else (shared_step(max(depth, accepted), accepted, len(piece)),)
+        decode = () if at == 0 else (intern_step(max(depth, accepted), accepted, len(piece)),)
         at += size
         out.append(Step(piece, decode=decode, finish=finish if at >= len(token_ids) else None))
     return out or [Step((), finish=finish)]
@@ -127,7 +127,7 @@ def _limit(step: Step, left: int) -> Step:
     cut = len(step.token_ids) - left
     return Step(
         step.token_ids[:left],
-        decode=cut_decode(step.decode, cut),
+        decode=trim_decode(step.decode, cut),
         logprobs=step.logprobs[:left],
         prompt_logprobs=step.prompt_logprobs,
         cached_tokens=step.cached_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from observability.facts import DecodeProgress, PhaseShares, RequestRecord, SliceNames, together
+from observability.facts import DecodeProgress, PhaseShares, RequestRecord, SliceNames, sum_shares
 from observability.labels import Labels
 
 LIMIT = 256
@@ -20,7 +20,7 @@ class PendingMetrics:
         self._records: defaultdict[SliceNames, list[RequestRecord]] = defaultdict(list)
         self._size = 0
 
-    def progressed(self, slices: SliceNames, shares: PhaseShares, gaps: list[float]) -> None:
+    def add_progress(self, slices: SliceNames, shares: PhaseShares, gaps: list[float]) -> None:
         self._size += 1
         known = self._progress.get(slices)
         if known is None:
@@ -31,7 +31,7 @@ class PendingMetrics:
             known[0][phase] = share if mine is None else mine + share
         known[1].extend(gaps)
 
-    def ended(self, record: RequestRecord) -> None:
+    def add_record(self, record: RequestRecord) -> None:
         self._records[record.slices].append(record)
 
     @property
@@ -40,7 +40,7 @@ class PendingMetrics:
 
     def progress(self) -> Iterator[DecodeProgress]:
         for slices, (shares, gaps) in self._progress.items():
-            yield DecodeProgress(slices, shares, gaps, together(shares))
+            yield DecodeProgress(slices, shares, gaps, sum_shares(shares))
 
     def records(self) -> Iterator[tuple[SliceNames, list[RequestRecord]]]:
         return iter(self._records.items())

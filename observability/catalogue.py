@@ -23,43 +23,43 @@ BEGIN = "<!-- made by python -m observability.catalogue: begin -->\n"
 END = "<!-- end -->\n"
 
 
-def declared() -> list[MetricDeclaration]:
+def list_metrics() -> list[MetricDeclaration]:
     """Every metric there is."""
     return Telemetry(TelemetrySettings(models=()), CollectorRegistry()).catalogue
 
 
-def markdown(metrics: Iterable[MetricDeclaration]) -> str:
+def render_markdown(metrics: Iterable[MetricDeclaration]) -> str:
     """A section per group: its docstring, then its metrics."""
     about = {group.__name__: inspect.cleandoc(group.__doc__ or "") for group in GROUPS}
     return "\n".join(
-        _section(name, about[name], list(members))
+        _render_section(name, about[name], list(members))
         for name, members in groupby(metrics, key=lambda metric: metric.group)
     )
 
 
-def _section(name: str, about: str, metrics: list[MetricDeclaration]) -> str:
+def _render_section(name: str, about: str, metrics: list[MetricDeclaration]) -> str:
     rows = "".join(
-        f"| `{metric.name}` | {metric.kind} | {_labels(metric)} | {metric.help} |\n"
+        f"| `{metric.name}` | {metric.kind} | {_render_labels(metric)} | {metric.help} |\n"
         for metric in metrics
     )
     head = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
     return f"### {name}\n\n{about}\n\n{head}{rows}"
 
 
-def _labels(metric: MetricDeclaration) -> str:
+def _render_labels(metric: MetricDeclaration) -> str:
     names = metric.labels
     if names[: len(LABELS)] == LABELS:
         names = ("…", *names[len(LABELS) :])
     return ", ".join(names)
 
 
-def rewritten(document: str) -> str:
+def rewrite_document(document: str) -> str:
     """``document`` with its table up to date."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{markdown(declared())}\n{END}{after}"
+    return f"{before}{BEGIN}\n{render_markdown(list_metrics())}\n{END}{after}"
 
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
+    path.write_text(rewrite_document(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -18,28 +18,28 @@ MIN_AT_RISK = 10
 Row = dict[str, Any]
 
 
-def speculation(telemetry: Telemetry) -> Row:
+def summarize_speculation(telemetry: Telemetry) -> Row:
     """Everything the page at ``/`` shows. Null means no data, never zero."""
     telemetry.settle()
     now = telemetry.clock()
     slices = {
-        kind: {name: row(window, now) for name, window in telemetry.book.of_kind(kind)}
+        kind: {name: summarize_window(window, now) for name, window in telemetry.book.of_kind(kind)}
         for kind in KINDS
     }
-    whole = slices.pop(ALL).get("", row(_empty(telemetry), now))
+    whole = slices.pop(ALL).get("", summarize_window(_make_empty_window(telemetry), now))
     return {
         "window_s": telemetry.settings.window_s,
         "running": telemetry.num_running,
-        "tokens_per_s": throughput(telemetry, now),
-        "engines": {lane: _engine(info) for lane, info in telemetry.engines.items()},
-        "workers": [_worker(worker) for worker in telemetry.workers()],
+        "tokens_per_s": compute_throughput(telemetry, now),
+        "engines": {lane: _describe_engine(info) for lane, info in telemetry.engines.items()},
+        "workers": [_describe_worker(worker) for worker in telemetry.list_workers()],
         "all": whole,
         "slices": slices,
-        "history": history(telemetry, now),
+        "history": list_history(telemetry, now),
     }
 
 
-def row(window: SlidingWindow, now: float) -> Row:
+def summarize_window(window: SlidingWindow, now: float) -> Row:
     """One slice over the window. ``against_baseline`` is its acceptance length / its baseline's."""
     sums = window.sums(now)
     totals = sums.totals
@@ -53,23 +53,23 @@ def row(window: SlidingWindow, now: float) -> Row:
         "against_baseline": length / baseline if length and baseline else None,
         "acceptance_per_position": totals.acceptance_per_position,
         "conditional_acceptance": totals.conditional_acceptance,
-        "conditional_slope": conditional_slope(totals),
+        "conditional_slope": compute_conditional_slope(totals),
         "fallback_ratio": totals.fallback_ratio,
         "fallback_by_reason": totals.fallback_by_reason,
         "tpot_s": sums.tpot,
     }
 
 
-def history(telemetry: Telemetry, now: float) -> list[Row]:
+def list_history(telemetry: Telemetry, now: float) -> list[Row]:
     """The window's buckets, oldest first; the last one is still filling."""
     return [
-        _point(age, sums, window.bucket_s)
+        _summarize_bucket(age, sums, window.bucket_s)
         for _, window in telemetry.book.of_kind(ALL)
         for age, sums in window.history(now)
     ]
 
 
-def throughput(telemetry: Telemetry, now: float) -> float:
+def compute_throughput(telemetry: Telemetry, now: float) -> float:
     """Output tokens per second over the last two full buckets and the one still filling."""
     recent = [
         (window.bucket_s, sums.totals.tokens)
@@ -83,7 +83,7 @@ def throughput(telemetry: Telemetry, now: float) -> float:
     return sum(tokens for _, tokens in recent) / (2 * bucket_s + now % bucket_s)
 
 
-def conditional_slope(totals: Totals) -> float | None:
+def compute_conditional_slope(totals: Totals) -> float | None:
     """The least-squares slope of c_i over i; below 0, later positions are accepted less.
 
     A serving-side sign of attention drift, not a proof: the depth a request may use also thins
@@ -93,13 +93,13 @@ def conditional_slope(totals: Totals) -> float | None:
     """
     points = [
         (at, value)
-        for at, (value, reached) in enumerate(_corrected(totals), 1)
+        for at, (value, reached) in enumerate(_correct_for_depth(totals), 1)
         if reached >= MIN_AT_RISK
     ]
-    return _slope(points) if len(points) > 1 else None
+    return _fit_slope(points) if len(points) > 1 else None
 
 
-def _corrected(totals: Totals) -> list[tuple[float, int]]:
+def _correct_for_depth(totals: Totals) -> list[tuple[float, int]]:
     """For each position: c_i among steps that drafted it, and the steps that got that far."""
     reached = (totals.verify_steps, *totals.accepted_at)
     drafted = (totals.verify_steps, *totals.proposed_at)
@@ -110,14 +110,14 @@ def _corrected(totals: Totals) -> list[tuple[float, int]]:
     return out
 
 
-def _slope(points: Sequence[tuple[float, float]]) -> float:
+def _fit_slope(points: Sequence[tuple[float, float]]) -> float:
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
     rise = sum((x - mean_x) * (y - mean_y) for x, y in points)
     return rise / sum((x - mean_x) ** 2 for x, _ in points)
 
 
-def _engine(info: EngineInfo) -> Row:
+def _describe_engine(info: EngineInfo) -> Row:
     how = info.speculation
     return {
         "model": info.model,
@@ -129,7 +129,7 @@ def _engine(info: EngineInfo) -> Row:
     }
 
 
-def _worker(worker: WorkerStatus) -> Row:
+def _describe_worker(worker: WorkerStatus) -> Row:
     """``acceptance_length`` is over all the worker has done, for others, too."""
     counted = worker.counted
     return {
@@ -147,7 +147,7 @@ def _worker(worker: WorkerStatus) -> Row:
     }
 
 
-def _point(age: float, sums: WindowSums, bucket_s: float) -> Row:
+def _summarize_bucket(age: float, sums: WindowSums, bucket_s: float) -> Row:
     return {
         "age_s": age,
         "acceptance_length": sums.totals.acceptance_length,
@@ -157,5 +157,5 @@ def _point(age: float, sums: WindowSums, bucket_s: float) -> Row:
     }
 
 
-def _empty(telemetry: Telemetry) -> SlidingWindow:
+def _make_empty_window(telemetry: Telemetry) -> SlidingWindow:
     return SlidingWindow(telemetry.settings.window_s, telemetry.settings.baseline_half_life_s)

@@ -27,16 +27,16 @@ class MergedRegistries(Collector):
             for family in registry.collect():
                 if family.name not in seen:
                     seen.add(family.name)
-                    yield _without_created(family)
+                    yield _drop_created_samples(family)
 
 
-def _without_created(family: Metric) -> Metric:
+def _drop_created_samples(family: Metric) -> Metric:
     made = Metric(family.name, family.documentation, family.type, family.unit)
     made.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     return made
 
 
-def exposition(registry: CollectorRegistry) -> bytes:
+def render_metrics(registry: CollectorRegistry) -> bytes:
     """Our metrics, then those of the process-wide registry: vLLM's ``vllm:*``, Python, process."""
     page = CollectorRegistry(auto_describe=False)
     page.register(MergedRegistries((registry, REGISTRY)))

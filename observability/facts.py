@@ -80,5 +80,5 @@ class RequestRecord:
         return self.facts.stream and self.ttft is not None and self.ending is not Ending.COMPLETED
 
 
-def together(shares: PhaseShares) -> PhaseShare:
+def sum_shares(shares: PhaseShares) -> PhaseShare:
     return reduce(add, shares.values())

@@ -9,21 +9,21 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from observability.debug import speculation
-from observability.exposition import CONTENT_TYPE, exposition
+from observability.debug import summarize_speculation
+from observability.exposition import CONTENT_TYPE, render_metrics
 from observability.telemetry import Telemetry
 
 
-def routes(telemetry: Telemetry) -> list[Route]:
+def make_routes(telemetry: Telemetry) -> list[Route]:
     """``/metrics`` for Prometheus, ``/debug/speculation`` for programs, ``/`` for people."""
     page = files("observability").joinpath("page.html").read_text(encoding="utf-8")
 
     async def metrics(_: Request) -> Response:
         telemetry.settle()
-        return Response(exposition(telemetry.registry), media_type=CONTENT_TYPE)
+        return Response(render_metrics(telemetry.registry), media_type=CONTENT_TYPE)
 
     async def debug(_: Request) -> Response:
-        body = orjson.dumps(speculation(telemetry), option=orjson.OPT_INDENT_2)
+        body = orjson.dumps(summarize_speculation(telemetry), option=orjson.OPT_INDENT_2)
         return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
     async def home(_: Request) -> Response:

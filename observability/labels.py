@@ -39,7 +39,7 @@ CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
 CONTEXTS = ("0-512", "513-2k", "2k-8k", "8k-32k", "32k-128k", "128k+")
 
 
-def context(prompt_tokens: int) -> str:
+def name_context(prompt_tokens: int) -> str:
     """The prompt-length bucket; an upper bound belongs to its bucket."""
     return CONTEXTS[bisect_left(CONTEXT_BOUNDS, prompt_tokens)]
 
@@ -67,7 +67,7 @@ _APIS = {
 }
 
 
-def api(name_or_path: str) -> str:
+def name_api(name_or_path: str) -> str:
     """The API's name; a path nobody serves is ``other``, or anyone could make up series."""
     if name_or_path in _APIS.values():
         return name_or_path

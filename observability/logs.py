@@ -53,13 +53,13 @@ class AccessLog:
             "level": "info",
             "logger": ACCESS,
             "message": "request",
-            **fields(exchange),
+            **make_fields(exchange),
         }
         self._stream.write(orjson.dumps(line).decode() + "\n")
         self._stream.flush()
 
 
-def fields(exchange: HttpExchange) -> dict[str, Any]:
+def make_fields(exchange: HttpExchange) -> dict[str, Any]:
     """What the access log says of one exchange."""
     out: dict[str, Any] = {
         "request_id": exchange.request_id,
@@ -67,15 +67,15 @@ def fields(exchange: HttpExchange) -> dict[str, Any]:
         "path": exchange.path[:MAX_PATH],
         "client": exchange.client,
         "status": exchange.status,
-        "duration_ms": _ms(exchange.ended - exchange.started),
+        "duration_ms": _to_ms(exchange.ended - exchange.started),
         "client_gone": exchange.client_gone,
         **({"refused": exchange.refused} if exchange.refused else {}),
     }
     record = exchange.observation.record if exchange.observation else None
-    return out if record is None else out | generation_fields(record)
+    return out if record is None else out | make_generation_fields(record)
 
 
-def generation_fields(record: RequestRecord) -> dict[str, Any]:
+def make_generation_fields(record: RequestRecord) -> dict[str, Any]:
     """What a generation was and how it went; null where a number does not exist."""
     facts, totals, slices = record.facts, record.totals, record.slices
     tpots = [choice.tpot for choice in record.choices if choice.tpot is not None]
@@ -91,20 +91,20 @@ def generation_fields(record: RequestRecord) -> dict[str, Any]:
         "finish": [choice.finish for choice in record.choices],
         "prompt_tokens": facts.prompt_tokens,
         "completion_tokens": record.tokens,
-        "queue_ms": _ms(record.queued),
-        "ttft_ms": _ms(record.ttft),
-        "tpot_ms": _ms(sum(tpots) / len(tpots) if tpots else None),
-        "acceptance_length": _rounded(totals.acceptance_length),
+        "queue_ms": _to_ms(record.queued),
+        "ttft_ms": _to_ms(record.ttft),
+        "tpot_ms": _to_ms(sum(tpots) / len(tpots) if tpots else None),
+        "acceptance_length": _round(totals.acceptance_length),
         "drafted_tokens": totals.proposed,
         "accepted_tokens": totals.accepted,
-        "fallback_ratio": _rounded(totals.fallback_ratio),
+        "fallback_ratio": _round(totals.fallback_ratio),
         "tool_calls": [outcome.value for choice in record.choices for outcome in choice.tools],
     }
 
 
-def _ms(seconds: float | None) -> float | None:
+def _to_ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 4)

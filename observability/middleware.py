@@ -79,7 +79,7 @@ class TelemetryMiddleware:
         self._tracing.begin(exchange, scope["headers"])
         token = current.set(exchange)
         try:
-            await self._app(scope, _receiving(exchange, receive), _sending(exchange, send))
+            await self._app(scope, _wrap_receive(exchange, receive), _wrap_send(exchange, send))
         finally:
             current.reset(token)
             exchange.ended = self._clock()
@@ -89,7 +89,7 @@ class TelemetryMiddleware:
     def _exchange(self, scope: Scope) -> HttpExchange:
         client = scope.get("client") or ("", 0)
         return HttpExchange(
-            request_id=_given_id(scope["headers"]) or os.urandom(16).hex(),
+            request_id=_read_request_id(scope["headers"]) or os.urandom(16).hex(),
             method=scope["method"],
             path=scope["path"],
             client=client[0],
@@ -97,13 +97,13 @@ class TelemetryMiddleware:
         )
 
 
-def _given_id(headers: RawHeaders) -> str:
+def _read_request_id(headers: RawHeaders) -> str:
     """The client's own request id; empty when it gave none that is one."""
     given = next((value for name, value in headers if name == REQUEST_ID), b"")
     return given.decode() if ACCEPTABLE_ID.fullmatch(given) else ""
 
 
-def _receiving(exchange: HttpExchange, receive: Receive) -> Receive:
+def _wrap_receive(exchange: HttpExchange, receive: Receive) -> Receive:
     async def wrapped() -> Message:
         message = await receive()
         if message["type"] == "http.disconnect" and not exchange.complete:
@@ -113,7 +113,7 @@ def _receiving(exchange: HttpExchange, receive: Receive) -> Receive:
     return wrapped
 
 
-def _sending(exchange: HttpExchange, send: Send) -> Send:
+def _wrap_send(exchange: HttpExchange, send: Send) -> Send:
     def wrapped(message: Message) -> Awaitable[None]:
         if message.get("more_body"):
             return send(message)
@@ -121,21 +121,24 @@ def _sending(exchange: HttpExchange, send: Send) -> Send:
             exchange.complete = True
         elif message["type"] == "http.response.start":
             exchange.status = message["status"]
-            message = {**message, "headers": [*message.get("headers", ()), *_extra(exchange)]}
+            message = {
+                **message,
+                "headers": [*message.get("headers", ()), *_make_headers(exchange)],
+            }
         return send(message)
 
     return wrapped
 
 
-def _extra(exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
+def _make_headers(exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
     out = [(REQUEST_ID, exchange.request_id.encode())]
     record = exchange.observation.record if exchange.observation else None
     if record is not None:
-        out.append((b"server-timing", server_timing(record).encode()))
+        out.append((b"server-timing", format_server_timing(record).encode()))
     return out
 
 
-def server_timing(record: RequestRecord) -> str:
+def format_server_timing(record: RequestRecord) -> str:
     """``queue;dur=0.1, ttft;dur=31.0, total;dur=90.2, speculation;desc="acceptance 2.40"``"""
     parts = [f"queue;dur={1000 * record.queued:.1f}"]
     if record.ttft is not None:

@@ -30,7 +30,7 @@ class GpuMonitor(Protocol):
     def read(self) -> GpuReading: ...
 
 
-def gpus() -> tuple[GpuMonitor, ...]:
+def find_gpus() -> tuple[GpuMonitor, ...]:
     """All GPUs of this machine; none without a driver or without nvidia-ml-py."""
     try:
         nvml = import_module("pynvml")
@@ -55,9 +55,9 @@ class NvmlGpu:
 
     def read(self) -> GpuReading:
         nvml = self._nvml
-        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
-        load = self._ask(nvml.nvmlDeviceGetUtilizationRates)
-        milliwatts = self._ask(nvml.nvmlDeviceGetPowerUsage)
+        memory = self._query(nvml.nvmlDeviceGetMemoryInfo)
+        load = self._query(nvml.nvmlDeviceGetUtilizationRates)
+        milliwatts = self._query(nvml.nvmlDeviceGetPowerUsage)
         return GpuReading(
             memory_used_bytes=None if memory is None else memory.used,
             memory_total_bytes=None if memory is None else memory.total,
@@ -65,7 +65,7 @@ class NvmlGpu:
             power_watts=None if milliwatts is None else milliwatts / 1000,
         )
 
-    def _ask(self, question: Any) -> Any:
+    def _query(self, question: Any) -> Any:
         try:
             return question(self._handle)
         except self._nvml.NVMLError:

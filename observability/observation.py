@@ -9,7 +9,7 @@ from operator import add
 from engine.events import Phase
 from engine.observer import Ending, RequestFacts, Tell
 from engine.speculation.accounting import Totals
-from observability.facts import ChoiceRecord, PhaseShares, RequestRecord, SliceNames, together
+from observability.facts import ChoiceRecord, PhaseShares, RequestRecord, SliceNames, sum_shares
 from observability.labels import OTHER
 from observability.sequence import Clock, SequenceTimeline
 
@@ -31,7 +31,7 @@ class ChoiceObservation:
         shares, gaps = self.sequence.settle(ended=ended)
         if not shares:
             return
-        totals = together(shares).totals
+        totals = sum_shares(shares).totals
         self.totals = totals if self.totals is None else self.totals + totals
         self.phases |= shares.keys()
         tell(slices, shares, gaps)
@@ -79,7 +79,7 @@ class RequestObservation:
         return {id_: choice.sequence for id_, choice in self._choices.items()}
 
     def choice(self, sequence: str) -> Tell:
-        return self._choices[sequence].sequence.event
+        return self._choices[sequence].sequence.add_event
 
     def settle(self, *, ended: bool = False) -> None:
         """Hand over what is new; called when somebody reads, and at the end."""

@@ -20,20 +20,20 @@ class InstrumentedEngine:
         self._telemetry = telemetry
         self._name = name
         self._model = ""
-        telemetry.watch(name, engine)
+        telemetry.watch_engine(name, engine)
 
     async def start(self) -> EngineInfo:
         began = self._telemetry.clock()
         info = await self._engine.start()
         self._model = info.model
-        self._telemetry.engine_started(self._name, info, self._telemetry.clock() - began)
+        self._telemetry.record_engine_start(self._name, info, self._telemetry.clock() - began)
         return info
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        sequence, close = self._telemetry.sequence(request, self._model)
-        see = sequence.step
+        sequence, close = self._telemetry.open_sequence(request, self._model)
+        see = sequence.add_step
         try:
-            async with aclosing(self._engine.generate(_traced(request))) as steps:
+            async with aclosing(self._engine.generate(_add_trace_headers(request))) as steps:
                 async for step in steps:
                     see(step)
                     yield step
@@ -42,15 +42,15 @@ class InstrumentedEngine:
 
     async def health(self) -> Health:
         health = await self._engine.health()
-        self._telemetry.engine_state(self._name, health.live)
+        self._telemetry.record_engine_state(self._name, health.live)
         return health
 
     async def aclose(self) -> None:
         await self._engine.aclose()
-        self._telemetry.engine_state(self._name, live=False)
+        self._telemetry.record_engine_state(self._name, live=False)
 
 
-def _traced(request: EngineRequest) -> EngineRequest:
+def _add_trace_headers(request: EngineRequest) -> EngineRequest:
     """The request as part of the trace its exchange belongs to, if it belongs to one."""
     exchange = current.get()
     if exchange is None or not exchange.trace_headers:

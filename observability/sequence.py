@@ -20,7 +20,7 @@ from engine.events import (
     ToolCallStart,
     Usage,
 )
-from engine.speculation.accounting import Totals, cut_decode, spread, total
+from engine.speculation.accounting import Totals, spread_account, sum_steps, trim_decode
 from engine.types import Step
 
 Clock = Callable[[], float]
@@ -110,19 +110,19 @@ class SequenceTimeline:
         self.usage: Usage | None = None
         self.finish: str | None = None
 
-    def step(self, step: Step) -> None:
+    def add_step(self, step: Step) -> None:
         if step.logprobs:
             step = replace(step, logprobs=())
         self._steps.append(step)
         self._times.append(self._clock())
 
-    def event(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         kind = type(event)
-        if kind is not self._kind and self._turn(kind, event):
+        if kind is not self._kind and self._change_phase(kind, event):
             return
         self._seen = len(self._steps)
 
-    def _turn(self, kind: type, event: Event) -> bool:
+    def _change_phase(self, kind: type, event: Event) -> bool:
         """Another kind of event than the last one; whether it shows no tokens."""
         if isinstance(event, Finish):
             self._finish(event)
@@ -140,7 +140,7 @@ class SequenceTimeline:
     def _finish(self, event: Finish) -> None:
         surplus = self.tokens - event.usage.completion
         if surplus > 0 and self._steps:
-            self._steps[-1] = _trimmed(self._steps[-1], surplus)
+            self._steps[-1] = _trim_tokens(self._steps[-1], surplus)
         self.usage = event.usage
         self.finish = event.reason
         self._account = event.totals
@@ -148,7 +148,7 @@ class SequenceTimeline:
     @property
     def tokens(self) -> int:
         """Delivered so far."""
-        return self.settled_tokens + _num_tokens(self._steps)
+        return self.settled_tokens + _count_tokens(self._steps)
 
     @property
     def tpot(self) -> float | None:
@@ -166,19 +166,19 @@ class SequenceTimeline:
         if count <= 0 or (self._late and not ended):
             return {}, []
         if self._late:
-            self._steps = spread(self._steps)
+            self._steps = spread_account(self._steps)
         times = self._times[:count]
         new = self._start is None
         before = times[0] if self._start is None else self._start
         gaps = list(map(sub, times, (before, *times)))
         first = self._find_first(times)
         shares: dict[Phase, PhaseShare] = {}
-        for start, stop, phase in self._runs(count):
+        for start, stop, phase in self._split_by_phase(count):
             steps = self._steps[start:stop]
             known = self._account if new and ended and len(steps) == count else None
             untimed = int(start <= first < stop)
-            totals = known or _totals(steps, untimed if self._late else None)
-            tokens = _num_tokens(steps)
+            totals = known or _sum_totals(steps, untimed if self._late else None)
+            tokens = _count_tokens(steps)
             share = PhaseShare(totals, tokens, tokens - untimed, sum(gaps[start:stop]))
             shares[phase] = shares[phase] + share if phase in shares else share
         self._drop(count, sum(share.tokens for share in shares.values()))
@@ -193,7 +193,7 @@ class SequenceTimeline:
                     return at
         return -1
 
-    def _runs(self, count: int) -> Iterator[tuple[int, int, Phase]]:
+    def _split_by_phase(self, count: int) -> Iterator[tuple[int, int, Phase]]:
         """Steps in a row that belong to one phase, up to ``count``."""
         ends = [*(start for start, _ in self._turns[1:]), count]
         for (start, phase), stop in zip(self._turns, ends, strict=True):
@@ -210,20 +210,20 @@ class SequenceTimeline:
         self._turns = [(0, past), *later]
 
 
-def _num_tokens(steps: list[Step]) -> int:
+def _count_tokens(steps: list[Step]) -> int:
     return sum(map(len, map(_TOKEN_IDS, steps)))
 
 
-def _totals(steps: list[Step], prefilled: int | None = None) -> Totals:
+def _sum_totals(steps: list[Step], prefilled: int | None = None) -> Totals:
     """``prefilled``: tokens that came from prefill, where that does not follow from the rest."""
     decode = list(chain.from_iterable(map(_DECODE, steps)))
-    undecoded = _num_tokens(steps) - sum(map(_DELIVERED, decode))
-    return total(
+    undecoded = _count_tokens(steps) - sum(map(_DELIVERED, decode))
+    return sum_steps(
         decode, first_tokens=undecoded, requests=undecoded if prefilled is None else prefilled
     )
 
 
-def _trimmed(step: Step, surplus: int) -> Step:
+def _trim_tokens(step: Step, surplus: int) -> Step:
     """``step`` without its last ``surplus`` tokens, as far as it has them."""
     kept = step.token_ids[: max(0, len(step.token_ids) - surplus)]
-    return replace(step, token_ids=kept, decode=cut_decode(step.decode, surplus))
+    return replace(step, token_ids=kept, decode=trim_decode(step.decode, surplus))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.generation.slices import WORKLOADS
+from engine.observer import WORKLOADS
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,20 +31,20 @@ class SliceWindows:
         self._slices: dict[SliceKey, SlidingWindow] = {}
         self._labels: dict[Labels, SlidingWindow] = {}
 
-    def progressed(self, progress: DecodeProgress, now: float) -> None:
-        sums = _sums(progress.whole)
-        for window in self._windows(progress.slices):
+    def add_progress(self, progress: DecodeProgress, now: float) -> None:
+        sums = _to_sums(progress.whole)
+        for window in self._select_windows(progress.slices):
             window.add(sums, now)
         for phase, share in progress.shares.items():
-            self._slice((PHASE, phase.value)).add(_sums(share), now)
+            self._get_slice((PHASE, phase.value)).add(_to_sums(share), now)
 
-    def ended(self, slices: SliceNames, records: list[RequestRecord], now: float) -> None:
+    def add_records(self, slices: SliceNames, records: list[RequestRecord], now: float) -> None:
         count = WindowSums(requests=len(records))
-        for window in self._windows(slices):
+        for window in self._select_windows(slices):
             window.add(count, now)
-        phases = Counter(phase for record in records for phase in _phases(record))
+        phases = Counter(phase for record in records for phase in _collect_phases(record))
         for phase, requests in phases.items():
-            self._slice((PHASE, phase.value)).add(WindowSums(requests=requests), now)
+            self._get_slice((PHASE, phase.value)).add(WindowSums(requests=requests), now)
 
     def forget(self, template: str) -> None:
         self._slices.pop((TEMPLATE, template), None)
@@ -55,35 +55,35 @@ class SliceWindows:
     def by_labels(self) -> Iterable[tuple[Labels, SlidingWindow]]:
         return self._labels.items()
 
-    def _windows(self, slices: SliceNames) -> Iterator[SlidingWindow]:
+    def _select_windows(self, slices: SliceNames) -> Iterator[SlidingWindow]:
         labels = slices.labels
-        yield self._label(labels)
-        yield self._slice((ALL, ""))
-        yield self._slice((LANE, labels.lane))
-        yield self._slice((WORKLOAD, labels.workload))
-        yield self._slice((CONTEXT, slices.context))
-        yield self._slice((TEMPLATE, slices.template))
+        yield self._get_labelled(labels)
+        yield self._get_slice((ALL, ""))
+        yield self._get_slice((LANE, labels.lane))
+        yield self._get_slice((WORKLOAD, labels.workload))
+        yield self._get_slice((CONTEXT, slices.context))
+        yield self._get_slice((TEMPLATE, slices.template))
 
-    def _slice(self, key: SliceKey) -> SlidingWindow:
+    def _get_slice(self, key: SliceKey) -> SlidingWindow:
         window = self._slices.get(key)
         if window is None:
-            window = self._slices[key] = self._new()
+            window = self._slices[key] = self._make_window()
         return window
 
-    def _label(self, labels: Labels) -> SlidingWindow:
+    def _get_labelled(self, labels: Labels) -> SlidingWindow:
         window = self._labels.get(labels)
         if window is None:
-            window = self._labels[labels] = self._new()
+            window = self._labels[labels] = self._make_window()
         return window
 
-    def _new(self) -> SlidingWindow:
+    def _make_window(self) -> SlidingWindow:
         return SlidingWindow(self._settings.window_s, self._settings.baseline_half_life_s)
 
 
-def _sums(share: PhaseShare) -> WindowSums:
+def _to_sums(share: PhaseShare) -> WindowSums:
     return WindowSums(0, share.timed_tokens, share.seconds, share.totals)
 
 
-def _phases(record: RequestRecord) -> frozenset[Phase]:
+def _collect_phases(record: RequestRecord) -> frozenset[Phase]:
     """Those that any of its choices had."""
     return frozenset().union(*(choice.phases for choice in record.choices))

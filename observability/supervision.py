@@ -15,10 +15,10 @@ class SupervisionObserver:
         self._name = name
 
     def record_loss(self, cause: LossCause) -> None:
-        self._telemetry.engine_lost(self._name, cause.value)
+        self._telemetry.record_engine_loss(self._name, cause.value)
 
     def record_recovery(self, info: EngineInfo, seconds: float) -> None:
-        self._telemetry.engine_started(self._name, info, seconds)
+        self._telemetry.record_engine_start(self._name, info, seconds)
 
     def record_interruption(self, outcome: RecoveryOutcome) -> None:
-        self._telemetry.interrupted(outcome.value)
+        self._telemetry.record_interruption(outcome.value)

@@ -15,16 +15,15 @@ from engine.types import EngineInfo, EngineRequest
 from observability.batch import PendingMetrics
 from observability.context import attach, note_refusal
 from observability.facts import PhaseShares, RequestRecord, SliceNames
-from observability.labels import KnownNames, Labels, context
+from observability.labels import KnownNames, Labels, name_context
 from observability.metrics import GROUPS
-from observability.metrics.base import MetricDeclaration, MetricScope
+from observability.metrics.base import AdmissionQueue, MetricDeclaration, MetricScope
 from observability.nvml import GpuMonitor
 from observability.observation import ChoiceObservation, ProgressSink, RequestObservation
 from observability.sequence import Clock, SequenceTimeline
 from observability.settings import TelemetrySettings
 from observability.slices import SliceWindows
 from observability.templates import NO_TEMPLATE, TopTemplates
-from server.access.admission import Admission
 
 COUNT_EVERY_S = 5.0
 """Well under a bucket of the windows, so that "now" stays now when nobody reads."""
@@ -56,7 +55,7 @@ class Telemetry:
         self._live: set[RequestObservation | DirectRequest] = set()
         self._sequences: dict[str, SequenceTimeline] = {}
         self._losing: dict[str, SupportsUnclaimed] = {}
-        self._admission: Callable[[], Admission | None] = _nothing
+        self._admission: Callable[[], AdmissionQueue | None] = _do_nothing
         self._workers: Callable[[], Iterable[WorkerStatus]] = tuple
         self._process: Callable[[], Mapping[str, float]] = dict
         self._batch = PendingMetrics()
@@ -67,10 +66,10 @@ class Telemetry:
             self.book,
             clock,
             gpus,
-            self._unclaimed,
-            self._running,
+            self._read_unclaimed,
+            self._read_running,
             lambda: self._admission(),
-            self.workers,
+            self.list_workers,
             lambda: self._process(),
         )
         self.groups = [make(scope) for make in GROUPS]
@@ -78,27 +77,32 @@ class Telemetry:
 
     def begin(self, facts: RequestFacts) -> Observation:
         observation = RequestObservation(
-            facts, self._slices(facts), self.clock, self._progressed, self._ended, self._late
+            facts,
+            self._name_slices(facts),
+            self.clock,
+            self._add_progress,
+            self._end_request,
+            self._late,
         )
         self._live.add(observation)
         self._sequences.update(observation.sequences)
         attach(observation)
         return observation
 
-    def refused(self, api: str, code: str) -> None:
+    def record_refusal(self, api: str, code: str) -> None:
         note_refusal(code)
         for group in self.groups:
-            group.refused(api, code)
+            group.record_refusal(api, code)
 
-    def ignored(self, api: str, names: Iterable[str]) -> None:
+    def record_ignored_fields(self, api: str, names: Iterable[str]) -> None:
         for group in self.groups:
-            group.ignored(api, names)
+            group.record_ignored_fields(api, names)
 
-    def not_stored(self) -> None:
+    def record_storage_failure(self) -> None:
         for group in self.groups:
-            group.not_stored()
+            group.record_storage_failure()
 
-    def sequence(
+    def open_sequence(
         self, request: EngineRequest, model: str
     ) -> tuple[SequenceTimeline, Callable[[], None]]:
         """Where the steps of ``request`` go, and what to call when no more will come.
@@ -107,11 +111,11 @@ class Telemetry:
         """
         known = self._sequences.get(request.id)
         if known is not None:
-            return known, _nothing
+            return known, _do_nothing
         unannounced = DirectRequest(
-            self._own_slices(request, model),
+            self._name_direct_slices(request, model),
             ChoiceObservation(SequenceTimeline(self.clock, self._late)),
-            self._progressed,
+            self._add_progress,
         )
         self._live.add(unannounced)
 
@@ -137,29 +141,29 @@ class Telemetry:
         """Requests in the engine now."""
         return len(self._live)
 
-    def engine_started(self, engine: str, info: EngineInfo, seconds: float) -> None:
+    def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
         self.engines[engine] = info
         for group in self.groups:
-            group.engine_started(engine, info, seconds)
+            group.record_engine_start(engine, info, seconds)
 
-    def engine_state(self, engine: str, live: bool) -> None:
+    def record_engine_state(self, engine: str, live: bool) -> None:
         for group in self.groups:
-            group.engine_state(engine, live)
+            group.record_engine_state(engine, live)
 
-    def engine_lost(self, engine: str, cause: str) -> None:
+    def record_engine_loss(self, engine: str, cause: str) -> None:
         for group in self.groups:
-            group.engine_lost(engine, cause)
+            group.record_engine_loss(engine, cause)
 
-    def interrupted(self, outcome: str) -> None:
+    def record_interruption(self, outcome: str) -> None:
         for group in self.groups:
-            group.interrupted(outcome)
+            group.record_interruption(outcome)
 
-    def watch(self, engine: str, what: object) -> None:
+    def watch_engine(self, engine: str, what: object) -> None:
         """Read from ``what`` how many steps it makes for nobody, if it knows."""
         if isinstance(what, SupportsUnclaimed):
             self._losing[engine] = what
 
-    def watch_admission(self, find: Callable[[], Admission | None]) -> None:
+    def watch_admission(self, find: Callable[[], AdmissionQueue | None]) -> None:
         """Read the queue in front of the engine from what ``find`` finds, if anything."""
         self._admission = find
 
@@ -171,26 +175,26 @@ class Telemetry:
         """Read the workers of a fleet from what ``find`` finds."""
         self._workers = find
 
-    def workers(self) -> Iterable[WorkerStatus]:
+    def list_workers(self) -> Iterable[WorkerStatus]:
         """Those of a fleet as they are now; none where there is no fleet."""
         return self._workers()
 
-    def _unclaimed(self) -> Iterator[tuple[str, Totals]]:
+    def _read_unclaimed(self) -> Iterator[tuple[str, Totals]]:
         return ((name, losing.unclaimed) for name, losing in self._losing.items())
 
-    def _running(self) -> Iterator[Labels]:
+    def _read_running(self) -> Iterator[Labels]:
         return (live.slices.labels for live in self._live)
 
-    def _progressed(self, slices: SliceNames, shares: PhaseShares, gaps: list[float]) -> None:
-        self._batch.progressed(slices, shares, gaps)
+    def _add_progress(self, slices: SliceNames, shares: PhaseShares, gaps: list[float]) -> None:
+        self._batch.add_progress(slices, shares, gaps)
         if self._batch.full:
             self._count()
 
-    def _ended(self, observation: RequestObservation, record: RequestRecord) -> None:
+    def _end_request(self, observation: RequestObservation, record: RequestRecord) -> None:
         self._live.discard(observation)
         for id_ in record.facts.sequences:
             self._sequences.pop(id_, None)
-        self._batch.ended(record)
+        self._batch.add_record(record)
         if self.clock() >= self._count_at:
             self._count()
 
@@ -199,37 +203,37 @@ class Telemetry:
         batch, self._batch = self._batch, PendingMetrics()
         self._count_at = now + COUNT_EVERY_S
         for progress in batch.progress():
-            self.book.progressed(progress, now)
+            self.book.add_progress(progress, now)
             for group in self.groups:
-                group.progressed(progress)
+                group.record_progress(progress)
         for slices, records in batch.records():
-            self.book.ended(slices, records, now)
+            self.book.add_records(slices, records, now)
         for labels, records in batch.records_by_labels().items():
             for group in self.groups:
-                group.ended(labels, records)
+                group.record_requests(labels, records)
 
-    def _slices(self, facts: RequestFacts) -> SliceNames:
+    def _name_slices(self, facts: RequestFacts) -> SliceNames:
         template, forgotten = self._templates.name(facts.template)
         if forgotten is not None:
-            self._forget(forgotten)
-        labels = self._labels(facts.model, facts.lane, facts.workload)
-        return SliceNames(labels, context(facts.prompt_tokens), template)
+            self._forget_template(forgotten)
+        labels = self._make_labels(facts.model, facts.lane, facts.workload)
+        return SliceNames(labels, name_context(facts.prompt_tokens), template)
 
-    def _own_slices(self, request: EngineRequest, model: str) -> SliceNames:
-        labels = self._labels(model, request.lane, request.workload)
-        return SliceNames(labels, context(len(request.prompt)), NO_TEMPLATE)
+    def _name_direct_slices(self, request: EngineRequest, model: str) -> SliceNames:
+        labels = self._make_labels(model, request.lane, request.workload)
+        return SliceNames(labels, name_context(len(request.prompt)), NO_TEMPLATE)
 
-    def _labels(self, model: str, lane: str, workload: str) -> Labels:
+    def _make_labels(self, model: str, lane: str, workload: str) -> Labels:
         return Labels(self._models(model), self._lanes(lane), self._workloads(workload))
 
-    def _forget(self, template: str) -> None:
+    def _forget_template(self, template: str) -> None:
         """The template lost its name: count what it did, then drop it everywhere."""
         self._count()
         for live in self._live:
             live.forget(template)
         self.book.forget(template)
         for group in self.groups:
-            group.forgotten(template)
+            group.drop_template(template)
 
 
 class DirectRequest:
@@ -249,5 +253,5 @@ class DirectRequest:
         self.choice.settle(self.slices, self._settled, ended=ended)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

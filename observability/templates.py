@@ -44,11 +44,11 @@ class TopTemplates:
 
     def _count(self, fingerprint: str) -> int:
         """How often the candidate was certainly seen, this time included."""
-        count, error = self._candidates.get(fingerprint) or self._room()
+        count, error = self._candidates.get(fingerprint) or self._evict()
         self._candidates[fingerprint] = (count + 1, error)
         return count + 1 - error
 
-    def _room(self) -> tuple[int, int]:
+    def _evict(self) -> tuple[int, int]:
         """Where a new candidate starts: at the count of the one it replaces, all of it error."""
         if len(self._candidates) < 8 * self._size:
             return 0, 0

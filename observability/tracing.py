@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from engine.observer import Ending
 from observability.context import HttpExchange
 from observability.facts import RequestRecord
-from observability.labels import OTHER, api
+from observability.labels import OTHER, name_api
 from observability.logs import QUIET
 from observability.middleware import RawHeaders
 
@@ -40,7 +40,7 @@ class OpenTelemetry:
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
 
     @classmethod
-    def exporting_to(cls, endpoint: str, service: str = SERVICE) -> OpenTelemetry:
+    def for_endpoint(cls, endpoint: str, service: str = SERVICE) -> OpenTelemetry:
         """To an OTLP/HTTP collector such as ``http://localhost:4318``."""
         url = (
             endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
@@ -52,10 +52,10 @@ class OpenTelemetry:
     def begin(self, exchange: HttpExchange, headers: RawHeaders) -> None:
         if exchange.path in QUIET:
             return
-        route = exchange.path if api(exchange.path) != OTHER else ""
+        route = exchange.path if name_api(exchange.path) != OTHER else ""
         exchange.span = self._tracer.start_span(
             f"{exchange.method} {route}".strip(),
-            context=self._context.extract(_texts(headers)),
+            context=self._context.extract(_decode_headers(headers)),
             kind=SpanKind.SERVER,
             attributes={
                 "http.request.method": exchange.method,
@@ -74,7 +74,7 @@ class OpenTelemetry:
             return
         record = exchange.observation.record if exchange.observation else None
         if record is not None:
-            self._generation(exchange, record)
+            self._add_generation_span(exchange, record)
         span.set_attribute("http.response.status_code", exchange.status)
         if exchange.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
@@ -83,30 +83,30 @@ class OpenTelemetry:
     async def aclose(self) -> None:
         await asyncio.to_thread(self._provider.shutdown)
 
-    def _generation(self, exchange: HttpExchange, record: RequestRecord) -> None:
+    def _add_generation_span(self, exchange: HttpExchange, record: RequestRecord) -> None:
         facts = record.facts
         operation = OPERATIONS.get(facts.api, "chat")
         span = self._tracer.start_span(
             f"{operation} {facts.model}",
             context=set_span_in_context(exchange.span),
             kind=SpanKind.INTERNAL,
-            attributes={"gen_ai.operation.name": operation, **attributes(record)},
-            start_time=self._ns(facts.arrived),
+            attributes={"gen_ai.operation.name": operation, **make_attributes(record)},
+            start_time=self._to_ns(facts.arrived),
         )
         if record.ending not in (Ending.COMPLETED, Ending.CLIENT_GONE, Ending.SLOW_READER):
             span.set_status(Status(StatusCode.ERROR, record.ending.value))
             span.set_attribute("error.type", record.ending.value)
-        span.end(self._ns(facts.arrived + record.duration))
+        span.end(self._to_ns(facts.arrived + record.duration))
 
-    def _ns(self, at: float) -> int:
+    def _to_ns(self, at: float) -> int:
         return self._epoch_ns + int(at * 1e9)
 
 
-def _texts(headers: RawHeaders) -> dict[str, str]:
+def _decode_headers(headers: RawHeaders) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
 
 
-def attributes(record: RequestRecord) -> dict[str, Any]:
+def make_attributes(record: RequestRecord) -> dict[str, Any]:
     """What a generation's span says; a number that does not exist is left out."""
     facts, totals = record.facts, record.totals
     usages = [choice.usage for choice in record.choices if choice.usage is not None]

@@ -91,12 +91,12 @@ def _check_workers(line: CommandLine) -> int:
 def _check(line: CommandLine) -> int:
     if line.remote:
         return _check_workers(line)
-    from engine.preflight import plan_of
+    from engine.preflight import make_plan
     from server.cli.check import check
 
     # A line that names a model is looked at as it is, so that one made for another machine can be.
     source = engine_arguments_of(line.namespace) if line.demo else line.namespace
-    found = check(plan_of(source), wanted(line.settings, source))
+    found = check(make_plan(source), wanted(line.settings, source))
     print(found.text)
     return found.status
 

@@ -55,7 +55,7 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, GatewayError)
-        gateway.observer.refused(request.url.path, error.code or error.type)
+        gateway.observer.record_refusal(request.url.path, error.code or error.type)
         return JSONResponse(error_body(request.url.path, error), error.status, error.headers())
 
     async def unrouted(request: Request, error: Exception) -> JSONResponse:

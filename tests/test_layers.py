@@ -52,5 +52,7 @@ def test_layers(path: Path) -> None:
         assert not names(path, "transformers")
     if inside.startswith("server/") and inside not in KNOWS_ALL:
         assert not names(path, "observability")
-    if not inside.startswith("observability/"):
+    if inside.startswith("observability/"):
+        assert not names(path, "server")
+    else:
         assert not names(path, "prometheus_client")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from engine.preflight.facts import gib, stored_scheme
+from engine.preflight.facts import format_bytes, get_stored_scheme
 from engine.preflight.scene import PreflightContext
 from engine.speculation.inspection.checkpoint import NotDownloaded, NotInspectable, open_model
 from engine.speculation.inspection.safetensors_header import InvalidCheckpoint
@@ -17,21 +17,21 @@ CPU_BACKENDS = ("CPU_ATTN", "CPU_MLA", "AMX_MLA")
 GPU_ONLY = ("modelopt", "nvfp4", "fp_quant")
 
 
-def no_vllm(scene: PreflightContext) -> Iterator[str]:
+def check_vllm_installed(scene: PreflightContext) -> Iterator[str]:
     if scene.machine.platform == "none":
         yield "vLLM is not installed: pip install 'eaglegate[cpu]' or 'eaglegate[cuda]'"
 
 
-def model_here(scene: PreflightContext) -> Iterator[str]:
+def check_model(scene: PreflightContext) -> Iterator[str]:
     if scene.found.problem:
         yield f"the model cannot be read: {scene.found.problem}"
     elif not scene.found.downloaded and scene.plan.load_format != "dummy":
         why = scene.hub()
         if why:
-            yield nowhere(f"the model {scene.plan.model}", why)
+            yield format_missing(f"the model {scene.plan.model}", why)
 
 
-def absent(name: str | None) -> bool:
+def is_absent(name: str | None) -> bool:
     try:
         return name is not None and open_model(name) is None
     except NotDownloaded:
@@ -40,21 +40,21 @@ def absent(name: str | None) -> bool:
         return False
 
 
-def nowhere(what: str, why: str) -> str:
+def format_missing(what: str, why: str) -> str:
     return f"{what} is not on this machine and cannot be downloaded: {why}"
 
 
-def draft_here(scene: PreflightContext) -> Iterator[str]:
+def check_draft(scene: PreflightContext) -> Iterator[str]:
     if scene.draft is None:
         return
     yield from (f"the draft cannot work: {finding}" for finding in scene.draft.errors)
-    if not scene.draft.inspected and not scene.draft.errors and absent(scene.draft.draft):
+    if not scene.draft.inspected and not scene.draft.errors and is_absent(scene.draft.draft):
         why = scene.hub()
         if why:
-            yield nowhere(f"the draft {scene.draft.draft}", why)
+            yield format_missing(f"the draft {scene.draft.draft}", why)
 
 
-def tokenizer_here(scene: PreflightContext) -> Iterator[str]:
+def check_tokenizer(scene: PreflightContext) -> Iterator[str]:
     path = scene.found.path if scene.found.downloaded else None
     if path is None or scene.plan.tokenizer not in (None, scene.plan.model):
         return
@@ -62,7 +62,7 @@ def tokenizer_here(scene: PreflightContext) -> Iterator[str]:
         yield f"{path} holds no tokenizer ({', '.join(TOKENIZERS[:3])}, ...)"
 
 
-def devices(scene: PreflightContext) -> Iterator[str]:
+def check_devices(scene: PreflightContext) -> Iterator[str]:
     workers, machine = scene.plan.workers, scene.machine
     if scene.plan.executor == "ray":
         return
@@ -74,7 +74,7 @@ def devices(scene: PreflightContext) -> Iterator[str]:
         yield f"{workers} workers need a core each, and there are {machine.cores}; there is no GPU"
 
 
-def memory(scene: PreflightContext) -> Iterator[str]:
+def check_memory(scene: PreflightContext) -> Iterator[str]:
     """Weights split over tensor and pipeline ranks; the draft's over tensor ranks."""
     checkpoint, plan, machine = scene.found.checkpoint, scene.plan, scene.machine
     if checkpoint is None or not checkpoint.num_bytes:
@@ -89,36 +89,37 @@ def memory(scene: PreflightContext) -> Iterator[str]:
         need = copies * (checkpoint.num_bytes + scene.draft_bytes + (plan.kv_cache_bytes or 0))
         room, where = machine.free_memory, "of memory"
     if need > room:
-        yield f"weights (and KV cache, where given) take {gib(need)} {where}, {gib(room)} are free"
+        given = f"weights (and KV cache, where given) take {format_bytes(need)} {where}"
+        yield f"{given}, {format_bytes(room)} are free"
 
 
-def lengths(scene: PreflightContext) -> Iterator[str]:
+def check_length(scene: PreflightContext) -> Iterator[str]:
     asked = scene.plan.max_model_len
     most = scene.found.target.max_positions if scene.found.target else None
     if asked is not None and most is not None and asked > most:
         yield f"max_model_len is {asked}, the model reaches {most}"
 
 
-def target_divides(scene: PreflightContext) -> Iterator[str]:
+def check_head_division(scene: PreflightContext) -> Iterator[str]:
     size, target = scene.plan.tensor_parallel_size, scene.found.target
     heads = target.config.get("num_attention_heads") if target else None
     if isinstance(heads, int) and heads % size:
         yield f"the model's {heads} attention heads do not divide over {size} ranks"
 
 
-def backend_ignored(scene: PreflightContext) -> Iterator[str]:
+def check_attention_backend(scene: PreflightContext) -> Iterator[str]:
     name = scene.plan.attention_backend
     if name and scene.machine.platform == "cpu" and name not in CPU_BACKENDS:
         yield f"attention backend {name} is not one for CPUs; vLLM takes its CPU backend instead"
 
 
-def scheme_on_cpu(scene: PreflightContext) -> Iterator[str]:
-    scheme = f"{scene.plan.quantization or ''} {stored_scheme(scene.found) or ''}".lower()
+def check_cpu_scheme(scene: PreflightContext) -> Iterator[str]:
+    scheme = f"{scene.plan.quantization or ''} {get_stored_scheme(scene.found) or ''}".lower()
     if scene.machine.platform == "cpu" and any(word in scheme for word in GPU_ONLY):
         yield f"the weights' scheme ({scheme.strip()}) is made for GPUs"
 
 
-def elsewhere(scene: PreflightContext) -> Iterator[str]:
+def check_other_nodes(scene: PreflightContext) -> Iterator[str]:
     plan = scene.plan
     if plan.executor == "ray":
         yield "Ray places the workers; whether the cluster has room was not looked at"
@@ -126,12 +127,12 @@ def elsewhere(scene: PreflightContext) -> Iterator[str]:
         yield f"{plan.nodes} nodes: only this one was looked at, with {plan.workers} of the workers"
 
 
-def not_looked_at(scene: PreflightContext) -> Iterator[str]:
+def check_inspected(scene: PreflightContext) -> Iterator[str]:
     if scene.found.unread:
         yield f"the model's files were not looked at: {scene.found.unread}"
 
 
-def is_a_draft(scene: PreflightContext) -> Iterator[str]:
+def check_not_a_draft(scene: PreflightContext) -> Iterator[str]:
     verifier = scene.found.raw.get("speculators_config", {}).get("verifier", {})
     if verifier:
         yield (
@@ -140,20 +141,27 @@ def is_a_draft(scene: PreflightContext) -> Iterator[str]:
         )
 
 
-def downloads(scene: PreflightContext) -> Iterator[str]:
+def check_download(scene: PreflightContext) -> Iterator[str]:
     if not scene.found.downloaded and scene.hub() is None:
         yield f"{scene.plan.model} is not on this machine; serve would download it"
 
 
 Check = Callable[[PreflightContext], Iterator[str]]
 OBSTACLES: tuple[Check, ...] = (
-    no_vllm, model_here, tokenizer_here, draft_here, devices, memory, lengths, target_divides,
-)  # fmt: skip
+    check_vllm_installed,
+    check_model,
+    check_tokenizer,
+    check_draft,
+    check_devices,
+    check_memory,
+    check_length,
+    check_head_division,
+)
 REMARKS: tuple[Check, ...] = (
-    backend_ignored,
-    scheme_on_cpu,
-    elsewhere,
-    not_looked_at,
-    is_a_draft,
-    downloads,
+    check_attention_backend,
+    check_cpu_scheme,
+    check_other_nodes,
+    check_inspected,
+    check_not_a_draft,
+    check_download,
 )

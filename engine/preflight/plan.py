@@ -38,7 +38,7 @@ class EnginePlan:
         return ranks * (self.local_data_parallel_size or self.data_parallel_size)
 
 
-def plan_of(arguments: Any) -> EnginePlan:
+def make_plan(arguments: Any) -> EnginePlan:
     """From the engine's arguments, or from a parsed command line that names a model.
 
     Absent ones keep their default. A command line is taken as it is, so that one made for a larger
@@ -54,10 +54,10 @@ def plan_of(arguments: Any) -> EnginePlan:
         model=str(getattr(arguments, "model_tag", None) or arguments.model),
         **taken,
         dtype=str(getattr(arguments, "dtype", "auto")),
-        attention_backend=backend_name(getattr(arguments, "attention_backend", None)),
+        attention_backend=get_backend_name(getattr(arguments, "attention_backend", None)),
         local_data_parallel_size=getattr(arguments, "data_parallel_size_local", None),
         nodes=getattr(arguments, "nnodes", None) or 1,
-        executor=executor_name(getattr(arguments, "distributed_executor_backend", None)),
+        executor=get_executor_name(getattr(arguments, "distributed_executor_backend", None)),
         gpu_memory_utilization=getattr(arguments, "gpu_memory_utilization", None) or 0.9,
         kv_cache_bytes=getattr(arguments, "kv_cache_memory_bytes", None),
         hf_overrides=overrides if isinstance(overrides, Mapping) else {},
@@ -66,11 +66,11 @@ def plan_of(arguments: Any) -> EnginePlan:
     )
 
 
-def backend_name(value: Any) -> str | None:
+def get_backend_name(value: Any) -> str | None:
     """vLLM keeps an enum, the command line a word."""
     return None if value is None else str(getattr(value, "name", value)).upper()
 
 
-def executor_name(value: Any) -> str | None:
+def get_executor_name(value: Any) -> str | None:
     """A word, or a class of the user's own."""
     return value if value is None or isinstance(value, str) else getattr(value, "__name__", "own")

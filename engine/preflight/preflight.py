@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from engine.machine import Machine, check_hub
 from engine.preflight.checks import OBSTACLES, REMARKS
-from engine.preflight.facts import facts
+from engine.preflight.facts import list_facts
 from engine.preflight.plan import EnginePlan
-from engine.preflight.scene import scene_of
+from engine.preflight.scene import make_context
 from engine.speculation.inspection import SpeculationReport
 
 
@@ -26,9 +26,9 @@ class PreflightReport:
 def preflight(
     plan: EnginePlan, machine: Machine, hub: Callable[[], str | None] = check_hub
 ) -> PreflightReport:
-    scene = scene_of(plan, machine, hub)
+    scene = make_context(plan, machine, hub)
     return PreflightReport(
-        facts=dict(facts(scene)),
+        facts=dict(list_facts(scene)),
         draft=scene.draft,
         obstacles=tuple(text for check in OBSTACLES for text in check(scene)),
         remarks=tuple(text for check in REMARKS for text in check(scene)),

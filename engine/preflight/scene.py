@@ -20,7 +20,7 @@ from engine.speculation.inspection.checkpoint import (
     read_config,
 )
 from engine.speculation.inspection.safetensors_header import InvalidCheckpoint
-from engine.speculation.inspection.target import TEXT_PARTS, TargetConfig, target_from
+from engine.speculation.inspection.target import TEXT_PARTS, TargetConfig, read_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +52,26 @@ class PreflightContext:
     hub: Callable[[], str | None]
 
 
-def scene_of(plan: EnginePlan, machine: Machine, hub: Callable[[], str | None]) -> PreflightContext:
-    found = find(plan)
+def make_context(
+    plan: EnginePlan, machine: Machine, hub: Callable[[], str | None]
+) -> PreflightContext:
+    found = find_checkpoint(plan)
     return PreflightContext(
-        plan, machine, found, inspect_plan(plan, found), size_of_draft(plan), cache(hub)
+        plan, machine, found, inspect_plan(plan, found), measure_draft(plan), cache(hub)
     )
 
 
-def find(plan: EnginePlan) -> LocalCheckpoint:
+def find_checkpoint(plan: EnginePlan) -> LocalCheckpoint:
     try:
         path = locate(plan.model, plan.revision)
-        raw = overlaid(read_config(path), plan.hf_overrides)
+        raw = overlay_config(read_config(path), plan.hf_overrides)
     except NotDownloaded:
         return LocalCheckpoint()
     except NotInspectable as reason:
         return LocalCheckpoint(unread=str(reason))
     except InvalidCheckpoint as fault:
         return LocalCheckpoint(problem=f"{fault.found}; {fault.advice}")
-    target = target_from(raw, str(path))
+    target = read_target(raw, str(path))
     try:
         return LocalCheckpoint(path, target, raw, open_model(plan.model, plan.revision))
     except NotDownloaded:
@@ -81,13 +83,13 @@ def find(plan: EnginePlan) -> LocalCheckpoint:
         )
 
 
-def overlaid(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+def overlay_config(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
     """As vLLM does: the text model's part is laid over, anything else takes the old one's place."""
     out = dict(config)
     for name, value in overrides.items():
         under = out.get(name)
         both = name in TEXT_PARTS and isinstance(value, Mapping) and isinstance(under, Mapping)
-        out[name] = overlaid(under, value) if both else value  # type: ignore[arg-type]
+        out[name] = overlay_config(under, value) if both else value  # type: ignore[arg-type]
     return out
 
 
@@ -103,7 +105,7 @@ def inspect_plan(plan: EnginePlan, found: LocalCheckpoint) -> SpeculationReport 
     )
 
 
-def size_of_draft(plan: EnginePlan) -> int:
+def measure_draft(plan: EnginePlan) -> int:
     name = (plan.speculative_config or {}).get("model")
     try:
         return open_model(name).num_bytes if isinstance(name, str) else 0

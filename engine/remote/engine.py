@@ -23,7 +23,7 @@ from engine.remote.reading import (
     read_optional_object,
 )
 from engine.remote.speculation import SpeculationAccount, lay_decode_steps, parse_totals
-from engine.speculation.accounting import Totals, shared_step
+from engine.speculation.accounting import Totals, intern_step
 from engine.types import (
     DecodeStep,
     EngineInfo,
@@ -198,7 +198,7 @@ class AnswerAssembler:
     def _plain(self, tokens: int) -> tuple[DecodeStep, ...]:
         """Of a worker without speculation: one step a token, but for the prefill's."""
         steps = tokens - (len(self._sizes) == 1)
-        return (shared_step(0, 0, 1, 0, UndraftedReason.OFF),) * max(0, steps)
+        return (intern_step(0, 0, 1, 0, UndraftedReason.OFF),) * max(0, steps)
 
     def _decode(self, last: Step) -> tuple[DecodeStep, ...]:
         """The account of all decode steps; none when the worker did not give one."""

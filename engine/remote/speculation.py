@@ -17,7 +17,7 @@ from operator import lt
 from typing import Any
 
 from engine.remote.reading import WorkerProtocolError, read_integer, read_integers, read_object
-from engine.speculation.accounting import Totals, shared_step
+from engine.speculation.accounting import Totals, intern_step
 from engine.types import DecodeStep, UndraftedReason
 
 MOST_DEPTH = 256
@@ -130,16 +130,16 @@ class _Layer:
             return self._verified(self._steps.pop(0), room)
         if self._plain or last:
             self._plain -= 1
-            return shared_step(0, 0, 1, 0, self._reason)
+            return intern_step(0, 0, 1, 0, self._reason)
         return None
 
     def _verified(self, step: Verified, room: int) -> DecodeStep:
         drafted, reached = step
         delivered = min(reached + 1, room)
         if not drafted:
-            return shared_step(0, 0, delivered, 0, self._reason)
+            return intern_step(0, 0, delivered, 0, self._reason)
         accepted = min(reached, delivered)
-        return shared_step(drafted, accepted, delivered, reached - accepted, None)
+        return intern_step(drafted, accepted, delivered, reached - accepted, None)
 
 
 SAMPLE = re.compile(

@@ -66,8 +66,8 @@ class Totals:
             rejected=self.rejected + other.rejected,
             undrafted=self.undrafted + other.undrafted,
             off=self.off + other.off,
-            accepted_at=_add(self.accepted_at, other.accepted_at),
-            proposed_at=_add(self.proposed_at, other.proposed_at),
+            accepted_at=_add_columns(self.accepted_at, other.accepted_at),
+            proposed_at=_add_columns(self.proposed_at, other.proposed_at),
         )
 
     @property
@@ -154,7 +154,7 @@ class Account:
         """
         surplus = self.tokens - delivered_tokens
         decoded = self.tokens - self._first
-        self._decode = list(cut_decode(self._decode, surplus))
+        self._decode = list(trim_decode(self._decode, surplus))
         self._first -= max(0, surplus - decoded)
 
     @property
@@ -168,13 +168,13 @@ class Account:
 
     @property
     def totals(self) -> Totals:
-        return total(self._decode, first_tokens=self._first)
+        return sum_steps(self._decode, first_tokens=self._first)
 
 
-def total(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: int = 1) -> Totals:
+def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: int = 1) -> Totals:
     """Sum decode steps, those of one request or of many.
 
-    Engines hand out the same object for the same account (``shared_step``), so that a long answer
+    Engines hand out the same object for the same account (``intern_step``), so that a long answer
     has a handful of different ones: each is looked at once, times how often it occurs.
     """
     steps = tuple(steps)
@@ -194,36 +194,36 @@ def total(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: int =
         rejected=sum(count for step, count in verify if step.accepted + step.cut == 0),
         undrafted=sum(count for step, count in kinds if step.undrafted is UndraftedReason.REFUSED),
         off=sum(count for step, count in kinds if step.undrafted is UndraftedReason.OFF),
-        accepted_at=_at_least(((step.accepted, count) for step, count in verify), deepest),
-        proposed_at=_at_least(((step.drafted, count) for step, count in verify), deepest),
+        accepted_at=_count_reaching(((step.accepted, count) for step, count in verify), deepest),
+        proposed_at=_count_reaching(((step.drafted, count) for step, count in verify), deepest),
     )
 
 
-shared_step = lru_cache(maxsize=4096)(DecodeStep)
+intern_step = lru_cache(maxsize=4096)(DecodeStep)
 """``DecodeStep(...)``, the same object for the same account."""
 
 
-def cut_step(step: DecodeStep, tokens: int) -> DecodeStep:
+def trim_step(step: DecodeStep, tokens: int) -> DecodeStep:
     """``step`` without its last ``tokens`` delivered tokens: the bonus goes first."""
     delivered = step.delivered - tokens
     accepted = min(step.accepted, delivered)
     cut = step.cut + step.accepted - accepted
-    return shared_step(step.drafted, accepted, delivered, cut, step.undrafted)
+    return intern_step(step.drafted, accepted, delivered, cut, step.undrafted)
 
 
-def cut_decode(steps: Iterable[DecodeStep], tokens: int) -> tuple[DecodeStep, ...]:
+def trim_decode(steps: Iterable[DecodeStep], tokens: int) -> tuple[DecodeStep, ...]:
     """``steps`` without the last ``tokens`` tokens they delivered, as far as there are any."""
     kept = list(steps)
     for at in range(len(kept) - 1, -1, -1):
         if tokens <= 0:
             break
         taken = min(tokens, kept[at].delivered)
-        kept[at] = cut_step(kept[at], taken)
+        kept[at] = trim_step(kept[at], taken)
         tokens -= taken
     return tuple(kept)
 
 
-def spread(steps: Sequence[Step]) -> list[Step]:
+def spread_account(steps: Sequence[Step]) -> list[Step]:
     """``steps`` with an account that came all at once where it belongs.
 
     The last step's covers the answer's last tokens; each decode step goes to the step that
@@ -247,7 +247,7 @@ def spread(steps: Sequence[Step]) -> list[Step]:
     ]
 
 
-def _at_least(counts: Iterable[tuple[int, int]], deepest: int) -> tuple[int, ...]:
+def _count_reaching(counts: Iterable[tuple[int, int]], deepest: int) -> tuple[int, ...]:
     """How many reach 1, 2, ..., ``deepest``, given (height, how many)."""
     reached = [0] * deepest
     for height, count in counts:
@@ -256,5 +256,5 @@ def _at_least(counts: Iterable[tuple[int, int]], deepest: int) -> tuple[int, ...
     return tuple(reached)
 
 
-def _add(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+def _add_columns(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))

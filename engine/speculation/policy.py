@@ -106,9 +106,9 @@ class SpeculationPolicy:
     ) -> SpeculationDecision:
         """``key`` is the API key's public name, ``depth`` what the request asked for."""
         rules = self.rules
-        if not speculates(rules.flag_of(workload), request_id, key):
+        if not is_speculative(rules.flag_of(workload), request_id, key):
             return SpeculationDecision(0, PLAIN, DepthSource.FLAG)
-        chosen, source = _first(
+        chosen, source = _choose_first(
             (depth, DepthSource.REQUEST),
             (rules.key_depths.get(key) if key is not None else None, DepthSource.KEY),
             (rules.workload_depths.get(workload), DepthSource.WORKLOAD),
@@ -117,19 +117,19 @@ class SpeculationPolicy:
         return SpeculationDecision(chosen, PLAIN if chosen == 0 else SPECULATIVE, source)
 
 
-def speculates(flag: SpeculationFlag, request_id: str, key: str | None) -> bool:
+def is_speculative(flag: SpeculationFlag, request_id: str, key: str | None) -> bool:
     """Which side of ``flag`` a request is on. Requests without a key are drawn one by one."""
     if flag.mode is not FlagMode.SHARE:
         return flag.mode is FlagMode.ON
     drawn = key if flag.sticky == "key" and key is not None else request_id
-    return position(flag.salt, drawn) < flag.share
+    return draw_position(flag.salt, drawn) < flag.share
 
 
-def position(salt: str, drawn: str) -> float:
+def draw_position(salt: str, drawn: str) -> float:
     """Where an id falls in [0, 1): the same in every process and after every restart."""
     digest = hashlib.blake2b(drawn.encode(), digest_size=8, key=salt.encode()[:64]).digest()
     return int.from_bytes(digest) / 2**64
 
 
-def _first(*choices: tuple[int | None, DepthSource]) -> tuple[int | None, DepthSource]:
+def _choose_first(*choices: tuple[int | None, DepthSource]) -> tuple[int | None, DepthSource]:
     return next((choice for choice in choices if choice[0] is not None), (None, DepthSource.ENGINE))

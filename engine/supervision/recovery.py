@@ -23,7 +23,7 @@ from engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
-from engine.speculation.accounting import Totals, total
+from engine.speculation.accounting import Totals, sum_steps
 from engine.supervision.continuation import Continuation, ReplayDiverged
 from engine.supervision.policy import RecoveryObserver, RecoveryOutcome, SupervisionTimeouts, now
 from engine.types import EngineRequest, FinishReason, Step
@@ -217,7 +217,7 @@ class RequestRecovery:
             except ReplayDiverged:
                 continuation.handle_divergence()
             finally:
-                self.replayed += total(continuation.pop_skipped(), requests=0)
+                self.replayed += sum_steps(continuation.pop_skipped(), requests=0)
 
     def _handle_failure(
         self, inflight: InFlightRequest, submission: Submission, kind: FailureKind

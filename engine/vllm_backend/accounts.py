@@ -10,31 +10,31 @@ from collections.abc import Callable
 
 from vllm.v1.engine import EngineCoreOutput
 
-from engine.speculation.accounting import shared_step
+from engine.speculation.accounting import intern_step
 from engine.types import DecodeStep, EngineInfo, UndraftedReason
 
 AccountReader = Callable[[EngineCoreOutput, bool], DecodeStep | None]
 """Finds the decode step behind an output; the flag marks a request's first output."""
 
 
-def reader(info: EngineInfo) -> AccountReader:
+def choose_reader(info: EngineInfo) -> AccountReader:
     if not info.reports_decode_steps:
-        return no_step
-    return decode_step if info.speculation.depth else plain_step
+        return read_nothing
+    return read_decode_step if info.speculation.depth else read_plain_step
 
 
-def no_step(_output: EngineCoreOutput, _first: bool) -> DecodeStep | None:
+def read_nothing(_output: EngineCoreOutput, _first: bool) -> DecodeStep | None:
     """Speculation under somebody else's scheduler: nothing is known step by step."""
     return None
 
 
-def plain_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
+def read_plain_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
     """A step of an engine without speculation."""
     tokens = len(output.new_token_ids)
-    return None if first or not tokens else shared_step(0, 0, tokens, 0, UndraftedReason.OFF)
+    return None if first or not tokens else intern_step(0, 0, tokens, 0, UndraftedReason.OFF)
 
 
-def decode_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
+def read_decode_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
     """None for the token that comes from prefill, and for an end without tokens."""
     account = output.spec_decode_metrics
     delivered = len(output.new_token_ids)
@@ -43,6 +43,6 @@ def decode_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None:
     drafted, (reached,) = account.num_draft_tokens, account.histogram
     if not drafted:
         reason = UndraftedReason.REFUSED if account.num_spec_tokens else UndraftedReason.OFF
-        return shared_step(0, 0, delivered, 0, reason)
+        return intern_step(0, 0, delivered, 0, reason)
     accepted = min(reached, delivered)
-    return shared_step(drafted, accepted, delivered, reached - accepted, None)
+    return intern_step(drafted, accepted, delivered, reached - accepted, None)

@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from engine.vllm_backend import environment
-from engine.vllm_backend.names import SCHEDULER, WORKER, declared_depths
+from engine.vllm_backend.names import SCHEDULER, WORKER, declare_depths
 
 GIB = 1024**3
 GATEWAY = "gateway"
@@ -71,7 +71,7 @@ class EngineParser(FlexibleArgumentParser):  # type: ignore[misc]
         return str(formatter.format_help())
 
 
-def engine_parser(**settings: Any) -> argparse.ArgumentParser:
+def make_engine_parser(**settings: Any) -> argparse.ArgumentParser:
     """A parser that understands vLLM's spellings: underscores, ``--flag.key value``, ``-O3``."""
     parser: argparse.ArgumentParser = EngineParser(**settings)
     return parser
@@ -94,16 +94,16 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
             action.default = argparse.SUPPRESS
 
 
-def engine_arguments(namespace: argparse.Namespace) -> AsyncEngineArgs:
+def make_engine_arguments(namespace: argparse.Namespace) -> AsyncEngineArgs:
     """What the user chose, and our defaults for the rest."""
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     chosen = {name: value for name, value in vars(namespace).items() if name in fields}
     if getattr(namespace, "model_tag", None):
         chosen["model"] = namespace.model_tag
-    return _arguments(chosen) if chosen.get("model") else demo_arguments(**chosen)
+    return _make_arguments(chosen) if chosen.get("model") else make_demo_arguments(**chosen)
 
 
-def demo_arguments(**chosen: Any) -> AsyncEngineArgs:
+def make_demo_arguments(**chosen: Any) -> AsyncEngineArgs:
     """The built-in demo: tiny target, EAGLE 3.1 draft, K = 3; any field may be overridden.
 
     ``speculative_config=None`` switches speculation off; a mapping is laid over the demo's.
@@ -112,21 +112,21 @@ def demo_arguments(**chosen: Any) -> AsyncEngineArgs:
     speculation = chosen.pop("speculative_config", {})
     if speculation is not None:
         chosen["speculative_config"] = DEMO_SPECULATION | speculation
-    return _arguments(DEMO_DEFAULTS | chosen, DEMO_CPU_DEFAULTS, threads=1)
+    return _make_arguments(DEMO_DEFAULTS | chosen, DEMO_CPU_DEFAULTS, threads=1)
 
 
-def _arguments(
+def _make_arguments(
     chosen: dict[str, Any],
     cpu_defaults: dict[str, Any] = CPU_DEFAULTS,
     threads: int | None = None,
 ) -> AsyncEngineArgs:
-    chosen = {"worker_extension_cls": WORKER} | _depth_per_request(chosen)
+    chosen = {"worker_extension_cls": WORKER} | _add_scheduler(chosen)
     if current_platform.is_cpu():
-        chosen = _cpu(chosen, cpu_defaults, threads)
+        chosen = _add_cpu_defaults(chosen, cpu_defaults, threads)
     return AsyncEngineArgs(**chosen)
 
 
-def _depth_per_request(chosen: dict[str, Any]) -> dict[str, Any]:
+def _add_scheduler(chosen: dict[str, Any]) -> dict[str, Any]:
     """Our scheduler where there is speculation and the user has no other.
 
     On a GPU, varying depths must be declared for CUDA graphs; a table of the user's own stays.
@@ -136,12 +136,14 @@ def _depth_per_request(chosen: dict[str, Any]) -> dict[str, Any]:
         return chosen
     depth = speculation.get("num_speculative_tokens")
     if depth and not current_platform.is_cpu():
-        table = {"num_speculative_tokens_per_batch_size": declared_depths(depth)}
+        table = {"num_speculative_tokens_per_batch_size": declare_depths(depth)}
         chosen = chosen | {"speculative_config": table | speculation}
     return {"scheduler_cls": SCHEDULER} | chosen
 
 
-def _cpu(chosen: dict[str, Any], defaults: dict[str, Any], threads: int | None) -> dict[str, Any]:
+def _add_cpu_defaults(
+    chosen: dict[str, Any], defaults: dict[str, Any], threads: int | None
+) -> dict[str, Any]:
     workers = chosen.get("tensor_parallel_size", 1) * chosen.get("pipeline_parallel_size", 1)
     environment.prepare_cpu(workers, threads)
     backend = {"distributed_executor_backend": "uni"} if workers == 1 else {}

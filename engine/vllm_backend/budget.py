@@ -24,7 +24,7 @@ class ThinkingBudgetTracker:
         self._margin = 2 * (depth + 1) + len(self._start) + len(forced)
         self._thoughts: dict[str, ReasoningSpan] = {}
 
-    def near(self, request: Request) -> bool:
+    def is_near_end(self, request: Request) -> bool:
         """Whether a step could use the budget up, two steps ahead for asynchronous scheduling."""
         params = request.sampling_params
         budget = params.thinking_token_budget if params else None
@@ -36,7 +36,7 @@ class ThinkingBudgetTracker:
         thought.read(request.all_token_ids)
         return not thought.ended and budget - thought.length <= self._margin
 
-    def keep(self, requests: Mapping[str, Request]) -> None:
+    def forget_others(self, requests: Mapping[str, Request]) -> None:
         """Forget all others."""
         for req_id in self._thoughts.keys() - requests.keys():
             del self._thoughts[req_id]

@@ -75,13 +75,13 @@ class ChildLog:
     def tail(self, lines: int = 40) -> str:
         return "\n".join(list(self._lines)[-lines:])
 
-    def last_words(self, lines: int = 20) -> tuple[str, ...]:
+    def redacted_tail(self, lines: int = 20) -> tuple[str, ...]:
         """The end of the log, bounded, without lines that may hold a part of a request."""
-        return last_words(list(self._lines), lines)
+        return redact_tail(list(self._lines), lines)
 
-    def cause(self) -> str:
+    def find_cause(self) -> str:
         """The first exception in the log that is a cause and not a sequel; else empty."""
-        return cause(list(self._lines))
+        return find_cause(list(self._lines))
 
     def _read(self, read: int, forward: int) -> None:
         with os.fdopen(read, "rb") as source, os.fdopen(forward, "wb", buffering=0) as sink:
@@ -91,7 +91,7 @@ class ChildLog:
                 self._lines.append(line.decode("utf-8", "replace").rstrip("\n"))
 
 
-def cause(lines: Sequence[str]) -> str:
+def find_cause(lines: Sequence[str]) -> str:
     """``ValueError: there is no module named fc_norm`` out of a log full of tracebacks."""
     marks = (at for at, line in enumerate(lines) if FATAL.search(line))
     for line in lines[next(marks, 0) :]:
@@ -101,16 +101,16 @@ def cause(lines: Sequence[str]) -> str:
     return ""
 
 
-def last_words(lines: Sequence[str], most: int) -> tuple[str, ...]:
+def redact_tail(lines: Sequence[str], most: int) -> tuple[str, ...]:
     stripped = (PREFIX.sub("", line).rstrip() for line in lines)
-    fit = [line[:LONGEST] for line in stripped if line and not _is_left_out(line)]
+    fit = [line[:LONGEST] for line in stripped if line and not _is_redacted(line)]
     return tuple(fit[-most:])
 
 
-def _is_left_out(line: str) -> bool:
+def _is_redacted(line: str) -> bool:
     return PRIVATE.search(line) is not None or NOISE.search(line) is not None
 
 
-def fit_to_show(cause: str) -> str:
+def redact_cause(cause: str) -> str:
     """The exception, bounded; its type alone where the message may hold a part of a request."""
     return cause.partition(":")[0] if PRIVATE.search(cause) else cause[:LONGEST]

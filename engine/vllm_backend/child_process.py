@@ -13,7 +13,7 @@ import multiprocessing
 from engine.orphan import die_with_parent
 
 
-def end_well() -> None:
+def exit_with_parent() -> None:
     """For processes started by ``multiprocessing``; does nothing in others."""
     if multiprocessing.parent_process() is not None:
         atexit.register(gc.freeze)

@@ -16,7 +16,7 @@ SAMPLING_DEFAULTS = (
 )  # fmt: skip
 
 
-def describe(config: VllmConfig) -> EngineInfo:
+def describe_engine(config: VllmConfig) -> EngineInfo:
     model = config.model_config
     served = model.served_model_name
     speculation = config.speculative_config
@@ -24,12 +24,12 @@ def describe(config: VllmConfig) -> EngineInfo:
         model=served if isinstance(served, str) else served[0],
         max_model_len=model.max_model_len,
         vocab_size=model.get_vocab_size(),
-        speculation=_speculation(speculation),
+        speculation=_describe_speculation(speculation),
         reports_decode_steps=(
             speculation is None or config.scheduler_config.scheduler_cls == SCHEDULER
         ),
         thinking_budget=bool(config.reasoning_config and config.reasoning_config.enabled),
-        default_sampling=_default_sampling(model.get_diff_sampling_param()),
+        default_sampling=_select_sampling_defaults(model.get_diff_sampling_param()),
         details={
             "dtype": str(model.dtype).removeprefix("torch."),
             "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
@@ -37,19 +37,19 @@ def describe(config: VllmConfig) -> EngineInfo:
     )
 
 
-def _default_sampling(params: Mapping[str, Any]) -> dict[str, float]:
+def _select_sampling_defaults(params: Mapping[str, Any]) -> dict[str, float]:
     """vLLM's reading of generation_config.json; a limit of tokens goes by our name."""
     return {name: params[name] for name in SAMPLING_DEFAULTS if params.get(name) is not None}
 
 
-def _speculation(config: SpeculativeConfig | None) -> SpeculationInfo:
+def _describe_speculation(config: SpeculativeConfig | None) -> SpeculationInfo:
     if config is None:
         return SpeculationInfo("none", 0, summary="no speculation: no draft was given")
-    method, depth, draft = _method(config), config.num_speculative_tokens, str(config.model)
+    method, depth, draft = _name_method(config), config.num_speculative_tokens, str(config.model)
     return SpeculationInfo(method, depth, draft, summary=f"{method}, K = {depth}, draft {draft}")
 
 
-def _method(config: SpeculativeConfig) -> str:
+def _name_method(config: SpeculativeConfig) -> str:
     """vLLM calls EAGLE 3 and 3.1 both ``eagle3``; the draft's flags tell them apart."""
     draft = getattr(config.draft_model_config, "hf_config", None)
     flags = getattr(draft, "fc_norm", False) or getattr(draft, "norm_output", False)

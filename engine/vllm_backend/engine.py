@@ -35,9 +35,9 @@ from engine.types import (
     Step,
 )
 from engine.vllm_backend import translate
-from engine.vllm_backend.accounts import reader
-from engine.vllm_backend.child_log import ChildLog, fit_to_show
-from engine.vllm_backend.describe import describe
+from engine.vllm_backend.accounts import choose_reader
+from engine.vllm_backend.child_log import ChildLog, redact_cause
+from engine.vllm_backend.describe import describe_engine
 from engine.vllm_backend.names import WORKER
 from engine.vllm_backend.outputs import StepOutputProcessor, StepQueue, take_over
 from engine.vllm_backend.statistics import BatchedStatLogger
@@ -62,7 +62,7 @@ WARM_UP_PROMPT = (1, 2, 3, 4)
 NO_ADAPTERS: Mapping[str, str] = {}
 
 
-def quiet(_: str) -> None:
+def ignore_progress(_: str) -> None:
     """Progress nobody asked for."""
 
 
@@ -75,7 +75,7 @@ class VllmEngine:
     def __init__(
         self,
         arguments: AsyncEngineArgs,
-        progress: Callable[[str], None] = quiet,
+        progress: Callable[[str], None] = ignore_progress,
         echo: bool = True,
         adapters: Mapping[str, str] = NO_ADAPTERS,
     ) -> None:
@@ -97,18 +97,18 @@ class VllmEngine:
     async def start(self) -> EngineInfo:
         self._progress(f"starting vLLM with {self._arguments.model}")
         try:
-            llm = await self._loaded()
+            llm = await self._load_in_thread()
             self._llm = llm
-            self._processes = _processes(llm)
-            allow_steering(llm)
-            info = describe(llm.vllm_config)
-            self._outputs = take_over(llm, reader(info))
+            self._processes = _find_processes(llm)
+            allow_logits_processors(llm)
+            info = describe_engine(llm.vllm_config)
+            self._outputs = take_over(llm, choose_reader(info))
             await self._load_adapters(llm)
             await self._warm_up(info)
         except Exception as error:
             await self.aclose()
             await asyncio.to_thread(self._log.join, LAST_WORDS_S)
-            cause = self._cause(error)
+            cause = self._find_cause(error)
             raise EngineStartError(cause, detail=self._log.tail(DETAIL_LINES)) from error
         except asyncio.CancelledError:
             await self.aclose()
@@ -116,9 +116,9 @@ class VllmEngine:
         return info
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        llm, outputs = self._running()
+        llm, outputs = self._require_running()
         adapter = self._adapters[request.adapter] if request.adapter else None
-        inbox = await _add(llm, request, adapter)
+        inbox = await _add_request(llm, request, adapter)
         try:
             while True:
                 step = await inbox.get()
@@ -126,7 +126,7 @@ class VllmEngine:
                 if step.finish is not None:
                     return
         finally:
-            outputs.leave(inbox)
+            outputs.release(inbox)
             if not inbox.ended and not llm.errored:
                 await llm.abort(inbox.request_id, internal=True)
 
@@ -135,7 +135,7 @@ class VllmEngine:
 
         Returns the bound in force: at most the K the engine was started with.
         """
-        llm, _ = self._running()
+        llm, _ = self._require_running()
         try:
             return int(await llm.engine_core.call_utility_async("set_depth", depth))
         except EngineDeadError as error:
@@ -149,8 +149,8 @@ class VllmEngine:
     async def health(self) -> Health:
         if self._llm is None:
             return Health(live=False, reason="closed" if self._closed else "not started")
-        if self._llm.errored or not await _answers(self._llm):
-            return Health(live=False, reason=self._log.cause() or "the engine process died")
+        if self._llm.errored or not await _ping(self._llm):
+            return Health(live=False, reason=self._log.find_cause() or "the engine process died")
         self._oom_kills = count_oom_kills()
         return Health(live=True)
 
@@ -167,10 +167,10 @@ class VllmEngine:
         await asyncio.to_thread(self._log.join, LAST_WORDS_S)
         late = (process.exitcode or 0 for process in self._processes)
         codes = (*self._exits, *(code for code in late if code > 0))  # later signals are our own
-        ended_by = next((_exit_name(code) for code in codes if code), "")
+        ended_by = next((_name_exit(code) for code in codes if code), "")
         memory = " (the kernel was out of memory)" if count_oom_kills() != self._oom_kills else ""
-        error = fit_to_show(self._log.cause())
-        return PostMortem(ended_by + memory, error, self._log.last_words())
+        error = redact_cause(self._log.find_cause())
+        return PostMortem(ended_by + memory, error, self._log.redacted_tail())
 
     async def aclose(self) -> None:
         llm, self._llm, self._closed = self._llm, None, True
@@ -185,20 +185,20 @@ class VllmEngine:
         llm.output_processor.propagate_error(EngineDeadError())
         await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
 
-    def _running(self) -> tuple[AsyncLLM, StepOutputProcessor]:
+    def _require_running(self) -> tuple[AsyncLLM, StepOutputProcessor]:
         if self._llm is None or self._outputs is None:
             raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
         if self._llm.errored:
             raise EngineDead("The engine has died.")
         return self._llm, self._outputs
 
-    async def _loaded(self) -> AsyncLLM:
+    async def _load_in_thread(self) -> AsyncLLM:
         others = set(multiprocessing.active_children())
         loading = asyncio.create_task(asyncio.to_thread(self._load))
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
-            await _give_up(loading, others)
+            await _kill_loading(loading, others)
             raise
 
     def _load(self) -> AsyncLLM:
@@ -210,10 +210,10 @@ class VllmEngine:
                 usage_context=UsageContext.OPENAI_API_SERVER,
                 enable_log_requests=self._arguments.enable_log_requests,
                 disable_log_stats=self._arguments.disable_log_stats,
-                stat_loggers=self._stat_loggers(),
+                stat_loggers=self._choose_stat_loggers(),
             )
 
-    def _stat_loggers(self) -> list[StatLoggerFactory] | None:
+    def _choose_stat_loggers(self) -> list[StatLoggerFactory] | None:
         return None if self._arguments.disable_log_stats else [BatchedStatLogger]
 
     async def _load_adapters(self, llm: AsyncLLM) -> None:
@@ -226,33 +226,33 @@ class VllmEngine:
         """Generate past the first drafts at every depth: one that kills the engine does so now."""
         for depth in range(info.speculation.depth, -1, -1):
             self._progress(f"warming up at depth {depth}")
-            async for _ in self.generate(_warm_up_request(depth, info)):
+            async for _ in self.generate(_make_warm_up_request(depth, info)):
                 pass
 
-    def _cause(self, error: Exception) -> str:
+    def _find_cause(self, error: Exception) -> str:
         """One sentence: the child's own exception if there is one, else ours."""
-        return self._log.cause() or _first_words(error)
+        return self._log.find_cause() or _summarize_error(error)
 
 
-def _processes(llm: AsyncLLM) -> tuple[BaseProcess, ...]:
+def _find_processes(llm: AsyncLLM) -> tuple[BaseProcess, ...]:
     resources = getattr(llm.engine_core, "resources", None)
     return tuple(getattr(getattr(resources, "engine_manager", None), "processes", ()))
 
 
-def _exit_name(code: int) -> str:
+def _name_exit(code: int) -> str:
     try:
         return signal.Signals(-code).name
     except ValueError:
         return f"exit status {code}"
 
 
-def allow_steering(llm: AsyncLLM) -> None:
+def allow_logits_processors(llm: AsyncLLM) -> None:
     """Take ``min_p`` and ``logit_bias`` beside a draft: ``steering.py`` applies them to drafts."""
     if llm.vllm_config.parallel_config.worker_extension_cls == WORKER:
         llm.input_processor.speculative_config = None
 
 
-async def _give_up(loading: asyncio.Task[AsyncLLM], others: set[BaseProcess]) -> None:
+async def _kill_loading(loading: asyncio.Task[AsyncLLM], others: set[BaseProcess]) -> None:
     """End a thread that waits for an engine process: it ends when the process does."""
     while not loading.done():
         for child in set(multiprocessing.active_children()) - others:
@@ -262,7 +262,7 @@ async def _give_up(loading: asyncio.Task[AsyncLLM], others: set[BaseProcess]) ->
         await asyncio.to_thread(loading.result().shutdown, SHUTDOWN_S)
 
 
-def _first_words(error: Exception) -> str:
+def _summarize_error(error: Exception) -> str:
     if ended := ENDED.search(str(error)):
         by = f" by {signal.Signals(int(ended[1])).name}" if ended[1] else ""
         return f"the engine process ended{by} while it started (was there enough memory?)"
@@ -271,7 +271,7 @@ def _first_words(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _warm_up_request(depth: int, info: EngineInfo) -> EngineRequest:
+def _make_warm_up_request(depth: int, info: EngineInfo) -> EngineRequest:
     tokens = min(2 * (depth + 1) + 2, info.max_model_len - len(WARM_UP_PROMPT))
     return EngineRequest(
         id=f"warm-up-{depth}",
@@ -281,7 +281,7 @@ def _warm_up_request(depth: int, info: EngineInfo) -> EngineRequest:
     )
 
 
-async def _answers(llm: AsyncLLM) -> bool:
+async def _ping(llm: AsyncLLM) -> bool:
     """Have the engine process answer between two steps. Ends when it does or has died."""
     answer = asyncio.ensure_future(llm.engine_core.call_utility_async(PING))
     try:
@@ -292,12 +292,14 @@ async def _answers(llm: AsyncLLM) -> bool:
         answer.cancel()
 
 
-async def _add(llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None) -> StepQueue:
+async def _add_request(
+    llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None
+) -> StepQueue:
     try:
         queue = await llm.add_request(
             request.id,
             tokens_input(list(request.prompt), cache_salt=request.cache_salt),
-            translate.sampling_params(request),
+            translate.make_sampling_params(request),
             lora_request=adapter,
             trace_headers=request.trace_headers or None,
             priority=request.priority,
@@ -306,7 +308,7 @@ async def _add(llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | Non
         inbox: StepQueue = queue.inbox
         return inbox
     except (VLLMError, ValueError) as error:
-        raise translate.engine_error(error) from error
+        raise translate.convert_error(error) from error
     except asyncio.CancelledError:
         await llm.abort(request.id)
         raise

@@ -12,15 +12,15 @@ import os
 
 def prepare() -> None:
     """What holds on every platform. vLLM's own log is for those who ask for it."""
-    _default("VLLM_LOGGING_LEVEL", "ERROR")
-    _default("VLLM_NO_USAGE_STATS", "1")
-    _default("DO_NOT_TRACK", "1")
+    _set_default("VLLM_LOGGING_LEVEL", "ERROR")
+    _set_default("VLLM_NO_USAGE_STATS", "1")
+    _set_default("DO_NOT_TRACK", "1")
 
 
 def prepare_offline() -> None:
     """The model is on disk: ask no hub."""
-    _default("HF_HUB_OFFLINE", "1")
-    _default("TRANSFORMERS_OFFLINE", "1")
+    _set_default("HF_HUB_OFFLINE", "1")
+    _set_default("TRANSFORMERS_OFFLINE", "1")
 
 
 def prepare_cpu(tensor_parallel: int, threads: int | None = None) -> None:
@@ -33,17 +33,17 @@ def prepare_cpu(tensor_parallel: int, threads: int | None = None) -> None:
     workers each get their share of the cores, since unbound ones fight over them (a hundredfold
     slow-down was measured). The ahead-of-time compile cache never warms here, so it stays off.
     """
-    _default("VLLM_USE_AOT_COMPILE", "0")
-    _default("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    _set_default("VLLM_USE_AOT_COMPILE", "0")
+    _set_default("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     if tensor_parallel == 1:
-        _default("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        _set_default("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     else:
-        _default("VLLM_CPU_OMP_THREADS_BIND", bind_cores(sorted(cores()), tensor_parallel))
+        _set_default("VLLM_CPU_OMP_THREADS_BIND", bind_cores(sorted(list_cores()), tensor_parallel))
     if threads is not None:
-        _default("OMP_NUM_THREADS", str(threads))
+        _set_default("OMP_NUM_THREADS", str(threads))
 
 
-def cores() -> set[int]:
+def list_cores() -> set[int]:
     """The cores this process may use."""
     return os.sched_getaffinity(0)
 
@@ -63,5 +63,5 @@ def bind_cores(available: list[int], workers: int) -> str:
     return "|".join(",".join(map(str, group)) for group in groups)
 
 
-def _default(name: str, value: str) -> None:
+def _set_default(name: str, value: str) -> None:
     os.environ.setdefault(name, value)

@@ -58,14 +58,14 @@ class GrammarProbe:
         self._child: asyncio.subprocess.Process | None = None
         self._useless = False
 
-    def known(self, constraint: Constraint) -> bool:
+    def is_known(self, constraint: Constraint) -> bool:
         """Whether ``check`` answers at once."""
-        at_once = constraint.kind in ("json_object", "choice") or _size(constraint) > MAX_BYTES
-        return at_once or _digest(_question(constraint)) in self._verdicts
+        at_once = constraint.kind in ("json_object", "choice") or _measure(constraint) > MAX_BYTES
+        return at_once or _hash(_encode(constraint)) in self._verdicts
 
     async def check(self, constraint: Constraint) -> None:
         """Raises RequestRejected."""
-        size = _size(constraint)
+        size = _measure(constraint)
         if size > MAX_BYTES:
             raise RequestRejected(
                 f"The schema, pattern or grammar of an answer may have at most {MAX_BYTES} "
@@ -73,16 +73,16 @@ class GrammarProbe:
             )
         if constraint.kind in ("json_object", "choice"):
             return
-        verdict = await self._verdict(constraint)
+        verdict = await self._get_verdict(constraint)
         if verdict != OK:
             raise RequestRejected(verdict)
 
     async def aclose(self) -> None:
         await self._kill()
 
-    async def _verdict(self, constraint: Constraint) -> str:
-        asked = _question(constraint)
-        digest = _digest(asked)
+    async def _get_verdict(self, constraint: Constraint) -> str:
+        asked = _encode(constraint)
+        digest = _hash(asked)
         if digest not in self._verdicts:
             async with self._turn:
                 if digest not in self._verdicts:
@@ -93,7 +93,7 @@ class GrammarProbe:
 
     async def _try(self, asked: bytes) -> str:
         try:
-            child = await self._running()
+            child = await self._ensure_child()
         except TimeoutError:
             raise EngineFailed("There was no time to try out what the answer must match.") from None
         if child is None:
@@ -104,7 +104,7 @@ class GrammarProbe:
         answer = await self._ask(child, asked)
         if not answer:
             await self._kill()
-        why = answer or _why_broken(child.returncode, self._limit_s)
+        why = answer or _explain_exit(child.returncode, self._limit_s)
         if why == OK:
             return OK
         if why.startswith(NO_GRAMMAR):
@@ -131,7 +131,7 @@ class GrammarProbe:
                         return str(verdict)
         return ""
 
-    async def _running(self) -> asyncio.subprocess.Process | None:
+    async def _ensure_child(self) -> asyncio.subprocess.Process | None:
         """The child, ready; None when there can be none for this model."""
         if self._useless or (self._child is not None and self._child.returncode is None):
             return self._child
@@ -166,19 +166,19 @@ class GrammarProbe:
         await child.wait()
 
 
-def _size(constraint: Constraint) -> int:
+def _measure(constraint: Constraint) -> int:
     return len(constraint.value) + sum(map(len, constraint.choices))
 
 
-def _question(constraint: Constraint) -> bytes:
+def _encode(constraint: Constraint) -> bytes:
     return json.dumps([constraint.kind, constraint.value]).encode()
 
 
-def _digest(asked: bytes) -> bytes:
+def _hash(asked: bytes) -> bytes:
     return hashlib.sha256(asked).digest()
 
 
-def _why_broken(status: int | None, limit_s: float) -> str:
+def _explain_exit(status: int | None, limit_s: float) -> str:
     """SIGPROF is the child's own clock, SIGKILL ours."""
     if status in (-signal.SIGPROF, -signal.SIGKILL):
         return f"it took more than {limit_s:.2g} s"

@@ -64,7 +64,7 @@ def main(tokenizer: str, trust_remote_code: bool, limit_s: float) -> None:
     for line in sys.stdin:
         number, _, asked = line.partition(" ")
         signal.setitimer(signal.ITIMER_PROF, limit_s)
-        verdict = trial.verdict(*json.loads(asked))
+        verdict = trial.judge(*json.loads(asked))
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps([int(number), verdict]), flush=True)
 
@@ -101,15 +101,15 @@ class GrammarTrial:
             self._xgrammar,
             LlguidanceCompiler(tokenizer, self.vocab_size),
         ]
-        self._cost = np.array([_cost(token) for token in self._xgrammar.info.decoded_vocab])
+        self._cost = np.array([_rate_token(token) for token in self._xgrammar.info.decoded_vocab])
 
-    def verdict(self, kind: str, value: str) -> str:
+    def judge(self, kind: str, value: str) -> str:
         try:
-            whole = self._judge(kind, value)
+            whole = self._judge_one(kind, value)
             if whole != OK:
                 return whole
-            for piece in pieces(kind, value):
-                found = self._judge("regex", piece)
+            for piece in split_repeated_groups(kind, value):
+                found = self._judge_one("regex", piece)
                 if found != OK and not found.startswith(NO_GRAMMAR):
                     return found
         except MemoryError:
@@ -118,13 +118,13 @@ class GrammarTrial:
             return f"it repeats more than {MAX_PIECES} groups a counted number of times"
         return OK
 
-    def _judge(self, kind: str, value: str) -> str:
+    def _judge_one(self, kind: str, value: str) -> str:
         """The first compiler's that takes it; of all, where vLLM may prefer another one."""
         refusal, taken = "", False
         for compiler in self._compilers:
             try:
                 for short in (False, True):
-                    if why := self._too_slow(compiler.walk(kind, value), short):
+                    if why := self._explain_slowness(compiler.walk(kind, value), short):
                         return why
             except REFUSALS as error:
                 refusal = refusal or PLACE.sub("", " ".join(str(error).split()))[:300]
@@ -134,7 +134,7 @@ class GrammarTrial:
                 break
         return OK if taken else f"{NO_GRAMMAR}: {refusal}"
 
-    def _too_slow(self, walk: ConstraintMatcher, short: bool) -> str:
+    def _explain_slowness(self, walk: ConstraintMatcher, short: bool) -> str:
         """Along the constraint as an engine would go; by the CPU seconds of each step."""
         steps: list[float] = []
         spent, until = 0.0, time.process_time() + 1.5 * WALK_S
@@ -143,18 +143,18 @@ class GrammarTrial:
             walk.jump()
             mask = walk.allowed()
             filled = time.process_time()
-            chosen = self._choice(mask, len(steps) + 1, short)
+            chosen = self._choose_token(mask, len(steps) + 1, short)
             between = time.process_time()
             if chosen is None or not walk.accept(chosen):
                 break
             steps.append(filled - before + time.process_time() - between)
             spent += steps[-1]
-        mean = _slowest_mean(steps)
+        mean = _find_slowest_mean(steps)
         if mean >= STEP_S or max(steps, default=0.0) >= STALL_S:
             return f"its tokens took {mean:.2g} s each, one {max(steps):.2g} s"
         return ""
 
-    def _choice(self, mask: Any, number: int, short: bool) -> int | None:
+    def _choose_token(self, mask: Any, number: int, short: bool) -> int | None:
         """Some allowed token, or the shortest that goes on.
 
         That is neither white space, which JSON allows without end, nor what closes something if
@@ -171,7 +171,7 @@ class GrammarTrial:
         return int(allowed[at])
 
 
-def _slowest_mean(steps: Sequence[float]) -> float:
+def _find_slowest_mean(steps: Sequence[float]) -> float:
     """Of any ``WINDOW`` steps in a row, or of all when there are fewer."""
     if not steps:
         return 0.0
@@ -179,7 +179,7 @@ def _slowest_mean(steps: Sequence[float]) -> float:
     return max(sum(part) / len(part) for at in starts if (part := steps[at : at + WINDOW]))
 
 
-def _cost(token: bytes) -> float:
+def _rate_token(token: bytes) -> float:
     if not token.strip():
         return 1000.0
     return len(token) + 0.5 * (token[:1] in (b"}", b"]", b'"'))
@@ -294,14 +294,16 @@ class TooManyGroups(Exception):
     """A constraint that is to be taken apart into too many parts."""
 
 
-def pieces(kind: str, value: str) -> Iterator[str]:
+def split_repeated_groups(kind: str, value: str) -> Iterator[str]:
     """Groups that are repeated a counted number of times, each as a pattern of its own."""
-    texts = _strings(json.loads(value)) if kind in ("json_schema", "structural_tag") else [value]
+    texts = (
+        _find_strings(json.loads(value)) if kind in ("json_schema", "structural_tag") else [value]
+    )
     found = 0
     for text in texts:
         for match in COUNTED.finditer(text):
             counts = [int(count) for count in match.groups() if count]
-            begin = _opening(text, match.start())
+            begin = _find_opening(text, match.start())
             if begin is None or max(counts, default=MANY) < MANY:
                 continue
             found += 1
@@ -311,15 +313,15 @@ def pieces(kind: str, value: str) -> Iterator[str]:
                 yield re.sub(r"~(\d+)$", r"{\1}", text[begin : match.end()])
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _find_strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _strings(inner)
+            yield from _find_strings(inner)
 
 
-def _opening(text: str, closing: int) -> int | None:
+def _find_opening(text: str, closing: int) -> int | None:
     """Where the group begins that ends at ``closing``."""
     depth = 0
     for at in range(closing, max(-1, closing - PIECE_CHARS), -1):

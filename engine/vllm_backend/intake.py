@@ -20,7 +20,7 @@ from vllm.v1.engine import EngineCoreOutputs, core_client
 from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine.vllm_backend.signatures import changed
+from engine.vllm_backend.signatures import find_changed
 
 PARAMETERS = {
     BackgroundResources.validate_alive: "self frames",
@@ -32,10 +32,10 @@ FIELDS = ("resources", "decoder", "outputs_queue", "utility_results")
 TASK_NAME = "EngineCoreOutputQueueTask"
 
 
-def differences(core: AsyncMPClient) -> list[str]:
+def find_differences(core: AsyncMPClient) -> list[str]:
     """The names of what this vLLM has otherwise."""
     missing = [f"AsyncMPClient.{name}" for name in FIELDS if not hasattr(core, name)]
-    return changed(PARAMETERS) + missing
+    return find_changed(PARAMETERS) + missing
 
 
 def take_over(core: AsyncMPClient) -> None:
@@ -67,8 +67,8 @@ class OutputReader:
         broken: asyncio.Future[None] = loop.create_future()
         number = os.dup(self._now.FD)
         """A number of our own: the socket's may be somebody else's once it is closed."""
-        loop.add_reader(number, self._readable, broken)
-        self._readable(broken)
+        loop.add_reader(number, self._on_readable, broken)
+        self._on_readable(broken)
         try:
             await broken
         except asyncio.CancelledError:
@@ -77,24 +77,24 @@ class OutputReader:
             loop.remove_reader(number)
             os.close(number)
 
-    def _readable(self, broken: asyncio.Future[None]) -> None:
+    def _on_readable(self, broken: asyncio.Future[None]) -> None:
         """All there is: ZeroMQ tells once of any number of messages."""
         try:
             while not (broken.done() or self._socket.closed):
-                self._take(self._frames())
+                self._handle_message(self._receive_frames())
         except zmq.Again:
             return
         except Exception as error:  # whatever it is, its readers must hear of it
             self._queue.put_nowait(error)
             broken.set_result(None)
 
-    def _frames(self) -> list[zmq.Frame]:
+    def _receive_frames(self) -> list[zmq.Frame]:
         frames = [self._now.recv(zmq.NOBLOCK, copy=False)]
         while frames[-1].more:
             frames.append(self._now.recv(zmq.NOBLOCK, copy=False))
         return frames
 
-    def _take(self, frames: list[zmq.Frame]) -> None:
+    def _handle_message(self, frames: list[zmq.Frame]) -> None:
         self._resources.validate_alive(frames)
         outputs: EngineCoreOutputs = self._decoder.decode(frames)
         if outputs.utility_output is not None:

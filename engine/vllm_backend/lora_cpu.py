@@ -14,7 +14,7 @@ import torch
 KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
 
-def leave_others_alone(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def mask_negative_indices(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """``kernel`` with nothing to add where the index is negative."""
 
     def masked(
@@ -34,12 +34,12 @@ def leave_others_alone(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return masked
 
 
-def mend() -> None:
+def patch_kernels() -> None:
     """Replace the kernels wherever vLLM has their names."""
     from vllm.lora.ops.torch_ops import lora_ops
     from vllm.lora.punica_wrapper import punica_cpu
 
     for name in KERNELS:
-        kernel = leave_others_alone(getattr(lora_ops, name))
+        kernel = mask_negative_indices(getattr(lora_ops, name))
         setattr(lora_ops, name, kernel)
         setattr(punica_cpu, name, kernel)

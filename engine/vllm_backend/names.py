@@ -8,7 +8,7 @@ SCHEDULER = "engine.vllm_backend.scheduler.scheduler"
 WORKER = "engine.vllm_backend.worker.DepthWorker"
 
 
-def declared_depths(most: int) -> list[tuple[int, int, int]]:
+def declare_depths(most: int) -> list[tuple[int, int, int]]:
     """Tells vLLM that any depth up to ``most`` occurs, so that it captures CUDA graphs for each.
 
     In vLLM's notation, (first batch size, last batch size, depth); the batch sizes mean nothing

@@ -33,11 +33,11 @@ from vllm.v1.engine.output_processor import (
 from vllm.v1.metrics.stats import IterationStats
 
 from engine.errors import EngineError, EngineFailed
-from engine.speculation.accounting import Totals, total
+from engine.speculation.accounting import Totals, sum_steps
 from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend import intake, statistics, translate
 from engine.vllm_backend.accounts import AccountReader
-from engine.vllm_backend.signatures import changed
+from engine.vllm_backend.signatures import find_changed
 from engine.vllm_fields import FINISH
 
 PARAMETERS: dict[Callable[..., Any], str] = {
@@ -98,7 +98,7 @@ class StepQueue:
     def put(self, output: RequestOutput | Exception) -> None:
         """vLLM's word for it: the end of an aborted request, or an error."""
         if isinstance(output, Exception):
-            error = translate.engine_error(output)
+            error = translate.convert_error(output)
             error.__cause__ = output
             self.fail(error)
         else:
@@ -112,7 +112,7 @@ class StepQueue:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
         steps, self._steps = self._steps, []
-        return steps[0] if len(steps) == 1 else joined(steps)
+        return steps[0] if len(steps) == 1 else join_steps(steps)
 
     def take(self) -> list[Step]:
         """What the reader has left behind."""
@@ -124,7 +124,7 @@ class StepQueue:
             self._waiting.set_result(None)
 
 
-def joined(steps: Sequence[Step]) -> Step:
+def join_steps(steps: Sequence[Step]) -> Step:
     """Steps in a row, as one."""
     first, last = steps[0], steps[-1]
     return Step(
@@ -181,23 +181,23 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         for output in engine_core_outputs:
             state = states.get(output.request_id)
             if state is None:
-                self._unclaimed(read(output, output.prefill_stats is not None))
+                self._count_unclaimed(read(output, output.prefill_stats is not None))
                 continue
             first = state.is_prefilling
             if iteration_stats is not None:
                 self._count(state, output, engine_core_timestamp, iteration_stats)
             if first:
-                _prefilled(state, output)
+                _end_prefill(state, output)
             decode = read(output, first)
             self._deliver(state, output, () if decode is None else (decode,), first)
             if output.finish_reason is not None:
                 self._end(state, output, iteration_stats)
         return NOTHING_TO_DO
 
-    def leave(self, inbox: StepQueue) -> None:
+    def release(self, inbox: StepQueue) -> None:
         """The consumer has left; what it did not take stays with nobody."""
         for step in inbox.take():
-            self._unclaimed(*step.decode)
+            self._count_unclaimed(*step.decode)
 
     def _deliver(
         self,
@@ -214,10 +214,10 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         reason = str(output.finish_reason) if output.finish_reason is not None else ""
         if reason == "error":
             state.queue.fail(EngineFailed("The engine failed on this request."))
-            self._unclaimed(*decode)
+            self._count_unclaimed(*decode)
             return
         finish = FINISH.get(reason)
-        logprobs, prompt_logprobs = _logprobs(state, output) if told else ((), None)
+        logprobs, prompt_logprobs = _take_logprobs(state, output) if told else ((), None)
         stopped = finish is FinishReason.STOP and token_ids
         state.queue.push(
             Step(
@@ -256,32 +256,34 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         if self.tracing_enabled:
             self.do_tracing(output, state, counts)
 
-    def _unclaimed(self, *steps: DecodeStep | None) -> None:
-        self.unclaimed += total([step for step in steps if step is not None], requests=0)
+    def _count_unclaimed(self, *steps: DecodeStep | None) -> None:
+        self.unclaimed += sum_steps([step for step in steps if step is not None], requests=0)
 
 
-def _prefilled(state: RequestState, output: EngineCoreOutput) -> None:
+def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:
     state.is_prefilling = False
     if output.prefill_stats is not None:
         state.num_cached_tokens = output.prefill_stats.num_cached_tokens
 
 
-def _logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, Any]:
+def _take_logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, Any]:
     """Those of the output's tokens, and those of the prompt when it brings them."""
     token_ids, processor = output.new_token_ids, state.logprobs_processor
     processor.update_from_output(output)
     given = processor.logprobs[-len(token_ids) :] if processor.logprobs and token_ids else None
     prompt = processor.pop_prompt_logprobs()
     return (
-        translate.output_logprobs(token_ids, given, processor.num_logprobs),
-        translate.prompt_logprobs(state.prompt_token_ids, prompt, processor.num_prompt_logprobs),
+        translate.convert_output_logprobs(token_ids, given, processor.num_logprobs),
+        translate.convert_prompt_logprobs(
+            state.prompt_token_ids, prompt, processor.num_prompt_logprobs
+        ),
     )
 
 
-def check(llm: AsyncLLM) -> None:
+def check_vllm(llm: AsyncLLM) -> None:
     """Raises RuntimeError for a vLLM whose outputs are not handed over as this module expects."""
-    differing = changed(PARAMETERS)
-    differing += intake.differences(llm.engine_core) + statistics.differences()
+    differing = find_changed(PARAMETERS)
+    differing += intake.find_differences(llm.engine_core) + statistics.find_differences()
     if type(llm.output_processor) is not OutputProcessor or llm.output_handler is not None:
         differing.append("AsyncLLM.output_processor")
     if differing:
@@ -296,7 +298,7 @@ def take_over(llm: AsyncLLM, read: AccountReader) -> StepOutputProcessor:
 
     Raises RuntimeError.
     """
-    check(llm)
+    check_vllm(llm)
     llm.output_processor = outputs = StepOutputProcessor(llm.output_processor, read)
     intake.take_over(llm.engine_core)
     return outputs

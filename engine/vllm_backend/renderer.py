@@ -62,7 +62,7 @@ class VllmRenderer:
         """As ``vllm serve`` gives it, with the chat template that is in force."""
         from vllm.entrypoints.serve.tokenize.serving import TokenizerInfo
 
-        template = self._template(False) if self._templated else None
+        template = self._resolve_template(False) if self._templated else None
         source = self._chat_template if template is None else template.source
         return dict(TokenizerInfo(self.tokenizer, source).to_dict())
 
@@ -82,7 +82,7 @@ class VllmRenderer:
         limits: RenderLimits = NO_LIMITS,
     ) -> list[int]:
         """``chat_template`` is a request's own."""
-        template = self._template(bool(tools)) if self._templated else None
+        template = self._resolve_template(bool(tools)) if self._templated else None
         if template is not None:
             writing = TemplateInput(
                 chat_template or template.source,
@@ -119,7 +119,7 @@ class VllmRenderer:
         if not self._reads_developer:
             conversation = merge_developer(conversation)
         if self._harmony:
-            return _harmony(conversation, tools, kwargs)
+            return _render_harmony(conversation, tools, kwargs)
         kwargs["tools"] = [dict(tool) for tool in tools] if tools else None
         params = ChatParams(
             chat_template=self._chat_template,
@@ -148,7 +148,7 @@ class VllmRenderer:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     @lru_cache(maxsize=2)  # noqa: B019
-    def _template(self, with_tools: bool) -> ChatTemplate | None:
+    def _resolve_template(self, with_tools: bool) -> ChatTemplate | None:
         """The one vLLM would take."""
         source = resolve_chat_template(
             self.tokenizer,
@@ -159,7 +159,7 @@ class VllmRenderer:
         return None if source is None else ChatTemplate(source)
 
 
-def _harmony(
+def _render_harmony(
     messages: list[dict[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     kwargs: Mapping[str, Any],

@@ -34,8 +34,8 @@ from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from engine.vllm_backend.budget import ThinkingBudgetTracker
-from engine.vllm_backend.child_process import end_well
-from engine.vllm_backend.names import SKIP, declared_depths
+from engine.vllm_backend.child_process import exit_with_parent
+from engine.vllm_backend.names import SKIP, declare_depths
 from engine.vllm_fields import DEPTH, KEEP
 
 
@@ -50,21 +50,21 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._budgets = ThinkingBudgetTracker(self.vllm_config, self.num_spec_tokens)
         self._answers: RequestAccounts | None = None
         self._own_schedule = self._take_over_schedule()
-        self._draft_len = self._drafter_len()
+        self._draft_len = self._get_draft_len()
         self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
         if self.num_spec_tokens:
             self._limit_sharing()
 
-    def depth_of(self, request: Request) -> int:
+    def get_depth(self, request: Request) -> int:
         """What this request wants, as far as the engine and the ceiling go."""
         extra = request.sampling_params.extra_args if request.sampling_params else None
         wanted = (extra or {}).get(DEPTH)
         most = self.num_spec_tokens if (extra or {}).get(KEEP) else self.ceiling
         return self.ceiling if wanted is None else max(0, min(int(wanted), most))
 
-    def _useful_depth(self, request: Request) -> int:
+    def _get_useful_depth(self, request: Request) -> int:
         """Less than it wants where drafts would not do."""
-        return 0 if self._budgets.near(request) else self.depth_of(request)
+        return 0 if self._budgets.is_near_end(request) else self.get_depth(request)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
@@ -72,39 +72,39 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             return
         tokens = scheduler_output.num_scheduled_tokens
         scheduled = [self.requests[req_id] for req_id in tokens]
-        depth = self._depth_of_step(scheduled)
-        decoding = all(past_prompt(self.requests[req_id], tokens[req_id]) for req_id in tokens)
-        near = any(self._budgets.near(request) for request in scheduled)
+        depth = self._get_step_depth(scheduled)
+        decoding = all(is_past_prompt(self.requests[req_id], tokens[req_id]) for req_id in tokens)
+        near = any(self._budgets.is_near_end(request) for request in scheduled)
         skip = depth == 0 and decoding and not self._uniform and not near
         setattr(scheduler_output, SKIP, skip)
         if not self._uniform:
             scheduler_output.num_spec_tokens_to_schedule = depth
-        self._cut_placeholders(scheduled, depth)
+        self._limit_placeholders(scheduled, depth)
 
-    def _depth_of_step(self, scheduled: list[Request]) -> int:
+    def _get_step_depth(self, scheduled: list[Request]) -> int:
         """How deep to draft after this step: as deep as anybody in it can use."""
         longest = max((request.num_computed_tokens for request in scheduled), default=0)
         if longest + self.num_spec_tokens > self._draft_len:
             return 0
-        most = self._scheduled_most(len(scheduled))
-        wanted = (self._useful_depth(r) for r in scheduled if not r.is_prefill_chunk)
+        most = self._get_batch_limit(len(scheduled))
+        wanted = (self._get_useful_depth(r) for r in scheduled if not r.is_prefill_chunk)
         return min(most, max(wanted, default=0))
 
-    def _cut_placeholders(self, scheduled: list[Request], depth: int) -> None:
+    def _limit_placeholders(self, scheduled: list[Request], depth: int) -> None:
         """Only asynchronous scheduling has placeholders."""
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
-        cut = [list(tokens[: self._room(req_id)]) for req_id, tokens in drafts]
+        cut = [list(tokens[: self._count_useful_drafts(req_id)]) for req_id, tokens in drafts]
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, cut))
 
-    def _room(self, req_id: str) -> int:
+    def _count_useful_drafts(self, req_id: str) -> int:
         """Drafts worth verifying: the bonus token takes one of the tokens that are left."""
         request = self.requests.get(req_id)
         if request is None:
             return 0
         left = request.max_tokens - request.num_output_tokens
-        return int(min(self._useful_depth(request), max(0, left - 1)))
+        return int(min(self._get_useful_depth(request), max(0, left - 1)))
 
     def make_spec_decoding_stats(
         self,
@@ -132,31 +132,33 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         depths = {
-            req_id: self.depth_of(self.requests[req_id])
+            req_id: self.get_depth(self.requests[req_id])
             for req_id in scheduler_output.num_scheduled_tokens
             if req_id in self.requests
         }
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
-        self._attach(outputs.values(), depths)
-        self._budgets.keep(self.requests)
+        self._attach_accounts(outputs.values(), depths)
+        self._budgets.forget_others(self.requests)
         return outputs
 
-    def _attach(self, outputs: Iterable[EngineCoreOutputs], depths: dict[str, int]) -> None:
+    def _attach_accounts(
+        self, outputs: Iterable[EngineCoreOutputs], depths: dict[str, int]
+    ) -> None:
         """Put this step's account on every output; ``accounts.py`` reads it."""
         for batch in outputs:
             for output in batch.outputs:
                 drafted, accepted = self._verified.get(output.request_id, (0, 0))
                 depth = depths.get(output.request_id, 0)
                 output.spec_decode_metrics = (
-                    step_account(depth, drafted, accepted)
+                    make_step_account(depth, drafted, accepted)
                     if self._answers is None
                     else self._answers.add(output, drafted, accepted)
                 )
         self._verified.clear()
         if self._answers is not None:
-            self._answers.keep(self.requests)
+            self._answers.forget_others(self.requests)
 
     def account_per_answer(self) -> None:
         """For vLLM's own server, which tells what comes with an answer's last output alone."""
@@ -167,19 +169,19 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         if not self.num_spec_tokens:
             return True
         configured = self.vllm_config.speculative_config.num_speculative_tokens_per_batch_size
-        ours = [list(entry) for entry in declared_depths(self.num_spec_tokens)]
+        ours = [list(entry) for entry in declare_depths(self.num_spec_tokens)]
         if configured and [list(entry) for entry in configured] != ours:
             return False
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
         return True
 
-    def _scheduled_most(self, batch_size: int) -> int:
+    def _get_batch_limit(self, batch_size: int) -> int:
         """The user's own depth-by-batch-size table, if there is one, bounds every request."""
         if self._own_schedule or self.dynamic_sd_lookup is None:
             return int(self.num_spec_tokens)
         return int(self.dynamic_sd_lookup[batch_size])
 
-    def _drafter_len(self) -> int:
+    def _get_draft_len(self) -> int:
         """Beyond this length (less K) vLLM's worker does not draft for the whole batch."""
         draft = getattr(self.vllm_config.speculative_config, "draft_model_config", None)
         return int(draft.max_model_len if draft is not None else self.max_model_len)
@@ -189,14 +191,14 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         cache_blocks = coordinator.cache_blocks
 
         def cache_shareable_blocks(request: Request, num_computed_tokens: int) -> None:
-            cache_blocks(request, min(num_computed_tokens, self._shareable_tokens(request)))
+            cache_blocks(request, min(num_computed_tokens, self._count_shareable_tokens(request)))
 
         coordinator.cache_blocks = cache_shareable_blocks
 
-    def _shareable_tokens(self, request: Request) -> int:
+    def _count_shareable_tokens(self, request: Request) -> int:
         """Tokens before the first hole in the draft's KV cache."""
         req_id = request.request_id
-        if req_id not in self._shareable and self.depth_of(request) == 0:
+        if req_id not in self._shareable and self.get_depth(request) == 0:
             self._shareable[req_id] = max(request.num_prompt_tokens, request.num_computed_tokens)
         return int(self._shareable.get(req_id, request.num_tokens))
 
@@ -212,10 +214,10 @@ class DepthScheduler(DepthSchedulerBase):
 class AsyncDepthScheduler(DepthSchedulerBase, AsyncScheduler):  # type: ignore[misc]
     """Asynchronous scheduling."""
 
-    def _cut_placeholders(self, scheduled: list[Request], depth: int) -> None:
+    def _limit_placeholders(self, scheduled: list[Request], depth: int) -> None:
         for request in scheduled:
             if not request.is_prefill_chunk:
-                request.spec_token_ids = [-1] * min(self._useful_depth(request), depth)
+                request.spec_token_ids = [-1] * min(self._get_useful_depth(request), depth)
 
 
 class RequestAccounts:
@@ -243,19 +245,19 @@ class RequestAccounts:
             account.per_step_accepted.append(0)
         return None if output.finish_reason is None else account
 
-    def keep(self, requests: Mapping[str, Request]) -> None:
+    def forget_others(self, requests: Mapping[str, Request]) -> None:
         """Forget all others: they have ended, or were aborted."""
         for req_id in self._accounts.keys() - requests.keys():
             del self._accounts[req_id]
 
 
 @lru_cache(maxsize=4096)
-def step_account(depth: int, drafted: int, accepted: int) -> RequestSpecDecodeMetrics:
+def make_step_account(depth: int, drafted: int, accepted: int) -> RequestSpecDecodeMetrics:
     """One step's account in the field vLLM has for a request's: there are few different ones."""
     return RequestSpecDecodeMetrics(depth, histogram=[accepted], num_draft_tokens=drafted)
 
 
-def past_prompt(request: Request, scheduled_tokens: int) -> bool:
+def is_past_prompt(request: Request, scheduled_tokens: int) -> bool:
     """Whether the step just planned begins after the request's prompt."""
     return bool(request.num_computed_tokens - scheduled_tokens >= request.num_prompt_tokens)
 
@@ -283,4 +285,4 @@ def set_depth(core: EngineCore, depth: int) -> int:
 
 EngineCore.set_depth = set_depth
 """The front end reaches the engine process by the names of EngineCore's methods."""
-end_well()
+exit_with_parent()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def changed(expected: Mapping[Callable[..., Any], str]) -> list[str]:
+def find_changed(expected: Mapping[Callable[..., Any], str]) -> list[str]:
     """The names of functions whose parameters are not the ones given, separated by spaces."""
     return [
         function.__qualname__

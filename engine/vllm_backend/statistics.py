@@ -26,7 +26,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from engine.vllm_backend.signatures import changed
+from engine.vllm_backend.signatures import find_changed
 
 MOST_STEPS = 256
 """Kept at most: the latencies of that many steps are a megabyte or two at 500 requests a step."""
@@ -54,13 +54,15 @@ FIELDS = {
 RECORD = "self scheduler_stats iteration_stats mm_cache_stats engine_idx"
 
 
-def differences() -> list[str]:
+def find_differences() -> list[str]:
     """The names of what this vLLM has otherwise."""
-    other = [kind.__name__ for kind, names in FIELDS.items() if _fields(kind) != names.split()]
-    return other + changed({PrometheusStatLogger.record: RECORD})
+    other = [
+        kind.__name__ for kind, names in FIELDS.items() if _check_fields(kind) != names.split()
+    ]
+    return other + find_changed({PrometheusStatLogger.record: RECORD})
 
 
-def _fields(kind: type) -> list[str]:
+def _check_fields(kind: type) -> list[str]:
     return list(vars(kind())) if kind is IterationStats else [each.name for each in fields(kind)]
 
 
@@ -84,7 +86,7 @@ class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]
         with self._lock:
             gathered = self._gathered[engine_idx]
             plain = mm_cache_stats is None and self.gauge_lora_info is None
-            if plain and _only_went_on(scheduler_stats, iteration_stats):
+            if plain and _is_plain_decode(scheduler_stats, iteration_stats):
                 gathered.add(scheduler_stats, iteration_stats)
                 if len(gathered.tokens) >= MOST_STEPS:
                     self._count(engine_idx)
@@ -130,10 +132,10 @@ class PendingStats:
     def scheduler(self) -> SchedulerStats:
         """The last step's, with the drafts of all."""
         assert self.last is not None
-        return replace(self.last, spec_decoding_stats=together(self.drafts))
+        return replace(self.last, spec_decoding_stats=add_stats(self.drafts))
 
 
-def together(drafts: Sequence[SpecDecodingStats]) -> SpecDecodingStats | None:
+def add_stats(drafts: Sequence[SpecDecodingStats]) -> SpecDecodingStats | None:
     if not drafts:
         return None
     return SpecDecodingStats(
@@ -141,16 +143,16 @@ def together(drafts: Sequence[SpecDecodingStats]) -> SpecDecodingStats | None:
         sum(step.num_drafts for step in drafts),
         sum(step.num_draft_tokens for step in drafts),
         sum(step.num_accepted_tokens for step in drafts),
-        _sums(step.num_accepted_tokens_per_pos for step in drafts),
-        _sums(step.num_draft_tokens_per_pos for step in drafts),
+        _sum_columns(step.num_accepted_tokens_per_pos for step in drafts),
+        _sum_columns(step.num_draft_tokens_per_pos for step in drafts),
     )
 
 
-def _sums(rows: Iterable[Sequence[int]]) -> list[int]:
+def _sum_columns(rows: Iterable[Sequence[int]]) -> list[int]:
     return [sum(column) for column in zip(*rows, strict=True)]
 
 
-def _only_went_on(scheduler: SchedulerStats | None, iteration: IterationStats | None) -> bool:
+def _is_plain_decode(scheduler: SchedulerStats | None, iteration: IterationStats | None) -> bool:
     """Whether nothing but tokens, latencies, drafts and gauges is in a step's statistics."""
     return not (
         scheduler is None

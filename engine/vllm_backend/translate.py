@@ -29,7 +29,7 @@ from engine.types import (
 from engine.vllm_fields import build_sampling_fields, select_top
 
 
-def sampling_params(request: EngineRequest) -> SamplingParams:
+def make_sampling_params(request: EngineRequest) -> SamplingParams:
     """Tokens out, as deltas."""
     fields = build_sampling_fields(request)
     if "repetition_detection" in fields:
@@ -44,7 +44,7 @@ Alternatives = Mapping[int, Any]
 """vLLM's log probabilities of one position: token id -> (logprob, rank)."""
 
 
-def position_logprobs(token_id: int, given: Alternatives, top: int) -> PositionLogprobs:
+def convert_position_logprobs(token_id: int, given: Alternatives, top: int) -> PositionLogprobs:
     """``given`` holds the chosen token and the ``top`` most likely, in no promised order."""
     chosen = given[token_id]
     return PositionLogprobs(
@@ -55,29 +55,30 @@ def position_logprobs(token_id: int, given: Alternatives, top: int) -> PositionL
     )
 
 
-def output_logprobs(
+def convert_output_logprobs(
     token_ids: Sequence[int], given: Sequence[Alternatives] | None, top: int | None
 ) -> tuple[PositionLogprobs, ...]:
     if given is None or top is None:
         return ()
     return tuple(
-        position_logprobs(token, entry, top) for token, entry in zip(token_ids, given, strict=True)
+        convert_position_logprobs(token, entry, top)
+        for token, entry in zip(token_ids, given, strict=True)
     )
 
 
-def prompt_logprobs(
+def convert_prompt_logprobs(
     token_ids: Sequence[int], given: Sequence[Alternatives | None] | None, top: int | None
 ) -> tuple[PositionLogprobs | None, ...] | None:
     """None where there is nothing before the first token. vLLM hands them out once, then []."""
     if not given or top is None:
         return None
     return tuple(
-        None if entry is None else position_logprobs(token, entry, top)
+        None if entry is None else convert_position_logprobs(token, entry, top)
         for token, entry in zip(token_ids, given, strict=True)
     )
 
 
-def engine_error(error: Exception) -> EngineError:
+def convert_error(error: Exception) -> EngineError:
     """vLLM's error as one of ours. Messages of unknown errors stay inside: they may hold text."""
     match error:
         case EngineError():

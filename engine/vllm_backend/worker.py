@@ -31,7 +31,7 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from engine.vllm_backend import lora_cpu, steering
-from engine.vllm_backend.child_process import end_well
+from engine.vllm_backend.child_process import exit_with_parent
 from engine.vllm_backend.names import SKIP
 
 
@@ -72,7 +72,7 @@ def load_model(
 
 def sample(original: Callable[..., Any], runner: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
     """Rows of unfinished prompts draw nothing."""
-    before = [(draws, draws.get_state()) for draws in discarded_generators(runner).values()]
+    before = [(draws, draws.get_state()) for draws in find_discarded_generators(runner).values()]
     output = original(runner, *args, **kwargs)
     for draws, state in before:
         draws.set_state(state)
@@ -82,7 +82,7 @@ def sample(original: Callable[..., Any], runner: GPUModelRunner, *args: Any, **k
 def bookkeeping_sync(
     original: Callable[..., Any], runner: GPUModelRunner, *args: Any, **kwargs: Any
 ) -> Any:
-    hidden = discarded_generators(runner)
+    hidden = find_discarded_generators(runner)
     generators = runner.input_batch.generators
     for row in hidden:
         del generators[row]
@@ -112,7 +112,7 @@ def expand_batch_to_tokens(
     return torch.repeat_interleave(values, counts, output_size=num_tokens)
 
 
-def discarded_generators(runner: GPUModelRunner) -> dict[int, torch.Generator]:
+def find_discarded_generators(runner: GPUModelRunner) -> dict[int, torch.Generator]:
     """On a CPU, the generators of the rows whose sampled token is thrown away."""
     generators = runner.input_batch.generators
     if not generators or runner.device.type != "cpu":
@@ -130,7 +130,7 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
-end_well()
+exit_with_parent()
 _wrap(GPUModelRunner, "propose_draft_token_ids", propose_draft_token_ids)
 _wrap(SpecDecodeBaseProposer, "propose", propose)
 _wrap(SpecDecodeBaseProposer, "load_model", load_model)
@@ -139,6 +139,6 @@ _wrap(GPUModelRunner, "_bookkeeping_sync", bookkeeping_sync)
 _wrap(gpu_model_runner, "build_logitsprocs", steering.build_logitsprocs)
 _wrap(rejection_sampler.RejectionSampler, "apply_logits_processors", steering.apply_to_drafts)
 if current_platform.is_cpu():
-    lora_cpu.mend()
+    lora_cpu.patch_kernels()
     _wrap(rejection_sampler, "apply_sampling_constraints", apply_sampling_constraints)
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -24,7 +24,6 @@ from observability.nvml import GpuMonitor
 from observability.sequence import Clock
 from observability.settings import TelemetrySettings
 from observability.slices import SliceWindows
-from server.access.admission import Admission
 
 M = TypeVar("M", Counter, Gauge)
 PREFIX = "eaglegate_"
@@ -32,6 +31,30 @@ SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Bucket bounds for what happens once per step or token."""
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Bucket bounds for what happens once per request."""
+
+
+class AdmissionQueue(Protocol):
+    """The queue in front of the engine, as far as metrics read it."""
+
+    @property
+    def running(self) -> int:
+        """Sequences in the engine."""
+        ...
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        ...
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens of the requests that wait."""
+        ...
+
+    @property
+    def bounds(self) -> Any:
+        """A dataclass of the limits in force, by name."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +81,7 @@ class MetricScope:
     """By engine: the steps it made for requests nobody waited for any more."""
     running: Callable[[], Iterable[Labels]]
     """The labels of every request in the engine."""
-    admission: Callable[[], Admission | None]
+    admission: Callable[[], AdmissionQueue | None]
     """The queue in front of the engine, once there is one."""
     workers: Callable[[], Iterable[WorkerStatus]]
     """Those of a fleet, if the engine is one."""
@@ -81,55 +104,55 @@ class MetricGroup:
         """Make the metrics; called once."""
         raise NotImplementedError
 
-    def progressed(self, progress: DecodeProgress) -> None:
+    def record_progress(self, progress: DecodeProgress) -> None:
         """What choices of the same slices have done since they were last asked."""
 
-    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         """Requests with these labels that are over; their last progress was told before."""
 
-    def refused(self, where: str, code: str) -> None:
+    def record_refusal(self, where: str, code: str) -> None:
         """A request was turned away; ``where`` is an API's name or a path."""
 
-    def ignored(self, where: str, names: Iterable[str]) -> None:
+    def record_ignored_fields(self, where: str, names: Iterable[str]) -> None:
         """A request is answered without these fields; ``where`` is an API's path."""
 
-    def not_stored(self) -> None:
+    def record_storage_failure(self) -> None:
         """An answer that was to be stored could not be."""
 
-    def forgotten(self, template: str) -> None:
+    def drop_template(self, template: str) -> None:
         """A template lost its name; drop its series."""
 
-    def engine_started(self, engine: str, info: EngineInfo, seconds: float) -> None:
+    def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
         """An engine is ready, for the first time or again."""
 
-    def engine_state(self, engine: str, live: bool) -> None:
+    def record_engine_state(self, engine: str, live: bool) -> None:
         """Somebody asked an engine for its health."""
 
-    def engine_lost(self, engine: str, cause: str) -> None:
+    def record_engine_loss(self, engine: str, cause: str) -> None:
         """An engine died, hung or could not be started again."""
 
-    def interrupted(self, outcome: str) -> None:
+    def record_interruption(self, outcome: str) -> None:
         """A request met the loss of its engine; ``outcome`` says how it went on."""
 
     def counter(
         self, name: str, help_: str, labels: Iterable[str] = LABELS
     ) -> CachedMetric[Counter]:
-        names = self._note(name + "_total", "counter", labels, help_)
+        names = self._register(name + "_total", "counter", labels, help_)
         metric = Counter(PREFIX + name, help_, names, registry=self.scope.registry)
         return CachedMetric(metric)
 
     def gauge(self, name: str, help_: str, labels: Iterable[str] = LABELS) -> CachedMetric[Gauge]:
-        names = self._note(name, "gauge", labels, help_)
+        names = self._register(name, "gauge", labels, help_)
         metric = Gauge(PREFIX + name, help_, names, registry=self.scope.registry)
         return CachedMetric(metric)
 
     def histogram(self, name: str, help_: str, bounds: Sequence[float]) -> BulkHistogram:
-        self._note(name, "histogram", LABELS, help_)
+        self._register(name, "histogram", LABELS, help_)
         metric = BulkHistogram(PREFIX + name, help_, LABELS, bounds)
         self.scope.registry.register(metric)
         return metric
 
-    def computed(
+    def computed_metric(
         self,
         name: str,
         help_: str,
@@ -141,10 +164,10 @@ class MetricGroup:
         A name that ends in ``_total`` makes a counter, any other a gauge.
         """
         kind = "counter" if name.endswith("_total") else "gauge"
-        names = self._note(name, kind, labels, help_)
+        names = self._register(name, kind, labels, help_)
         self.scope.registry.register(ComputedMetric(PREFIX + name, help_, names, read))
 
-    def _note(self, name: str, kind: str, labels: Iterable[str], help_: str) -> tuple[str, ...]:
+    def _register(self, name: str, kind: str, labels: Iterable[str], help_: str) -> tuple[str, ...]:
         names = tuple(labels)
         declared = MetricDeclaration(PREFIX + name, kind, names, help_, type(self).__name__)
         self.scope.catalogue.append(declared)

@@ -29,7 +29,7 @@ class EngineState(MetricGroup):
             ("outcome",),
         )
 
-    def engine_started(self, engine: str, info: EngineInfo, seconds: float) -> None:
+    def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
         self._up(engine).set(1)
         self._starts(engine).inc()
         self._seconds(engine).set(seconds)
@@ -37,12 +37,12 @@ class EngineState(MetricGroup):
         speculation = info.speculation
         self._info(engine, info.model, speculation.method, str(speculation.depth)).set(1)
 
-    def engine_state(self, engine: str, live: bool) -> None:
+    def record_engine_state(self, engine: str, live: bool) -> None:
         self._up(engine).set(live)
 
-    def engine_lost(self, engine: str, cause: str) -> None:
+    def record_engine_loss(self, engine: str, cause: str) -> None:
         self._up(engine).set(0)
         self._losses(engine, cause).inc()
 
-    def interrupted(self, outcome: str) -> None:
+    def record_interruption(self, outcome: str) -> None:
         self._interrupted(outcome).inc()

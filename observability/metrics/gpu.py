@@ -28,4 +28,4 @@ class Gpus(MetricGroup):
                 if value is not None:
                     yield (str(gpu.index),), value
 
-        self.computed(name, help_, ("gpu",), read)
+        self.computed_metric(name, help_, ("gpu",), read)

@@ -23,9 +23,9 @@ class Latency(MetricGroup):
             "time_per_output_token_seconds", "(End - first token) / (N - 1), per choice", SHORT_S
         )
 
-    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         self._ttft.observe(labels, [r.ttft for r in records if r.ttft is not None])
-        self._tpot.observe(labels, tpots(records))
+        self._tpot.observe(labels, collect_tpots(records))
 
 
 class StepLatency(MetricGroup):
@@ -40,7 +40,7 @@ class StepLatency(MetricGroup):
             "inter_step_seconds", "Time between two steps of a choice", SHORT_S
         )
 
-    def progressed(self, progress: DecodeProgress) -> None:
+    def record_progress(self, progress: DecodeProgress) -> None:
         self._gaps.observe(progress.slices.labels, progress.gaps)
 
 
@@ -56,11 +56,11 @@ class UserSpeed(MetricGroup):
     def declare(self) -> None:
         self._speed = self.histogram("user_tokens_per_second", "1 / TPOT, per choice", self.BOUNDS)
 
-    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
-        self._speed.observe(labels, [1 / tpot for tpot in tpots(records) if tpot])
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
+        self._speed.observe(labels, [1 / tpot for tpot in collect_tpots(records) if tpot])
 
 
-def tpots(records: list[RequestRecord]) -> list[float]:
+def collect_tpots(records: list[RequestRecord]) -> list[float]:
     """One value per choice that has one."""
     choices = (choice for record in records for choice in record.choices)
     return [choice.tpot for choice in choices if choice.tpot is not None]

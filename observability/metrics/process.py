@@ -33,4 +33,4 @@ class Process(MetricGroup):
             if name in values:
                 yield (), values[name]
 
-        self.computed(name, help_, (), read)
+        self.computed_metric(name, help_, (), read)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from observability.facts import RequestRecord
-from observability.labels import LABELS, CappedNames, KnownNames, Labels, api
+from observability.labels import LABELS, CappedNames, KnownNames, Labels, name_api
 from observability.metrics.base import LONG_S, MetricGroup
 
 
@@ -22,16 +22,18 @@ class Requests(MetricGroup):
         self._total = self.counter(
             "requests", "Requests that ended, by API and outcome", (*LABELS, "api", "outcome")
         )
-        self.computed("requests_running", "Requests in the engine now", LABELS, self._running)
+        self.computed_metric(
+            "requests_running", "Requests in the engine now", LABELS, self._running
+        )
         self._duration = self.histogram(
             "request_duration_seconds", "Arrival to end of a request", LONG_S
         )
         self._known: set[Labels] = set()
 
-    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         self._known.add(labels)
         for (name, outcome), count in Counter((r.facts.api, r.ending) for r in records).items():
-            self._total(*labels, api(name), outcome.value).inc(count)
+            self._total(*labels, name_api(name), outcome.value).inc(count)
         self._duration.observe(labels, [record.duration for record in records])
 
     def _running(self) -> Iterator[tuple[Labels, float]]:
@@ -52,8 +54,8 @@ class Refusals(MetricGroup):
             "requests_refused", "Requests turned away, by API and error code", ("api", "code")
         )
 
-    def refused(self, where: str, code: str) -> None:
-        self._refused(api(where), self._codes(code)).inc()
+    def record_refusal(self, where: str, code: str) -> None:
+        self._refused(name_api(where), self._codes(code)).inc()
 
 
 FIELDS = (
@@ -78,9 +80,9 @@ class IgnoredFields(MetricGroup):
         help_ = "Request fields ignored, by API and name; unlisted names are other"
         self._ignored = self.counter("ignored_fields", help_, ("api", "field"))
 
-    def ignored(self, where: str, names: Iterable[str]) -> None:
+    def record_ignored_fields(self, where: str, names: Iterable[str]) -> None:
         for name in names:
-            self._ignored(api(where), self._field(name)).inc()
+            self._ignored(name_api(where), self._field(name)).inc()
 
     def _field(self, name: str) -> str:
         hosted = name.startswith("tools[") and not name.startswith("tools[].")
@@ -98,10 +100,10 @@ class Queue(MetricGroup):
         self._gauge("queue_requests", "Requests that wait for their turn", "queued")
         self._gauge("queue_tokens", "Prompt tokens of the requests that wait", "queued_tokens")
         self._gauge("engine_sequences", "Choices in the engine", "running")
-        self.computed("admission_limit", "What admission allows", ("bound",), self._limits)
+        self.computed_metric("admission_limit", "What admission allows", ("bound",), self._limits)
         self._queued = self.histogram("queue_seconds", "Arrival to admission", LONG_S)
 
-    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         self._queued.observe(labels, [record.queued for record in records])
 
     def _gauge(self, name: str, help_: str, what: str) -> None:
@@ -110,7 +112,7 @@ class Queue(MetricGroup):
             if admission is not None:
                 yield (), getattr(admission, what)
 
-        self.computed(name, help_, (), read)
+        self.computed_metric(name, help_, (), read)
 
     def _limits(self) -> Iterator[tuple[tuple[str], float]]:
         admission = self.scope.admission()
@@ -131,7 +133,7 @@ class InterruptedStreams(MetricGroup):
             "streams_interrupted", "Streams cut after their first token", (*LABELS, "reason")
         )
 
-    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         for ending, count in Counter(r.ending for r in records if r.interrupted).items():
             self._cut(*labels, ending.value).inc(count)
 
@@ -146,7 +148,7 @@ class ResponseStorage(MetricGroup):
     def declare(self) -> None:
         self._lost = 0
         help_ = "Responses delivered that could not be stored"
-        self.computed("responses_not_stored_total", help_, (), lambda: [((), self._lost)])
+        self.computed_metric("responses_not_stored_total", help_, (), lambda: [((), self._lost)])
 
-    def not_stored(self) -> None:
+    def record_storage_failure(self) -> None:
         self._lost += 1

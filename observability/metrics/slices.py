@@ -48,7 +48,7 @@ class ByContext(SliceCounters):
 
     kind = "context"
 
-    def progressed(self, progress: DecodeProgress) -> None:
+    def record_progress(self, progress: DecodeProgress) -> None:
         self.add(progress.slices.labels, progress.slices.context, progress.whole)
 
 
@@ -61,7 +61,7 @@ class ByPhase(SliceCounters):
 
     kind = "phase"
 
-    def progressed(self, progress: DecodeProgress) -> None:
+    def record_progress(self, progress: DecodeProgress) -> None:
         for phase, share in progress.shares.items():
             self.add(progress.slices.labels, phase.value, share)
 
@@ -75,10 +75,10 @@ class ByTemplate(SliceCounters):
 
     kind = "template"
 
-    def progressed(self, progress: DecodeProgress) -> None:
+    def record_progress(self, progress: DecodeProgress) -> None:
         self.add(progress.slices.labels, progress.slices.template, progress.whole)
 
-    def forgotten(self, template: str) -> None:
+    def drop_template(self, template: str) -> None:
         for metric in (self._verify, self._accepted, self._steps, self._fallback):
             metric.remove(template=template)
         self._tokens.remove(template=template)

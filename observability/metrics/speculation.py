@@ -28,7 +28,7 @@ class Acceptance(MetricGroup):
         self._accepted = self.counter("accepted_tokens", "A: draft tokens accepted and delivered")
         self._cut = self.counter("cut_tokens", "Accepted, then cut by a stop or a token limit")
 
-    def progressed(self, progress: DecodeProgress) -> None:
+    def record_progress(self, progress: DecodeProgress) -> None:
         totals, labels = progress.whole.totals, progress.slices.labels
         if totals.verify_steps:
             self._steps(*labels).inc(totals.verify_steps)
@@ -53,7 +53,7 @@ class AcceptancePerPosition(MetricGroup):
             "drafted_at", "Verify steps that drafted this position", labels
         )
 
-    def progressed(self, progress: DecodeProgress) -> None:
+    def record_progress(self, progress: DecodeProgress) -> None:
         labels, totals = progress.slices.labels, progress.whole.totals
         deepest = self.scope.settings.max_depth
         for at, count in enumerate(totals.proposed_at[:deepest]):
@@ -75,9 +75,9 @@ class DecodeSteps(MetricGroup):
             (*LABELS, "outcome"),
         )
 
-    def progressed(self, progress: DecodeProgress) -> None:
+    def record_progress(self, progress: DecodeProgress) -> None:
         labels = progress.slices.labels
-        for outcome, count in step_outcomes(progress.whole.totals).items():
+        for outcome, count in count_step_outcomes(progress.whole.totals).items():
             if count:
                 self._steps(*labels, outcome).inc(count)
 
@@ -102,7 +102,7 @@ class Balance(MetricGroup):
             "unaccounted_tokens", "Output tokens of broken-off answers that no step explains"
         )
 
-    def progressed(self, progress: DecodeProgress) -> None:
+    def record_progress(self, progress: DecodeProgress) -> None:
         labels, totals = progress.slices.labels, progress.whole.totals
         self._first(*labels).inc(totals.first_tokens)
         self._lost(*labels).inc(totals.lost_bonus)
@@ -120,11 +120,15 @@ class Unclaimed(MetricGroup):
 
     def declare(self) -> None:
         name, labels = "unclaimed_", ("engine",)
-        self.computed(
+        self.computed_metric(
             name + "verify_steps_total", "D, for nobody", labels, self._of("verify_steps")
         )
-        self.computed(name + "drafted_tokens_total", "P, for nobody", labels, self._of("proposed"))
-        self.computed(name + "accepted_tokens_total", "A, for nobody", labels, self._of("reached"))
+        self.computed_metric(
+            name + "drafted_tokens_total", "P, for nobody", labels, self._of("proposed")
+        )
+        self.computed_metric(
+            name + "accepted_tokens_total", "A, for nobody", labels, self._of("reached")
+        )
 
     def _of(self, what: str) -> Callable[[], Samples]:
         def read() -> Samples:
@@ -150,7 +154,7 @@ class AcceptancePerRequest(MetricGroup):
             "request_acceptance_length", "1 + A / D, per choice with D > 0", self.BOUNDS
         )
 
-    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         all_ = (c.totals.acceptance_length for record in records for c in record.choices)
         self._lengths.observe(labels, [length for length in all_ if length is not None])
 
@@ -163,22 +167,22 @@ class SpeculationNow(MetricGroup):
     """
 
     def declare(self) -> None:
-        self.computed(
+        self.computed_metric(
             "acceptance_length", "1 + A / D over the last minutes", LABELS, self._acceptance
         )
-        self.computed(
+        self.computed_metric(
             "acceptance_length_baseline",
             "1 + A / D before the last minutes, trailing",
             LABELS,
             self._baseline,
         )
-        self.computed(
+        self.computed_metric(
             "conditional_acceptance",
             "c_i = A_i / A_(i-1) over the last minutes",
             (*LABELS, "position"),
             self._conditional,
         )
-        self.computed(
+        self.computed_metric(
             "fallback_ratio",
             "Decode steps on the target's plain path / all, over the last minutes, by reason",
             (*LABELS, "reason"),
@@ -217,7 +221,7 @@ class SpeculationNow(MetricGroup):
                 yield (*labels, reason), ratio
 
 
-def step_outcomes(totals: Totals) -> dict[str, int]:
+def count_step_outcomes(totals: Totals) -> dict[str, int]:
     """Decode steps by outcome; they add up to D + F."""
     return {
         "accepted": totals.verify_steps - totals.rejected,

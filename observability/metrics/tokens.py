@@ -23,10 +23,10 @@ class Tokens(MetricGroup):
         self._completion = self.counter("completion_tokens", "Output tokens delivered")
         self._reasoning = self.counter("reasoning_tokens", "Output tokens inside reasoning")
 
-    def progressed(self, progress: DecodeProgress) -> None:
+    def record_progress(self, progress: DecodeProgress) -> None:
         self._completion(*progress.slices.labels).inc(progress.whole.tokens)
 
-    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         usages = [c.usage for record in records for c in record.choices if c.usage is not None]
         self._prompt(*labels).inc(sum(usage.prompt for usage in usages))
         self._cached(*labels).inc(sum(usage.cached for usage in usages))

@@ -22,7 +22,7 @@ class ToolCalls(MetricGroup):
             "tool_call_repairs", "Tool calls with mended arguments, by repair", (*LABELS, "repair")
         )
 
-    def ended(self, labels: Labels, records: list[RequestRecord]) -> None:
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         calls = Counter(call for record in records for c in record.choices for call in c.tools)
         for outcome, count in calls.items():
             self._calls(*labels, outcome.value).inc(count)

@@ -28,7 +28,7 @@ class Workers(MetricGroup):
     """
 
     def declare(self) -> None:
-        self._add("worker_state", "1 for the state a worker is in", ("state",), _states)
+        self._add("worker_state", "1 for the state a worker is in", ("state",), _read_states)
         self._add(
             "worker_requests_running", "Requests in a worker now", (), lambda w: {(): w.running}
         )
@@ -66,7 +66,7 @@ class Workers(MetricGroup):
             "accepted_tokens": ("A, as the worker counts it", "accepted"),
         }
         for name, (help_, part) in counters.items():
-            self._add(f"worker_{name}_total", help_, (), _counted(part))
+            self._add(f"worker_{name}_total", help_, (), _read_counter(part))
 
     def _add(
         self,
@@ -76,23 +76,23 @@ class Workers(MetricGroup):
         cells: Callable[[WorkerStatus], LabelledValues],
     ) -> None:
         def read() -> Iterator[tuple[Sequence[str], float]]:
-            return _by_worker(self.scope.workers(), cells)
+            return _sum_by_worker(self.scope.workers(), cells)
 
-        self.computed(name, help_, ("worker", *labels), read)
+        self.computed_metric(name, help_, ("worker", *labels), read)
 
 
-def _states(worker: WorkerStatus) -> LabelledValues:
+def _read_states(worker: WorkerStatus) -> LabelledValues:
     return {(state.value,): float(worker.state is state) for state in WorkerState}
 
 
-def _counted(part: str) -> Callable[[WorkerStatus], LabelledValues]:
+def _read_counter(part: str) -> Callable[[WorkerStatus], LabelledValues]:
     def cells(worker: WorkerStatus) -> LabelledValues:
         return {} if worker.counted is None else {(): getattr(worker.counted, part)}
 
     return cells
 
 
-def _by_worker(
+def _sum_by_worker(
     workers: Iterable[WorkerStatus], cells: Callable[[WorkerStatus], LabelledValues]
 ) -> Iterator[tuple[Sequence[str], float]]:
     sums: defaultdict[tuple[str, ...], float] = defaultdict(float)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from engine.errors import EngineStartError
 from engine.fleet.status import WorkerStatus
 from engine.machine import inspect_machine
-from engine.preflight import plan_of, preflight
+from engine.preflight import make_plan, preflight
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.supervisor import SupervisedEngine
 from engine.types import EngineInfo
@@ -84,7 +84,7 @@ def _preflight(
     arguments: Arguments, settings: Settings, progress: Callable[[str], None]
 ) -> SpeculationReport | None:
     """What the draft is. Raises EngineStartError when something would stop the engine."""
-    found = preflight(plan_of(arguments), inspect_machine())
+    found = preflight(make_plan(arguments), inspect_machine())
     if found.draft is not None:
         progress(f"draft: {found.draft.summary}")
         for finding in found.draft.warnings:

@@ -204,9 +204,9 @@ def read(command: str, argv: list[str], progress: Callable[[str], None]) -> Comm
     if not names_given(argv, os.environ).isdisjoint(UPSTREAMS):
         return _read_remote(command, argv, progress)
     progress("loading vLLM")
-    from engine.vllm_backend.arguments import add_engine_arguments, engine_parser
+    from engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
 
-    parser = engine_parser(
+    parser = make_engine_parser(
         prog=f"eaglegate {command}",
         usage=f"eaglegate {command} [MODEL] [options]",
         description="MODEL is a folder or a hub name; without one, the built-in demo.",
@@ -276,10 +276,10 @@ def read_again(argv: list[str]) -> CommandLine:
 
 
 def engine_arguments_of(namespace: argparse.Namespace) -> Arguments:
-    from engine.vllm_backend.arguments import engine_arguments
+    from engine.vllm_backend.arguments import make_engine_arguments
 
     try:
-        return engine_arguments(namespace)
+        return make_engine_arguments(namespace)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
 

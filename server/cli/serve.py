@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 import uvloop
 
 from engine.errors import EngineDead
+from engine.observer import WORKLOADS
 from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
 from engine.supervision.policy import SupervisionTimeouts
 from engine.types import EngineInfo
-from observability.http import routes
+from observability.http import make_routes
 from observability.logs import AccessLog
 from observability.middleware import NoTracing, TelemetryMiddleware, Tracing
-from observability.nvml import gpus
+from observability.nvml import find_gpus
 from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
 from observability.supervision import SupervisionObserver
@@ -41,7 +42,6 @@ from server.cli.console import Progress, banner
 from server.cli.listener import LAST_WORDS_S, Drain, Hooks, Tls, bind, serve, url_of
 from server.generation.generate import Path
 from server.generation.parsers import Parsers
-from server.generation.slices import WORKLOADS
 from server.generation.trials import Trials
 from server.http.connection_limits import Gate, Limits, raise_file_limit
 from server.http.cross_origin import CrossOrigin, names_of
@@ -85,7 +85,7 @@ class Serving:
             backend.reasoning_parser,
             settings.repair_tool_calls,
         )
-        self._telemetry = Telemetry(_telemetry(backend, settings), gpus=gpus())
+        self._telemetry = Telemetry(_telemetry(backend, settings), gpus=find_gpus())
         self._tracing = _tracing(settings.otlp_endpoint)
         self._lasting = backend.lasting(patience(settings), SupervisionObserver(self._telemetry))
         self._engine = InstrumentedEngine(self._lasting, self._telemetry)
@@ -96,7 +96,7 @@ class Serving:
         self._telemetry.watch_admission(lambda: self._admission)
         self._gateway = self._new_gateway(keys)
         self._app = TelemetryMiddleware(
-            create_app(self._gateway, routes(self._telemetry)),
+            create_app(self._gateway, make_routes(self._telemetry)),
             AccessLog(settings.log_level, errors),
             self._tracing,
         )
@@ -137,7 +137,7 @@ class Serving:
         return gateway
 
     def _refuse_connection(self) -> None:
-        self._telemetry.refused("", "too_many_connections")
+        self._telemetry.record_refusal("", "too_many_connections")
 
     def _usage(self) -> dict[str, float]:
         memory = self._gateway.memory
@@ -298,7 +298,7 @@ def _tracing(endpoint: str | None) -> Tracing:
         raise ConfigError(
             f"--otlp-endpoint needs {error.name}: pip install 'eaglegate[otel]'"
         ) from error
-    return OpenTelemetry.exporting_to(endpoint)
+    return OpenTelemetry.for_endpoint(endpoint)
 
 
 def _store(settings: Settings, progress: Progress) -> ResponseStore | None:

@@ -94,7 +94,7 @@ async def events(
                 await place.admit(len(requests), sum(len(prompt.token_ids) for prompt in prompts))
                 charge.get().settle()
         except GatewayError as error:
-            observer.refused(job.api, error.code or error.type)
+            observer.record_refusal(job.api, error.code or error.type)
             raise
         observation = observer.begin(_facts(job, prompts, requests, arrived))
         readings = [_reading(job, path, prompts[at // job.n]) for at in range(len(requests))]

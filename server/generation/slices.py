@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 import orjson
 
-CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
+from engine.observer import CHAT, REASONING, STRUCTURED, TOOLS
 
 
 def workload(

@@ -25,7 +25,7 @@ BOUNDS = Bounds(running=1, queued=64, queued_tokens=4 << 20)
 class ConstraintProbe(Protocol):
     """Tries out what an answer must match."""
 
-    def known(self, constraint: Constraint) -> bool:
+    def is_known(self, constraint: Constraint) -> bool:
         """Whether ``check`` answers at once."""
         ...
 
@@ -46,7 +46,7 @@ class Trials:
         different = {constraint for constraint in constraints if constraint is not None}
         try:
             for constraint in different:
-                if self._probe.known(constraint):
+                if self._probe.is_known(constraint):
                     await self._probe.check(constraint)
                 else:
                     await self._try(constraint, replace(visitor, quota=None, concurrency=None))

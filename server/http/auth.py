@@ -159,7 +159,7 @@ class Door:
         return seconds if most is None else min(seconds, most)
 
     async def _refuse(self, error: GatewayError, path: str, send: Send) -> None:
-        self._gateway.observer.refused(path, error.code or error.type)
+        self._gateway.observer.record_refusal(path, error.code or error.type)
         headers = tuple((k.encode(), v.encode()) for k, v in error.headers().items())
         await send_json(send, error.status, orjson.dumps(error_body(path, error)), headers)
 

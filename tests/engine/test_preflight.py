@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from engine.machine import GIB, GpuDevice, Machine
-from engine.preflight import EnginePlan, plan_of, preflight
-from engine.preflight.scene import overlaid
+from engine.preflight import EnginePlan, make_plan, preflight
+from engine.preflight.scene import overlay_config
 from tests.engine.stand_ins import kimi, kimi_draft, llama_70b, llama_70b_draft
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
@@ -164,13 +164,13 @@ def test_a_plan_comes_from_the_engine_arguments():
         model="m", attention_backend=SimpleNamespace(name="CPU_ATTN"), tensor_parallel_size=2,
         speculative_config={"method": "ngram"}, nnodes=2, pipeline_parallel_size=2,
     )  # fmt: skip
-    plan = plan_of(arguments)
+    plan = make_plan(arguments)
     assert (plan.model, plan.attention_backend, plan.workers) == ("m", "CPU_ATTN", 2)
     assert plan.speculative_config == {"method": "ngram"}
 
 
 def test_a_plan_comes_from_a_parsed_command_line():
-    assert plan_of(SimpleNamespace(model_tag="named")).model == "named"
+    assert make_plan(SimpleNamespace(model_tag="named")).model == "named"
 
 
 def test_overrides_of_the_configuration_are_what_is_checked():
@@ -187,7 +187,7 @@ def test_overrides_of_the_configuration_are_what_is_checked():
 
 def test_overrides_reach_the_text_part_and_the_draft():
     nested = {"text_config": {"num_hidden_layers": 8, "hidden_size": 64}, "rope": {"a": 1}}
-    assert overlaid(nested, {"text_config": {"hidden_size": 32}, "rope": {"b": 2}}) == {
+    assert overlay_config(nested, {"text_config": {"hidden_size": 32}, "rope": {"b": 2}}) == {
         "text_config": {"num_hidden_layers": 8, "hidden_size": 32},
         "rope": {"b": 2},
     }
@@ -196,5 +196,5 @@ def test_overrides_reach_the_text_part_and_the_draft():
 
 
 def test_overrides_come_from_the_command_line_and_a_function_is_left_out():
-    assert plan_of(SimpleNamespace(model="m", hf_overrides={"a": 1})).hf_overrides == {"a": 1}
-    assert plan_of(SimpleNamespace(model="m", hf_overrides=len)).hf_overrides == {}
+    assert make_plan(SimpleNamespace(model="m", hf_overrides={"a": 1})).hf_overrides == {"a": 1}
+    assert make_plan(SimpleNamespace(model="m", hf_overrides=len)).hf_overrides == {}

@@ -196,10 +196,10 @@ def on_the_scripted_engine(
 
 def _renderer() -> Any:
     """The demo's own tokenizer and chat template, as vLLM renders them."""
-    from engine.vllm_backend.arguments import demo_arguments
+    from engine.vllm_backend.arguments import make_demo_arguments
     from engine.vllm_backend.renderer import VllmRenderer
 
-    return VllmRenderer(demo_arguments())
+    return VllmRenderer(make_demo_arguments())
 
 
 def main() -> int:

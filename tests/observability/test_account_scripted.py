@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from engine.scripted import ScriptedEngine
-from engine.speculation.accounting import shared_step
+from engine.speculation.accounting import intern_step
 from engine.types import EngineRequest, FinishReason, Step, UndraftedReason
 from observability.middleware import TelemetryMiddleware
 from observability.observed import InstrumentedEngine
@@ -45,8 +45,8 @@ class Script:
     def _step(self, piece: tuple[int, ...], depth: int, ends: FinishReason | None) -> Step:
         if depth == 0 or (len(piece) == 1 and self.dice.random() < 0.2):
             reason = UndraftedReason.OFF if depth == 0 else UndraftedReason.REFUSED
-            return Step(piece, (shared_step(0, 0, len(piece), 0, reason),), finish=ends)
-        return Step(piece, (shared_step(depth, len(piece) - 1, len(piece)),), finish=ends)
+            return Step(piece, (intern_step(0, 0, len(piece), 0, reason),), finish=ends)
+        return Step(piece, (intern_step(depth, len(piece) - 1, len(piece)),), finish=ends)
 
     def _merged(self, steps: list[Step]) -> list[Step]:
         """Some steps merged, as engines do when the consumer lags."""

@@ -37,7 +37,7 @@ from engine.types import (
     Step,
     UndraftedReason,
 )
-from observability.http import routes
+from observability.http import make_routes
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 
@@ -66,7 +66,7 @@ def traffic(telemetry: Telemetry, clock: Clock) -> None:
     """An hour of good days, then five minutes in which tool calls are drafted badly."""
     dice = random.Random(1)
     info = EngineInfo("m", 4096, 2048, SpeculationInfo("eagle3.1", 3, "draft", "K = 3"))
-    telemetry.engine_started("default", info, 12.0)
+    telemetry.record_engine_start("default", info, 12.0)
     for at in range(420):
         recent = at >= 320
         workload = dice.choice(["chat", "chat", "tools", "reasoning"])
@@ -82,13 +82,13 @@ def one(telemetry, clock, dice, at, workload, odds) -> None:
         id_, "chat", "m", "default", workload, template, True, tokens, (id_,), clock.now, clock.now
     )
     observation = telemetry.begin(facts)
-    sequence, _ = telemetry.sequence(EngineRequest(id_, (1,), Sampling(max_tokens=9)), "m")
-    sequence.step(Step((1,)))
+    sequence, _ = telemetry.open_sequence(EngineRequest(id_, (1,), Sampling(max_tokens=9)), "m")
+    sequence.add_step(Step((1,)))
     if workload == "reasoning":
         observation.choice(id_)(ReasoningDelta("x"))
     for _ in range(dice.randrange(10, 40)):
         clock.now += dice.uniform(0.008, 0.012)
-        sequence.step(step(dice, odds))
+        sequence.add_step(step(dice, odds))
         observation.choice(id_)(EVENTS.get(workload, ContentDelta("x")))
     observation.choice(id_)(Finish("stop", Usage(prompt=tokens, completion=sequence.tokens)))
     observation.end(Ending.COMPLETED)
@@ -104,7 +104,9 @@ def step(dice, odds) -> Step:
 
 @asynccontextmanager
 async def serving(telemetry: Telemetry) -> AsyncIterator[str]:
-    config = uvicorn.Config(Starlette(routes=routes(telemetry)), log_level="error", lifespan="off")
+    config = uvicorn.Config(
+        Starlette(routes=make_routes(telemetry)), log_level="error", lifespan="off"
+    )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         running = asyncio.create_task(server.serve(sockets=[listener]))

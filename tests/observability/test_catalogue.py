@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from observability.catalogue import declared, rewritten
+from observability.catalogue import list_metrics, rewrite_document
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 
@@ -14,7 +14,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
 
 def test_the_document_lists_what_is_declared():
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == rewritten(text), "run python -m observability.catalogue docs/metrics.md"
+    assert text == rewrite_document(text), "run python -m observability.catalogue docs/metrics.md"
 
 
 def test_everything_registered_is_declared_with_base_units():
@@ -29,4 +29,4 @@ def test_everything_registered_is_declared_with_base_units():
 
 
 def test_every_metric_has_a_meaning():
-    assert all(metric.help for metric in declared())
+    assert all(metric.help for metric in list_metrics())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client import CollectorRegistry
 
-from observability.nvml import GpuReading, NvmlGpu, gpus
+from observability.nvml import GpuReading, NvmlGpu, find_gpus
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 
@@ -59,7 +59,7 @@ def test_what_a_driver_does_not_support_is_none():
 
 
 def test_what_is_found_can_be_read():
-    for gpu in gpus():
+    for gpu in find_gpus():
         assert gpu.read().memory_total_bytes != 0
 
 

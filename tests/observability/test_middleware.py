@@ -44,7 +44,7 @@ class Gateway:
     async def __call__(self, scope, receive, send):
         self.seen_id = scope["state"]["request_id"]
         if scope["path"] != "/v1/chat/completions":
-            self.telemetry.refused(scope["path"], "not_found")
+            self.telemetry.record_refusal(scope["path"], "not_found")
             await self._send(send, 404)
             return
         await receive()
@@ -239,7 +239,7 @@ class Collector(BaseHTTPRequestHandler):
 async def test_traces_arrive_at_a_collector():
     with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        tracing = OpenTelemetry.exporting_to(f"http://127.0.0.1:{server.server_port}")
+        tracing = OpenTelemetry.for_endpoint(f"http://127.0.0.1:{server.server_port}")
         app = TelemetryMiddleware(Gateway(stream=False), AccessLog(stream=io.StringIO()), tracing)
         await exchange(app)
         await tracing.aclose()

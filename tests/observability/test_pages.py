@@ -10,8 +10,8 @@ from engine.events import ContentDelta, Finish, ReasoningDelta, Usage
 from engine.observer import Ending, RequestFacts
 from engine.speculation.accounting import Totals
 from engine.types import DecodeStep, Step
-from observability.debug import MIN_AT_RISK, conditional_slope
-from observability.http import routes
+from observability.debug import MIN_AT_RISK, compute_conditional_slope
+from observability.http import make_routes
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 
@@ -35,7 +35,7 @@ def telemetry(now) -> Telemetry:
 
 
 async def get(telemetry: Telemetry, path: str) -> httpx.Response:
-    transport = httpx.ASGITransport(Starlette(routes=routes(telemetry)))
+    transport = httpx.ASGITransport(Starlette(routes=make_routes(telemetry)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         return await client.get(path)
 
@@ -45,13 +45,13 @@ def request(telemetry: Telemetry, now: Now, accepted: int, steps: int = 20) -> N
         "r", "chat", "m", "default", "chat", "", False, 600, ("r-0",), now.value, now.value
     )
     observation = telemetry.begin(facts)
-    sequence, _ = telemetry.sequence(_Named("r-0"), "m")
-    sequence.step(Step((1,)))
+    sequence, _ = telemetry.open_sequence(_Named("r-0"), "m")
+    sequence.add_step(Step((1,)))
     observation.choice("r-0")(ReasoningDelta("hm"))
     for _ in range(steps):
         now.value += 0.01
         size = accepted + 1
-        sequence.step(Step((1,) * size, (DecodeStep(3, accepted, size),)))
+        sequence.add_step(Step((1,) * size, (DecodeStep(3, accepted, size),)))
         observation.choice("r-0")(ContentDelta("x"))
     observation.choice("r-0")(Finish("stop", Usage(prompt=600, completion=sequence.tokens)))
     observation.end(Ending.COMPLETED)
@@ -112,20 +112,20 @@ def position_totals(accepted_at: tuple[int, ...], proposed_at: tuple[int, ...]) 
 
 
 def test_slope_is_zero_when_every_position_is_as_good_as_the_one_before():
-    assert conditional_slope(position_totals((500, 250, 125), (1000, 1000, 1000))) == 0
+    assert compute_conditional_slope(position_totals((500, 250, 125), (1000, 1000, 1000))) == 0
 
 
 def test_slope_falls_with_drift():
-    slope = conditional_slope(position_totals((800, 480, 192), (1000, 1000, 1000)))
+    slope = compute_conditional_slope(position_totals((800, 480, 192), (1000, 1000, 1000)))
     assert slope == pytest.approx(-0.2)
 
 
 def test_slope_does_not_fall_because_some_requests_draft_less():
-    assert conditional_slope(position_totals((800, 320, 256), (1000, 500, 500))) == 0
+    assert compute_conditional_slope(position_totals((800, 320, 256), (1000, 500, 500))) == 0
 
 
 def test_slope_needs_steps_that_got_there():
     few = MIN_AT_RISK - 1
-    assert conditional_slope(position_totals((few, 0), (few, few))) is None
-    assert conditional_slope(position_totals((few, 0), (1000, 1000))) is None
+    assert compute_conditional_slope(position_totals((few, 0), (few, few))) is None
+    assert compute_conditional_slope(position_totals((few, 0), (1000, 1000))) is None
     assert orjson.dumps(position_totals((1,), (1,)).conditional_acceptance) == b"[1.0]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from observability.exposition import exposition
+from observability.exposition import render_metrics
 from observability.metrics.process import HELP
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
@@ -21,5 +21,5 @@ def test_every_value_that_is_known_is_shown():
 
 
 def lines(telemetry):
-    shown = exposition(telemetry.registry)
+    shown = render_metrics(telemetry.registry)
     return b"\n".join(line for line in shown.splitlines() if not line.startswith(b"#"))

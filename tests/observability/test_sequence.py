@@ -37,17 +37,17 @@ def finish(completion: int) -> Finish:
 
 def test_a_step_belongs_to_the_phase_its_tokens_came_out_in():
     seen = SequenceTimeline(Ticks())
-    seen.step(Step((1,)))
-    seen.event(ReasoningDelta("hm"))
-    seen.step(verify(2))
-    seen.event(ReasoningDelta("so"))
-    seen.event(ContentDelta("a"))
-    seen.step(verify(0))  # held back: a marker begins
-    seen.step(verify(1))
-    seen.event(ToolCallStart(0, "id", "f"))
-    seen.step(verify(3))
-    seen.event(ToolCallEnd(0, Outcome.VALID))
-    seen.event(finish(11))
+    seen.add_step(Step((1,)))
+    seen.add_event(ReasoningDelta("hm"))
+    seen.add_step(verify(2))
+    seen.add_event(ReasoningDelta("so"))
+    seen.add_event(ContentDelta("a"))
+    seen.add_step(verify(0))  # held back: a marker begins
+    seen.add_step(verify(1))
+    seen.add_event(ToolCallStart(0, "id", "f"))
+    seen.add_step(verify(3))
+    seen.add_event(ToolCallEnd(0, Outcome.VALID))
+    seen.add_event(finish(11))
     shares, gaps = seen.settle(ended=True)
     assert gaps == [1.0] * 4
     assert {phase: share.totals.verify_steps for phase, share in shares.items()} == {
@@ -65,22 +65,22 @@ def test_a_step_belongs_to_the_phase_its_tokens_came_out_in():
 
 def test_held_back_to_the_end_belongs_to_the_last_phase():
     seen = SequenceTimeline(Ticks())
-    seen.step(Step((1,)))
-    seen.event(ReasoningDelta("a"))
-    seen.event(ContentDelta("b"))
-    seen.step(verify(1))
+    seen.add_step(Step((1,)))
+    seen.add_event(ReasoningDelta("a"))
+    seen.add_event(ContentDelta("b"))
+    seen.add_step(verify(1))
     assert seen.settle(ended=True)[0][Phase.CONTENT].totals.verify_steps == 1
 
 
 def test_the_newest_steps_wait_so_that_a_stop_can_take_back():
     seen = SequenceTimeline(Ticks())
-    seen.step(Step((1,)))
-    seen.event(ContentDelta("a"))
-    seen.step(verify(3))
+    seen.add_step(Step((1,)))
+    seen.add_event(ContentDelta("a"))
+    seen.add_step(verify(3))
     early, _ = seen.settle()
     assert early[Phase.CONTENT].tokens == 1
-    seen.event(ContentDelta("b"))
-    seen.event(finish(2))  # a stop string: one token of the last step stands
+    seen.add_event(ContentDelta("b"))
+    seen.add_event(finish(2))  # a stop string: one token of the last step stands
     late = seen.settle(ended=True)[0][Phase.CONTENT]
     assert (late.tokens, late.totals.accepted, late.totals.cut) == (1, 1, 2)
     assert late.totals.lost_bonus == 1
@@ -91,10 +91,10 @@ def test_the_newest_steps_wait_so_that_a_stop_can_take_back():
 
 def test_tpot_is_absent_for_one_token_and_the_mean_gap_per_token_otherwise():
     seen = SequenceTimeline(Ticks())
-    seen.step(Step((1,)))
+    seen.add_step(Step((1,)))
     assert seen.settle(ended=True)[1] == []
     assert seen.tpot is None
-    seen.step(verify(3))
+    seen.add_step(verify(3))
     assert seen.settle(ended=True)[1] == [1.0]
     assert seen.tpot == 1.0 / 4
 
@@ -102,8 +102,8 @@ def test_tpot_is_absent_for_one_token_and_the_mean_gap_per_token_otherwise():
 def test_an_engine_that_does_not_report_has_no_acceptance():
     seen = SequenceTimeline(Ticks())
     for at in range(4):
-        seen.step(Step((at,), finish=FinishReason.STOP if at == 3 else None))
-        seen.event(ContentDelta("x"))
+        seen.add_step(Step((at,), finish=FinishReason.STOP if at == 3 else None))
+        seen.add_event(ContentDelta("x"))
     share = seen.settle(ended=True)[0][Phase.CONTENT]
     assert (share.tokens, share.timed_tokens) == (4, 3)
     assert share.totals.acceptance_length is None
@@ -130,9 +130,9 @@ def test_settling_often_tells_the_same_as_settling_once():
     ]
     for at in range(40):
         for seen in (often, once):
-            seen.step(verify(at % 4) if at else Step((1,)))
+            seen.add_step(verify(at % 4) if at else Step((1,)))
             if (event := kinds[at // 8]) is not None:
-                seen.event(event)
+                seen.add_event(event)
         if not at % 3:
             settle()
     settle(ended=True)
@@ -148,13 +148,13 @@ def test_settling_often_tells_the_same_as_settling_once():
 def test_logprobs_are_not_kept_and_show_no_tokens():
     seen = SequenceTimeline(Ticks())
     positions = (PositionLogprobs(TokenLogprob(1, -0.1)),)
-    seen.step(Step((1,), logprobs=positions))
-    seen.event(LogprobsDelta(positions))
-    seen.event(ReasoningDelta("x"))
-    seen.step(Step((2,), (DecodeStep(1, 0, 1),), logprobs=positions))
-    seen.event(LogprobsDelta(positions))
+    seen.add_step(Step((1,), logprobs=positions))
+    seen.add_event(LogprobsDelta(positions))
+    seen.add_event(ReasoningDelta("x"))
+    seen.add_step(Step((2,), (DecodeStep(1, 0, 1),), logprobs=positions))
+    seen.add_event(LogprobsDelta(positions))
     assert not any(step.logprobs for step in seen._steps)
-    seen.event(ContentDelta("y"))
+    seen.add_event(ContentDelta("y"))
     shares, _ = seen.settle(ended=True)
     assert shares[Phase.CONTENT].tokens == shares[Phase.REASONING].tokens == 1
 
@@ -172,8 +172,8 @@ def test_an_account_at_the_end_goes_to_the_phases_its_steps_were_in():
     events = [ReasoningDelta("a"), ReasoningDelta("b"), ContentDelta("c"), ContentDelta("d")]
     for sequence, given in ((live, steps), (late, at_the_end(steps))):
         for step, event in zip(given, events, strict=True):
-            sequence.step(step)
-            sequence.event(event)
+            sequence.add_step(step)
+            sequence.add_event(event)
     assert late.settle() == ({}, [])
     assert late.settle(ended=True) == live.settle(ended=True)
 
@@ -181,8 +181,8 @@ def test_an_account_at_the_end_goes_to_the_phases_its_steps_were_in():
 def test_an_answer_broken_off_before_its_account_has_tokens_nobody_explains():
     seen = SequenceTimeline(Ticks(), late=True)
     for step in at_the_end([Step((1,)), verify(2), verify(3)], told=False):
-        seen.step(step)
-        seen.event(ContentDelta("a"))
+        seen.add_step(step)
+        seen.add_event(ContentDelta("a"))
     shares, _ = seen.settle(ended=True)
     totals = shares[Phase.CONTENT].totals
     assert (totals.tokens, totals.first_tokens, totals.verify_steps) == (8, 1, 0)

@@ -19,7 +19,7 @@ from engine.events import (
 )
 from engine.observer import Ending, RequestFacts
 from engine.types import DecodeStep, FinishReason, Step
-from observability.debug import speculation
+from observability.debug import summarize_speculation
 from observability.labels import CONTEXTS
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
@@ -56,18 +56,18 @@ def hostile(telemetry: Telemetry, random: Random, at: int) -> None:
     observation = telemetry.begin(facts)
     sequence = telemetry._sequences[noise]
     depth = random.randrange(1, 40)
-    sequence.step(Step((1,)))
+    sequence.add_step(Step((1,)))
     for event in (ReasoningDelta("a"), ContentDelta("b"), ToolCallStart(0, noise, noise)):
         accepted = random.randrange(depth)
-        sequence.step(Step((1,) * (accepted + 1), (DecodeStep(depth, accepted, accepted + 1),)))
+        sequence.add_step(Step((1,) * (accepted + 1), (DecodeStep(depth, accepted, accepted + 1),)))
         observation.choice(noise)(event)
         if not at % 7:
             telemetry.settle()
     observation.choice(noise)(ToolCallEnd(0, random.choice(list(Outcome))))
-    sequence.step(Step((), finish=FinishReason.STOP))
+    sequence.add_step(Step((), finish=FinishReason.STOP))
     observation.choice(noise)(Finish(noise, Usage(prompt=1, completion=sequence.tokens)))
     observation.end(random.choice(list(Ending)))
-    telemetry.refused(random.choice(["chat", noise]), random.choice(["overloaded", noise]))
+    telemetry.record_refusal(random.choice(["chat", noise]), random.choice(["overloaded", noise]))
 
 
 def test_series_are_bounded_under_hostile_input():
@@ -83,7 +83,7 @@ def test_series_are_bounded_under_hostile_input():
     assert counts[1].total() <= BOUND, counts[1].most_common(5)
     assert counts[1].total() <= counts[0].total() * 1.03, "still growing"
     assert max(sizes) <= WINDOWS
-    rows = speculation(telemetry)["slices"]
+    rows = summarize_speculation(telemetry)["slices"]
     assert max(len(rows[kind]) for kind in rows) <= SETTINGS.templates + 2
     assert not telemetry._live
     assert not telemetry._sequences

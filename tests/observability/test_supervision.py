@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.scripted import DEFAULT_INFO
 from engine.supervision.policy import LossCause, RecoveryOutcome
-from observability.exposition import exposition
+from observability.exposition import render_metrics
 from observability.settings import TelemetrySettings
 from observability.supervision import SupervisionObserver
 from observability.telemetry import Telemetry
@@ -15,11 +15,11 @@ def test_losses_and_what_became_of_requests_are_counted():
     watch = SupervisionObserver(telemetry)
     watch.record_loss(LossCause.HUNG)
     watch.record_interruption(RecoveryOutcome.RESUMED)
-    page = exposition(telemetry.registry).decode()
+    page = render_metrics(telemetry.registry).decode()
     assert 'eaglegate_engine_losses_total{cause="hung",engine="default"} 1.0' in page
     assert 'eaglegate_interrupted_requests_total{outcome="resumed"} 1.0' in page
     assert 'eaglegate_engine_up{engine="default"} 0.0' in page
     watch.record_recovery(DEFAULT_INFO, 3.5)
-    page = exposition(telemetry.registry).decode()
+    page = render_metrics(telemetry.registry).decode()
     assert 'eaglegate_engine_up{engine="default"} 1.0' in page
     assert 'eaglegate_engine_start_seconds{engine="default"} 3.5' in page

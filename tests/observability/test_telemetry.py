@@ -11,7 +11,7 @@ from engine.observer import Ending, RequestFacts
 from engine.scripted import ScriptedEngine, steps
 from engine.speculation.accounting import Totals
 from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step, UndraftedReason
-from observability.exposition import exposition
+from observability.exposition import render_metrics
 from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
@@ -209,7 +209,7 @@ async def test_the_account_balances(telemetry):
 
 async def test_the_page_holds_ours_and_the_process_wide_ones_once(telemetry):
     await answer(telemetry, ScriptedEngine(), steps(range(5), cuts=[1, 4]))
-    page = exposition(telemetry.registry).decode()
+    page = render_metrics(telemetry.registry).decode()
     types = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     assert len(types) == len(set(types))
     assert 'eaglegate_acceptance_length{lane="default",model="m",workload="chat"} 4.0' in page

@@ -8,7 +8,7 @@ from engine.fleet.routing import RoutingReason
 from engine.fleet.status import WorkerStatus
 from engine.fleet.worker import WorkerState
 from engine.speculation.accounting import Totals
-from observability.debug import speculation
+from observability.debug import summarize_speculation
 from observability.metrics.workers import MOST
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
@@ -62,8 +62,8 @@ def test_a_great_many_workers_are_added_up():
 
 def test_the_page_gets_them():
     counted = Totals(verify_steps=10, proposed=30, accepted=15)
-    (row,) = speculation(watching(status("http://a", counted=counted)))["workers"]
+    (row,) = summarize_speculation(watching(status("http://a", counted=counted)))["workers"]
     assert row["name"] == "http://a"
     assert row["state"] == "serving"
     assert row["acceptance_length"] == 2.5
-    assert speculation(watching())["workers"] == []
+    assert summarize_speculation(watching())["workers"] == []

@@ -24,10 +24,10 @@ SENTENCE = "This model's maximum context length is 256 tokens. However, your {} 
 def renderer_of(kind: str) -> Any:
     if kind == "files":
         return TemplateRenderer(ModelFiles.find(str(DEMO), None, None))
-    from engine.vllm_backend.arguments import demo_arguments
+    from engine.vllm_backend.arguments import make_demo_arguments
     from engine.vllm_backend.renderer import VllmRenderer
 
-    return VllmRenderer(demo_arguments(max_model_len=LONGEST))
+    return VllmRenderer(make_demo_arguments(max_model_len=LONGEST))
 
 
 @pytest.fixture(params=RENDERERS)

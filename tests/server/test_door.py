@@ -24,7 +24,9 @@ OPERATOR = {"/", "/metrics", "/debug/speculation"}
 
 
 def pages():
-    return observability.http.routes(Telemetry(TelemetrySettings(models=()), CollectorRegistry()))
+    return observability.http.make_routes(
+        Telemetry(TelemetrySettings(models=()), CollectorRegistry())
+    )
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ class Counting(NullObserver):
     def __init__(self) -> None:
         self.told: list[tuple[str, tuple[str, ...]]] = []
 
-    def ignored(self, api, names) -> None:
+    def record_ignored_fields(self, api, names) -> None:
         self.told.append((api, tuple(names)))
 
 

@@ -284,7 +284,7 @@ def forgetful(lab):
     lab.not_stored = []
 
     class Notes(NullObserver):
-        def not_stored(self):
+        def record_storage_failure(self):
             lab.not_stored.append(1)
 
     async def put(_stored):

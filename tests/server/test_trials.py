@@ -28,11 +28,11 @@ class Probe:
         self.verdicts: set[str] = set()
         self.go = asyncio.Semaphore(0)
 
-    def known(self, constraint: Constraint) -> bool:
+    def is_known(self, constraint: Constraint) -> bool:
         return constraint.value in self.verdicts
 
     async def check(self, constraint: Constraint) -> None:
-        if not self.known(constraint):
+        if not self.is_known(constraint):
             await self.go.acquire()
             self.tried.append(constraint.value)
             if "odd" in constraint.value:

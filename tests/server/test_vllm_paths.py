@@ -123,10 +123,10 @@ def test_what_files_say_of_a_tokenizer_is_shown_without_paths(tmp_path):
 
 @pytest.mark.slow
 def test_vllm_and_files_say_the_same_of_the_demo():
-    from engine.vllm_backend.arguments import demo_arguments
+    from engine.vllm_backend.arguments import make_demo_arguments
     from engine.vllm_backend.renderer import VllmRenderer
 
     ours = TemplateRenderer(ModelFiles.find(str(DEMO), None, None)).tokenizer_info()
-    theirs = VllmRenderer(demo_arguments()).tokenizer_info()
+    theirs = VllmRenderer(make_demo_arguments()).tokenizer_info()
     for name in ("eos_token", "pad_token", "bos_token", "chat_template"):
         assert ours.get(name) == theirs.get(name), name

@@ -64,16 +64,16 @@ def open_model(name: str, revision: str | None = None) -> Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Raises InvalidCheckpoint for anything that keeps the folder from being read."""
     config = read_config(path)
-    files = weight_files(path)
+    files = find_weight_files(path)
     if files:
         tensors: dict[str, TensorEntry] = {}
         for file in files:
             tensors |= read_header(file)
         check_index(path, tensors)
         return Checkpoint(path, config, tensors)
-    pickles = pickle_files(path)
+    pickles = find_pickle_files(path)
     if pickles:
-        return pickled(path, config, pickles)
+        return read_pickled(path, config, pickles)
     raise InvalidCheckpoint(
         "weights-absent",
         f"{path} holds no weights (*.safetensors, *.bin or *.pt)",
@@ -81,7 +81,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def pickle_files(path: Path) -> list[Path]:
+def find_pickle_files(path: Path) -> list[Path]:
     """The files vLLM falls back to: those of the first pattern that matches any."""
     for pattern in PICKLES:
         found = sorted(f for f in path.glob(pattern) if not f.name.startswith(NOT_WEIGHTS))
@@ -90,7 +90,7 @@ def pickle_files(path: Path) -> list[Path]:
     return []
 
 
-def pickled(path: Path, config: Mapping[str, Any], files: list[Path]) -> Checkpoint:
+def read_pickled(path: Path, config: Mapping[str, Any], files: list[Path]) -> Checkpoint:
     tensors: dict[str, TensorEntry] = {}
     try:
         for file in files:
@@ -132,13 +132,13 @@ def read_json(file: Path, rule: str) -> Mapping[str, Any]:
     return value
 
 
-def weight_files(path: Path) -> list[Path]:
+def find_weight_files(path: Path) -> list[Path]:
     """The files vLLM would read: those of the index if there is one, else every one."""
     present = sorted(path.glob("*.safetensors"))
     index = path / INDEX
     if not index.is_file():
         return present
-    wanted = {path / str(name) for name in weight_map(index).values()}
+    wanted = {path / str(name) for name in read_weight_map(index).values()}
     missing = sorted(file.name for file in wanted if not file.is_file())
     if missing:
         raise InvalidCheckpoint(
@@ -149,7 +149,7 @@ def weight_files(path: Path) -> list[Path]:
     return sorted(wanted)
 
 
-def weight_map(index: Path) -> Mapping[str, Any]:
+def read_weight_map(index: Path) -> Mapping[str, Any]:
     names = read_json(index, "index-malformed").get("weight_map")
     if not isinstance(names, dict):
         raise InvalidCheckpoint(
@@ -162,7 +162,7 @@ def check_index(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
     index = path / INDEX
     if not index.is_file():
         return
-    absent = sorted(set(weight_map(index)) - set(tensors))
+    absent = sorted(set(read_weight_map(index)) - set(tensors))
     if absent:
         raise InvalidCheckpoint(
             "weights-incomplete",

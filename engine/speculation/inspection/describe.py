@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.speculation.inspection.case import InspectionCase
 from engine.speculation.inspection.draft import DraftConfig
-from engine.speculation.inspection.target import whole
+from engine.speculation.inspection.target import get_int
 
 NAMES = {
     "eagle": "EAGLE", "eagle3": "EAGLE 3", "eagle3.1": "EAGLE 3.1", "mtp": "MTP",
@@ -29,22 +29,26 @@ class SpeculationDescription:
 
 def describe(case: InspectionCase) -> SpeculationDescription:
     eagle3 = case.method == "eagle3" and case.checkpoint is not None and case.kind == "eagle3"
-    method = eagle3_name(case.draft) if eagle3 else case.method
-    depth = whole(case.settings, "num_speculative_tokens")
-    details = [", ".join(why(case.draft)), size(case.draft)] if eagle3 else [plainly(case)]
+    method = name_eagle3(case.draft) if eagle3 else case.method
+    depth = get_int(case.settings, "num_speculative_tokens")
+    details = (
+        [", ".join(list_features(case.draft)), format_size(case.draft)]
+        if eagle3
+        else [describe_other(case)]
+    )
     details.append(f"K={depth}" if depth is not None else "")
     text = "; ".join(part for part in details if part)
     name = "EAGLE 3 or 3.1" if method == "eagle3" and not eagle3 else NAMES.get(method, method)
     return SpeculationDescription(
-        method, f"{name}: {text}" if text else name, dict(facts(case, eagle3))
+        method, f"{name}: {text}" if text else name, dict(list_facts(case, eagle3))
     )
 
 
-def eagle3_name(draft: DraftConfig) -> str:
+def name_eagle3(draft: DraftConfig) -> str:
     return "eagle3.1" if draft.fc_norm or draft.norm_output else "eagle3"
 
 
-def why(draft: DraftConfig) -> Iterator[str]:
+def list_features(draft: DraftConfig) -> Iterator[str]:
     if draft.fc_norm:
         yield f"fc_norm x{draft.num_aux}"
     if draft.norm_output:
@@ -59,12 +63,12 @@ def why(draft: DraftConfig) -> Iterator[str]:
         yield "speculators format"
 
 
-def size(draft: DraftConfig) -> str:
+def format_size(draft: DraftConfig) -> str:
     layers = f"{draft.num_layers} layer" + ("s" if draft.num_layers != 1 else "")
     return f"{layers}, draft vocabulary {draft.draft_vocab_size} of {draft.vocab_size}"
 
 
-def plainly(case: InspectionCase) -> str:
+def describe_other(case: InspectionCase) -> str:
     if case.method in ("ngram", "ngram_gpu"):
         least = case.settings.get("prompt_lookup_min", 5)
         return f"repeats of {least} to {case.settings.get('prompt_lookup_max', least)} tokens"
@@ -73,7 +77,7 @@ def plainly(case: InspectionCase) -> str:
     return str(case.settings.get("model") or "no draft of its own")
 
 
-def facts(case: InspectionCase, eagle3: bool) -> Iterator[tuple[str, str]]:
+def list_facts(case: InspectionCase, eagle3: bool) -> Iterator[tuple[str, str]]:
     yield "method for vLLM", case.method
     if case.checkpoint is None:
         return

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from engine.speculation.inspection.target import TargetConfig, whole
+from engine.speculation.inspection.target import TargetConfig, get_int
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 LAYER_PART = "transformer_layer_config"
@@ -64,12 +64,12 @@ def is_speculators(raw: Mapping[str, Any]) -> bool:
     return "speculators_model_type" in raw or "speculators_config" in raw
 
 
-def as_vllm_reads(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def convert_as_vllm(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The flat config after vLLM's conversion of the speculators format."""
     kind = raw.get("speculators_model_type")
     if kind not in FROM_TOP:
         return raw
-    inner = mapping(raw, LAYER_PART)
+    inner = get_mapping(raw, LAYER_PART)
     read = {**inner, "draft_vocab_size": raw.get("draft_vocab_size")}
     read |= {key: raw.get(key, False) for key in FROM_TOP[kind]}
     read["norm_before_residual"] = raw.get("norm_before_residual", kind == "eagle3")
@@ -82,7 +82,7 @@ def as_vllm_reads(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return read
 
 
-def mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def get_mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = config.get(key)
     return value if isinstance(value, Mapping) else {}
 
@@ -113,10 +113,10 @@ class DraftConfig:
 
     @property
     def eagle_config(self) -> Mapping[str, Any]:
-        return mapping(self.read, "eagle_config")
+        return get_mapping(self.read, "eagle_config")
 
     def number(self, key: str) -> int | None:
-        return whole(self.read, key)
+        return get_int(self.read, key)
 
     def flag(self, key: str) -> bool:
         return bool(self.read.get(key, False))
@@ -211,5 +211,5 @@ class DraftConfig:
         return len(ids) if isinstance(ids, list) and ids else DEFAULT_AUX
 
 
-def draft_from(raw: Mapping[str, Any]) -> DraftConfig:
-    return DraftConfig(raw, as_vllm_reads(raw))
+def read_draft(raw: Mapping[str, Any]) -> DraftConfig:
+    return DraftConfig(raw, convert_as_vllm(raw))

@@ -19,19 +19,19 @@ class ExpectedTensor:
     required: bool = True
 
 
-def expected_tensors(draft: DraftConfig) -> dict[str, ExpectedTensor]:
+def list_expected_tensors(draft: DraftConfig) -> dict[str, ExpectedTensor]:
     """Names as vLLM sees them after `midlayer.` has become `layers.0.`."""
     hidden = draft.hidden_size
     found = {"norm.weight": ExpectedTensor((hidden,), "hidden_size")}
-    found |= dict(combining(draft))
+    found |= dict(expect_fc(draft))
     for index in range(draft.num_layers):
-        found |= {f"layers.{index}.{name}": want for name, want in layer(draft, index)}
+        found |= {f"layers.{index}.{name}": want for name, want in expect_layer(draft, index)}
     table = ExpectedTensor((draft.vocab_size, hidden), "vocab_size or hidden_size", required=False)
     head = ExpectedTensor((draft.draft_vocab_size, hidden), "draft_vocab_size", required=False)
     return found | {"embed_tokens.weight": table, "lm_head.weight": head}
 
 
-def combining(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
+def expect_fc(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
     """What turns captured states into the first hidden state."""
     width, count = draft.target_hidden_size, draft.num_aux
     total = width * count if width is not None else None
@@ -44,7 +44,7 @@ def combining(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
         yield "input_norm.weight", ExpectedTensor((total,), "target_hidden_size")
 
 
-def layer(draft: DraftConfig, index: int) -> Iterator[tuple[str, ExpectedTensor]]:
+def expect_layer(draft: DraftConfig, index: int) -> Iterator[tuple[str, ExpectedTensor]]:
     hidden, wide = draft.hidden_size, draft.number("intermediate_size")
     norms = ["input_layernorm", "post_attention_layernorm"]
     for name in norms:
@@ -54,16 +54,20 @@ def layer(draft: DraftConfig, index: int) -> Iterator[tuple[str, ExpectedTensor]
         yield f"mlp.{name}.weight", ExpectedTensor((wide, hidden), "intermediate_size")
     yield "mlp.down_proj.weight", ExpectedTensor((hidden, wide), "intermediate_size")
     taken = None if hidden is None else hidden * (2 if index == 0 else 1)
-    attention = latent if draft.shape is DecoderLayer.MLA else grouped
+    attention = (
+        expect_latent_attention if draft.shape is DecoderLayer.MLA else expect_grouped_attention
+    )
     for name, want in attention(draft, taken):
         yield f"self_attn.{name}", want
 
 
-def grouped(draft: DraftConfig, taken: Dimension) -> Iterator[tuple[str, ExpectedTensor]]:
+def expect_grouped_attention(
+    draft: DraftConfig, taken: Dimension
+) -> Iterator[tuple[str, ExpectedTensor]]:
     """Query, key and value over heads; the first layer takes embedding and state, twice as wide."""
     queries, keys = (
-        times(draft.num_heads, draft.head_dim),
-        times(draft.num_kv_heads, draft.head_dim),
+        multiply(draft.num_heads, draft.head_dim),
+        multiply(draft.num_kv_heads, draft.head_dim),
     )
     by = "num_attention_heads, num_key_value_heads or head_dim"
     yield "q_proj.weight", ExpectedTensor((queries, taken), by)
@@ -80,12 +84,14 @@ def grouped(draft: DraftConfig, taken: Dimension) -> Iterator[tuple[str, Expecte
         yield "k_norm.weight", ExpectedTensor((draft.head_dim,), "head_dim")
 
 
-def latent(draft: DraftConfig, taken: Dimension) -> Iterator[tuple[str, ExpectedTensor]]:
+def expect_latent_attention(
+    draft: DraftConfig, taken: Dimension
+) -> Iterator[tuple[str, ExpectedTensor]]:
     """MLA: queries and keys through low-rank projections."""
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     rank, plain, turned, value = (draft.number(name) for name in names)
     heads, by = draft.num_heads, "the MLA sizes"
-    queries = times(heads, plus(plain, turned))
+    queries = multiply(heads, add(plain, turned))
     low = draft.number("q_lora_rank")
     if low is None:
         yield "q_proj.weight", ExpectedTensor((queries, taken), by)
@@ -93,21 +99,21 @@ def latent(draft: DraftConfig, taken: Dimension) -> Iterator[tuple[str, Expected
         yield "q_a_proj.weight", ExpectedTensor((low, taken), by)
         yield "q_a_layernorm.weight", ExpectedTensor((low,), by)
         yield "q_b_proj.weight", ExpectedTensor((queries, low), by)
-    yield "kv_a_proj_with_mqa.weight", ExpectedTensor((plus(rank, turned), taken), by)
+    yield "kv_a_proj_with_mqa.weight", ExpectedTensor((add(rank, turned), taken), by)
     yield "kv_a_layernorm.weight", ExpectedTensor((rank,), by)
-    yield "kv_b_proj.weight", ExpectedTensor((times(heads, plus(plain, value)), rank), by)
-    yield "o_proj.weight", ExpectedTensor((draft.hidden_size, times(heads, value)), by)
+    yield "kv_b_proj.weight", ExpectedTensor((multiply(heads, add(plain, value)), rank), by)
+    yield "o_proj.weight", ExpectedTensor((draft.hidden_size, multiply(heads, value)), by)
 
 
-def times(left: Dimension, right: Dimension) -> Dimension:
+def multiply(left: Dimension, right: Dimension) -> Dimension:
     return None if left is None or right is None else left * right
 
 
-def plus(left: Dimension, right: Dimension) -> Dimension:
+def add(left: Dimension, right: Dimension) -> Dimension:
     return None if left is None or right is None else left + right
 
 
-def allowed(name: str, wanted: Mapping[str, ExpectedTensor], draft: DraftConfig) -> bool:
+def is_allowed(name: str, wanted: Mapping[str, ExpectedTensor], draft: DraftConfig) -> bool:
     """Whether vLLM's loader takes or drops the tensor without complaint."""
     if name in wanted or (name.startswith("input_norm.") and draft.shape is not DecoderLayer.MLA):
         return True

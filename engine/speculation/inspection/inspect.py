@@ -15,12 +15,12 @@ from engine.speculation.inspection.checkpoint import (
     read_config,
 )
 from engine.speculation.inspection.describe import describe
-from engine.speculation.inspection.draft import draft_from
-from engine.speculation.inspection.method import MODEL_FREE, kind_of, resolve_method
+from engine.speculation.inspection.draft import read_draft
+from engine.speculation.inspection.method import MODEL_FREE, detect_kind, resolve_method
 from engine.speculation.inspection.report import Finding, Severity, SpeculationReport
 from engine.speculation.inspection.rules import ALWAYS, EAGLE3_CONFIG, EAGLE3_TENSORS
 from engine.speculation.inspection.safetensors_header import InvalidCheckpoint
-from engine.speculation.inspection.target import TargetConfig, target_from, whole
+from engine.speculation.inspection.target import TargetConfig, get_int, read_target
 
 
 def inspect_draft(
@@ -41,7 +41,7 @@ def inspect_draft(
     settings = dict(speculative_config)
     facing = find_target(target, target_config)
     checkpoint = find_draft(settings, findings)
-    kind = kind_of(checkpoint) if checkpoint else None
+    kind = detect_kind(checkpoint) if checkpoint else None
     case = InspectionCase(
         settings=settings,
         method=resolve_method(settings, kind),
@@ -49,22 +49,22 @@ def inspect_draft(
         max_model_len=max_model_len,
         target=facing,
         checkpoint=checkpoint,
-        draft=draft_from(checkpoint.config if checkpoint else {}),
+        draft=read_draft(checkpoint.config if checkpoint else {}),
         kind=kind,
     )
-    findings.extend(same_folder(case))
-    for rule in rules_for(case):
-        findings.extend(apply(rule, case))
-    return report(case, tuple(findings))
+    findings.extend(check_same_folder(case))
+    for rule in select_rules(case):
+        findings.extend(apply_rule(rule, case))
+    return build_report(case, tuple(findings))
 
 
 def find_target(target: Path | str, config: Mapping[str, Any] | None) -> TargetConfig | None:
     """None when its config.json cannot be had: what is wrong with it is not the draft's matter."""
     if config is not None:
-        return target_from(config, str(target))
+        return read_target(config, str(target))
     try:
         path = locate(str(target))
-        return target_from(read_config(path), str(path))
+        return read_target(read_config(path), str(path))
     except (NotInspectable, InvalidCheckpoint):
         return None
 
@@ -90,7 +90,7 @@ def find_draft(settings: Mapping[str, Any], findings: list[Finding]) -> Checkpoi
     return None
 
 
-def rules_for(case: InspectionCase) -> Iterator[InspectionRule]:
+def select_rules(case: InspectionCase) -> Iterator[InspectionRule]:
     yield from ALWAYS
     if case.method != "eagle3" or case.kind != "eagle3" or case.checkpoint is None:
         return
@@ -99,7 +99,7 @@ def rules_for(case: InspectionCase) -> Iterator[InspectionRule]:
         yield from EAGLE3_TENSORS
 
 
-def same_folder(case: InspectionCase) -> Iterator[Finding]:
+def check_same_folder(case: InspectionCase) -> Iterator[Finding]:
     if case.checkpoint is None or case.target is None or case.method in ("mtp", "dspark"):
         return
     if case.target.path and Path(case.target.path).resolve() == case.checkpoint.path.resolve():
@@ -111,18 +111,18 @@ def same_folder(case: InspectionCase) -> Iterator[Finding]:
         )
 
 
-def apply(rule: InspectionRule, case: InspectionCase) -> Iterator[Finding]:
+def apply_rule(rule: InspectionRule, case: InspectionCase) -> Iterator[Finding]:
     for verdict in rule.check(case):
         yield Finding(rule.name, verdict.severity, verdict.found, verdict.advice)
 
 
-def report(case: InspectionCase, findings: tuple[Finding, ...]) -> SpeculationReport:
+def build_report(case: InspectionCase, findings: tuple[Finding, ...]) -> SpeculationReport:
     described = describe(case)
     model = case.settings.get("model")
     return SpeculationReport(
         method=described.method,
         summary=described.summary,
-        depth=whole(case.settings, "num_speculative_tokens"),
+        depth=get_int(case.settings, "num_speculative_tokens"),
         draft=model if isinstance(model, str) else None,
         inspected=case.checkpoint is not None or case.method in MODEL_FREE,
         facts=described.facts,

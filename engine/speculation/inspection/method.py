@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.speculation.inspection.checkpoint import Checkpoint
-from engine.speculation.inspection.draft import mapping
+from engine.speculation.inspection.draft import get_mapping
 
 MTP_METHODS = frozenset(
     {
@@ -53,12 +53,12 @@ def is_dotted_path(model: str) -> bool:
     return "/" not in model and len(parts) > 1 and all(part.isidentifier() for part in parts)
 
 
-def kind_of(checkpoint: Checkpoint) -> str | None:
+def detect_kind(checkpoint: Checkpoint) -> str | None:
     """What the files look like, by config.json first and by tensors second."""
-    return kind_by_config(checkpoint.config) or kind_by_tensors(checkpoint)
+    return detect_kind_by_config(checkpoint.config) or detect_kind_by_tensors(checkpoint)
 
 
-def kind_by_config(config: Mapping[str, Any]) -> str | None:
+def detect_kind_by_config(config: Mapping[str, Any]) -> str | None:
     speculators = config.get("speculators_model_type")
     if isinstance(speculators, str):
         return {"peagle": "eagle3", "dflash2": "dflash"}.get(speculators, speculators)
@@ -77,10 +77,10 @@ def kind_by_config(config: Mapping[str, Any]) -> str | None:
         return str(model_type)
     if "draft_vocab_size" in config or "target_hidden_size" in config:
         return "eagle3"
-    return "eagle3" if mapping(config, "eagle_config") else None
+    return "eagle3" if get_mapping(config, "eagle_config") else None
 
 
-def kind_by_tensors(checkpoint: Checkpoint) -> str | None:
+def detect_kind_by_tensors(checkpoint: Checkpoint) -> str | None:
     tensors = checkpoint.tensors
     plain = {name.removeprefix("model.") for name in tensors}
     if any("hidden_norm" in name or name.startswith("midlayer.") for name in plain):

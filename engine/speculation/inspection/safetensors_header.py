@@ -57,30 +57,30 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     with file.open("rb") as stream:
         first = stream.read(max(8, len(LFS_MARK)))
         if first.startswith(LFS_MARK):
-            raise lfs_pointer(file)
+            raise make_lfs_pointer_error(file)
         if len(first) < 8:
-            raise truncated(file, size, 8)
+            raise make_truncated_error(file, size, 8)
         length = struct.unpack("<Q", first[:8])[0]
         if length > MAX_HEADER_BYTES:
-            raise not_safetensors(file, f"its header would have {length} bytes")
+            raise make_malformed_error(file, f"its header would have {length} bytes")
         if 8 + length > size:
-            raise truncated(file, size, 8 + length)
+            raise make_truncated_error(file, size, 8 + length)
         stream.seek(8)
         header = parse_header(file, stream.read(length))
-    return tensors_in(file, header, 8 + length, size)
+    return list_tensors(file, header, 8 + length, size)
 
 
 def parse_header(file: Path, text: bytes) -> Mapping[str, Any]:
     try:
         header = json.loads(text)
     except ValueError as error:
-        raise not_safetensors(file, "its header is not JSON") from error
+        raise make_malformed_error(file, "its header is not JSON") from error
     if not isinstance(header, dict):
-        raise not_safetensors(file, "its header is not a JSON object")
+        raise make_malformed_error(file, "its header is not a JSON object")
     return header
 
 
-def tensors_in(
+def list_tensors(
     file: Path, header: Mapping[str, Any], base: int, size: int
 ) -> dict[str, TensorEntry]:
     found: dict[str, TensorEntry] = {}
@@ -93,7 +93,7 @@ def tensors_in(
                 entry["dtype"], tuple(entry["shape"]), file, base + start, end - start
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise not_safetensors(file, f"the entry of {name!r} is malformed") from error
+            raise make_malformed_error(file, f"the entry of {name!r} is malformed") from error
         check_extent(file, name, tensor, size)
         found[name] = tensor
     return found
@@ -101,15 +101,15 @@ def tensors_in(
 
 def check_extent(file: Path, name: str, tensor: TensorEntry, size: int) -> None:
     if tensor.start + tensor.num_bytes > size:
-        raise truncated(file, size, tensor.start + tensor.num_bytes)
+        raise make_truncated_error(file, size, tensor.start + tensor.num_bytes)
     expected = ITEM_BYTES.get(tensor.dtype)
     if expected is not None and expected * prod(tensor.shape) != tensor.num_bytes:
-        raise not_safetensors(
+        raise make_malformed_error(
             file, f"{name!r} has {tensor.num_bytes} bytes for {tensor.dtype} {list(tensor.shape)}"
         )
 
 
-def lfs_pointer(file: Path) -> InvalidCheckpoint:
+def make_lfs_pointer_error(file: Path) -> InvalidCheckpoint:
     return InvalidCheckpoint(
         "weights-lfs-pointer",
         f"{file.name} is a Git LFS pointer of {file.stat().st_size} bytes, not weights",
@@ -117,7 +117,7 @@ def lfs_pointer(file: Path) -> InvalidCheckpoint:
     )
 
 
-def truncated(file: Path, size: int, needed: int) -> InvalidCheckpoint:
+def make_truncated_error(file: Path, size: int, needed: int) -> InvalidCheckpoint:
     return InvalidCheckpoint(
         "weights-truncated",
         f"{file.name} ends after {size} bytes where its header speaks of at least {needed}",
@@ -125,7 +125,7 @@ def truncated(file: Path, size: int, needed: int) -> InvalidCheckpoint:
     )
 
 
-def not_safetensors(file: Path, why: str) -> InvalidCheckpoint:
+def make_malformed_error(file: Path, why: str) -> InvalidCheckpoint:
     return InvalidCheckpoint(
         "weights-malformed",
         f"{file.name} is not a safetensors file: {why}",

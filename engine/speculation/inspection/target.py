@@ -18,35 +18,35 @@ class TargetConfig:
 
     @property
     def hidden_size(self) -> int | None:
-        return whole(self.config, "hidden_size")
+        return get_int(self.config, "hidden_size")
 
     @property
     def num_layers(self) -> int | None:
-        return whole(self.config, "num_hidden_layers")
+        return get_int(self.config, "num_hidden_layers")
 
     @property
     def vocab_size(self) -> int | None:
-        return whole(self.config, "vocab_size")
+        return get_int(self.config, "vocab_size")
 
     @property
     def max_positions(self) -> int | None:
-        return whole(self.config, "max_position_embeddings")
+        return get_int(self.config, "max_position_embeddings")
 
 
-def target_from(config: Mapping[str, Any], path: str = "") -> TargetConfig:
-    return TargetConfig(text_part(config), path)
+def read_target(config: Mapping[str, Any], path: str = "") -> TargetConfig:
+    return TargetConfig(find_text_config(config), path)
 
 
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def find_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Multimodal models keep the text model's facts one or two levels down."""
     for name in TEXT_PARTS:
         part = config.get(name)
         if isinstance(part, Mapping):
-            return text_part(part)
+            return find_text_config(part)
     return config
 
 
-def whole(config: Mapping[str, Any], key: str) -> int | None:
+def get_int(config: Mapping[str, Any], key: str) -> int | None:
     """A whole number, or None for anything else (true is no number)."""
     value = config.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -21,7 +21,7 @@ from engine.speculation.inspection.safetensors_header import (
     ITEM_BYTES,
     LFS_MARK,
     TensorEntry,
-    lfs_pointer,
+    make_lfs_pointer_error,
 )
 
 STORAGES = {
@@ -65,14 +65,14 @@ def rebuild(storage: Storage, offset: int, shape: tuple[int, ...], *_: Any) -> T
     return TensorView(storage, offset, tuple(shape))
 
 
-def parameter(view: TensorView, *_: Any) -> TensorView:
+def unwrap_parameter(view: TensorView, *_: Any) -> TensorView:
     return view
 
 
 BUILDERS: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): rebuild,
-    ("torch._utils", "_rebuild_parameter"): parameter,
+    ("torch._utils", "_rebuild_parameter"): unwrap_parameter,
 }
 
 
@@ -100,18 +100,18 @@ def read_archive(file: Path) -> dict[str, TensorEntry]:
     """
     with file.open("rb") as stream:
         if stream.read(len(LFS_MARK)) == LFS_MARK:
-            raise lfs_pointer(file)
+            raise make_lfs_pointer_error(file)
     try:
         with zipfile.ZipFile(file) as archive:
             root = next(n for n in archive.namelist() if n.endswith("data.pkl"))
             with archive.open(root) as stream:
                 state = StateDictUnpickler(stream).load()
-            return dict(located(archive, file, root.removesuffix("data.pkl"), state))
+            return dict(locate_tensors(archive, file, root.removesuffix("data.pkl"), state))
     except (zipfile.BadZipFile, StopIteration, pickle.UnpicklingError, KeyError) as error:
         raise UnreadableArchive(str(error)) from error
 
 
-def located(
+def locate_tensors(
     archive: zipfile.ZipFile, file: Path, root: str, state: Any
 ) -> list[tuple[str, TensorEntry]]:
     if not isinstance(state, dict):
@@ -121,13 +121,15 @@ def located(
         if not isinstance(view, TensorView):
             raise UnreadableArchive(f"{name!r} is no tensor")
         size = ITEM_BYTES[view.storage.dtype]
-        start = data_start(archive, file, f"{root}data/{view.storage.key}") + view.offset * size
+        start = (
+            find_data_start(archive, file, f"{root}data/{view.storage.key}") + view.offset * size
+        )
         tensor = TensorEntry(view.storage.dtype, view.shape, file, start, prod(view.shape) * size)
         found.append((str(name), tensor))
     return found
 
 
-def data_start(archive: zipfile.ZipFile, file: Path, entry: str) -> int:
+def find_data_start(archive: zipfile.ZipFile, file: Path, entry: str) -> int:
     """torch.save does not compress, so the entry's bytes are the storage."""
     info = archive.getinfo(entry)
     with file.open("rb") as stream:

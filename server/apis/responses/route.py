@@ -254,7 +254,7 @@ class _Making:
             await self._add(building)
         except (StoreFailed, InvalidRequest):
             building.kept = False
-            self._observer.not_stored()
+            self._observer.record_storage_failure()
 
     async def begin(self, building: Building) -> None:
         """A background response is there from its beginning. Raises StoreFailed."""
@@ -270,7 +270,7 @@ class _Making:
                 await self._add(building)
         except (StoreFailed, InvalidRequest):
             building.kept = False
-            self._observer.not_stored()
+            self._observer.record_storage_failure()
 
     async def _add(self, building: Building) -> None:
         """What was said becomes part of the conversation.

@@ -81,7 +81,7 @@ class NoticeHeader:
             if notices.names and message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (HEADER.encode(), notices.header())]
                 message = {**message, "headers": headers}
-                self._gateway.observer.ignored(scope["path"], tuple(notices.names))
+                self._gateway.observer.record_ignored_fields(scope["path"], tuple(notices.names))
             await send(message)
 
         token = _current.set(notices)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.events import Finish
-from engine.speculation.accounting import total
+from engine.speculation.accounting import sum_steps
 from engine.types import DecodeStep
 from server.generation.job import Job
 
@@ -47,7 +47,7 @@ def speculative_decoding(
     Formulas: engine/speculation/accounting.py. Without a verify step the acceptance length and
     the rate do not exist, and are null.
     """
-    totals = total(decode)
+    totals = sum_steps(decode)
     histogram = list(totals.histogram)
     out: dict[str, Any] = {
         "mean_acceptance_length": totals.acceptance_length,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.observer import WORKLOADS
 from server.apis.shared.notices import ignore
 from server.errors import InvalidRequest, NotFound
-from server.generation import slices as slicing
 
 MAX_DEPTH_PARAM = "num_speculative_tokens"
 
@@ -26,7 +26,7 @@ class Served:
     template_kwargs: Mapping[str, Any]
     trusts_templates: bool = field(default=False, kw_only=True)
     """Requests may bring a chat template."""
-    workloads: tuple[str, ...] = slicing.WORKLOADS
+    workloads: tuple[str, ...] = WORKLOADS
     """Slices a client may name in ``x-eaglegate-workload``."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """The model's own sampling defaults."""

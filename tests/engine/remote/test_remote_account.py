@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.remote.speculation import SpeculationAccount, lay_decode_steps
-from engine.speculation.accounting import total
+from engine.speculation.accounting import sum_steps
 from engine.types import DecodeStep, UndraftedReason
 
 PLAIN = DecodeStep(0, 0, 1, undrafted=UndraftedReason.REFUSED)
@@ -71,7 +71,7 @@ def test_a_histogram_gives_the_sums():
         "acceptance_histogram": [1, 0, 2, 1],
         "num_spec_steps": 4,
     }
-    totals = total(
+    totals = sum_steps(
         lay_decode_steps([1, 3, 1, 4, 3], SpeculationAccount.read(said, 12)), first_tokens=1
     )
     assert (totals.verify_steps, totals.proposed, totals.accepted) == (4, 11, 7)
@@ -103,7 +103,7 @@ def test_the_workers_own_numbers_always(answer, tells_plain):
     steps, sizes = answer
     said = [step for step in steps if step[0] or tells_plain]
     laid = lay_decode_steps(sizes, told(*said))
-    totals = total(laid, first_tokens=sum(sizes) - sum(step.delivered for step in laid))
+    totals = sum_steps(laid, first_tokens=sum(sizes) - sum(step.delivered for step in laid))
     assert totals.verify_steps == sum(1 for drafted, _ in steps if drafted)
     assert totals.proposed == sum(drafted for drafted, _ in steps)
     assert totals.accepted + totals.cut == sum(accepted for _, accepted in steps)

@@ -127,14 +127,14 @@ def test_nothing_heavy_is_imported_for_workers():
 @pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_same_tokens_as_vllms_renderer(template, tmp_path):
-    from engine.vllm_backend.arguments import demo_arguments
+    from engine.vllm_backend.arguments import make_demo_arguments
     from engine.vllm_backend.renderer import VllmRenderer
 
     given = TEMPLATES[template]
     if given is not None:
         (tmp_path / "own.jinja").write_text(given)
         given = str(tmp_path / "own.jinja")
-    theirs = VllmRenderer(demo_arguments(), given)
+    theirs = VllmRenderer(make_demo_arguments(), given)
     ours = TemplateRenderer(ModelFiles.find(DEMO, None, None), given)
     prompts = Path("tests/e2e/prompts.jsonl").read_text("utf-8").splitlines()
     asked = [(entry["messages"], entry.get("tools"), {}) for entry in map(json.loads, prompts)]

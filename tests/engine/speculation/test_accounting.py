@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.accounting import Account, Totals, cut_step, spread, total
+from engine.speculation.accounting import Account, Totals, spread_account, sum_steps, trim_step
 from engine.types import DecodeStep, FinishReason, Step, UndraftedReason
 
 
@@ -145,12 +145,12 @@ def test_identity_holds_however_the_end_was_cut(steps: list[DecodeStep], keep: i
 @given(STEPS, STEPS)
 def test_sums_of_accounts(one: list[DecodeStep], other: list[DecodeStep]) -> None:
     both = account(*one).totals + account(*other).totals
-    assert both == total([*one, *other], first_tokens=2, requests=2)
+    assert both == sum_steps([*one, *other], first_tokens=2, requests=2)
     assert both.imbalance == 0
 
 
 def test_cut_step_keeps_the_reason() -> None:
-    assert cut_step(plain(), 1) == DecodeStep(0, 0, 0, undrafted=UndraftedReason.OFF)
+    assert trim_step(plain(), 1) == DecodeStep(0, 0, 0, undrafted=UndraftedReason.OFF)
 
 
 def test_an_account_that_came_at_once_is_spread_over_its_steps() -> None:
@@ -159,16 +159,16 @@ def test_an_account_that_came_at_once_is_spread_over_its_steps() -> None:
     sizes = (1, 3, 1, 2)
     steps = [Step(tuple(range(size))) for size in sizes]
     steps[-1] = replace(steps[-1], decode=account)
-    laid = [step.decode for step in spread(steps)]
+    laid = [step.decode for step in spread_account(steps)]
     assert laid == [(), account[:1], account[1:2], account[2:]]
 
 
 def test_a_step_that_reaches_into_the_next_one_belongs_to_where_it_ended() -> None:
     steps = [Step((1, 2)), Step((3, 4, 5), decode=(DecodeStep(3, 1, 2), DecodeStep(3, 1, 2)))]
-    assert [len(step.decode) for step in spread(steps)] == [0, 2]
+    assert [len(step.decode) for step in spread_account(steps)] == [0, 2]
 
 
 def test_accounts_that_came_step_by_step_stay_where_they_are() -> None:
     steps = [Step((1,)), Step((2, 3), decode=(DecodeStep(3, 1, 2),))]
-    assert spread(steps) == steps
-    assert spread([]) == []
+    assert spread_account(steps) == steps
+    assert spread_account([]) == []

@@ -23,7 +23,7 @@ from engine.speculation.inspection.draft import (
     FROM_TOP,
     LAYER_IDS,
     LAYER_PART,
-    as_vllm_reads,
+    convert_as_vllm,
 )
 from engine.speculation.inspection.method import METHODS, MTP_METHODS
 from engine.speculation.inspection.rules.config import CONVERTED
@@ -145,4 +145,4 @@ def test_the_conversion_is_vllms(
     theirs = copy.deepcopy(inner)
     conversion.SUPPORTED_SPECULATORS_TYPES[kind](copy.deepcopy(raw), theirs)
     theirs.pop("pard_token", None)
-    assert dict(as_vllm_reads(raw)) == theirs
+    assert dict(convert_as_vllm(raw)) == theirs

@@ -10,8 +10,8 @@ from engine.speculation.policy import (
     SpeculationFlag,
     SpeculationPolicy,
     SpeculationRules,
-    position,
-    speculates,
+    draw_position,
+    is_speculative,
 )
 
 IDS = [f"request-{number}" for number in range(4000)]
@@ -64,7 +64,7 @@ def test_rules_change_at_run_time() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
 def test_the_share_is_the_share(share: float) -> None:
     flag = SpeculationFlag(FlagMode.SHARE, share, sticky="request")
-    taken = sum(speculates(flag, name, None) for name in IDS) / len(IDS)
+    taken = sum(is_speculative(flag, name, None) for name in IDS) / len(IDS)
     assert taken == pytest.approx(share, abs=0.02)
 
 
@@ -72,27 +72,29 @@ def test_raising_the_share_moves_nobody_out() -> None:
     small, large = (
         SpeculationFlag(FlagMode.SHARE, share, sticky="request") for share in (0.2, 0.6)
     )
-    inside = [name for name in IDS if speculates(small, name, None)]
+    inside = [name for name in IDS if is_speculative(small, name, None)]
     assert inside
-    assert all(speculates(large, name, None) for name in inside)
+    assert all(is_speculative(large, name, None) for name in inside)
 
 
 def test_sticky_by_key_keeps_a_key_together() -> None:
     flag = SpeculationFlag(FlagMode.SHARE, 0.5, sticky="key")
-    assert len({speculates(flag, name, "one key") for name in IDS}) == 1
-    assert len({speculates(flag, name, None) for name in IDS}) == 2
+    assert len({is_speculative(flag, name, "one key") for name in IDS}) == 1
+    assert len({is_speculative(flag, name, None) for name in IDS}) == 2
 
 
 def test_another_salt_draws_another_share() -> None:
     one, other = (SpeculationFlag(FlagMode.SHARE, 0.5, "request", salt) for salt in ("a", "b"))
-    both = sum(speculates(one, name, None) and speculates(other, name, None) for name in IDS)
+    both = sum(
+        is_speculative(one, name, None) and is_speculative(other, name, None) for name in IDS
+    )
     assert both / len(IDS) == pytest.approx(0.25, abs=0.03)
 
 
 def test_position_is_the_same_everywhere() -> None:
     """Pinned: a changed hash would move every request of a running experiment."""
-    assert position("", "request-0") == pytest.approx(0.126470, abs=1e-6)
-    assert position("salt", "request-0") == pytest.approx(0.947901, abs=1e-6)
+    assert draw_position("", "request-0") == pytest.approx(0.126470, abs=1e-6)
+    assert draw_position("salt", "request-0") == pytest.approx(0.947901, abs=1e-6)
 
 
 def test_rules_can_be_read_from_json() -> None:

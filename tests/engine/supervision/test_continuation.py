@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import EngineDead
-from engine.speculation.accounting import Account, total
+from engine.speculation.accounting import Account, sum_steps
 from engine.supervision.continuation import Continuation, ReplayDiverged, is_resumable, skip_tokens
 from engine.supervision.policy import RecoveryOutcome
 from engine.types import (
@@ -114,7 +114,7 @@ def test_steps_that_come_again_are_left_out_whole_and_counted():
     assert sent.sampling.prompt_logprobs is None
     again = life(sent, [1, 3, 3])
     assert [continuation.take(step) for step in again[:3]] == [None, None, None]
-    assert total(continuation.pop_skipped()).accepted == sum(
+    assert sum_steps(continuation.pop_skipped()).accepted == sum(
         decode.accepted for step in first for decode in step.decode
     )
     assert continuation.take(again[3]) == replace(again[3], cached_tokens=None)

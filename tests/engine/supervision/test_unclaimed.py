@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.speculation.accounting import Totals, total
+from engine.speculation.accounting import Totals, sum_steps
 from engine.types import Constraint, DecodeStep
 from tests.engine.supervision.mortal import Cradle, Mortal, ask, collect, supervised
 
-LOST = total([DecodeStep(3, 2, 3)], requests=0)
+LOST = sum_steps([DecodeStep(3, 2, 3)], requests=0)
 
 
 class Counting(Mortal):
@@ -23,7 +23,7 @@ async def test_steps_of_a_replay_that_were_delivered_before_are_unclaimed():
     await engine.start()
     got = await collect(engine, ask(constraint=Constraint("json_object")))
     before = [step for at, step in enumerate(got) if at < 3]
-    delivered = total((d for step in before for d in step.decode), requests=0)
+    delivered = sum_steps((d for step in before for d in step.decode), requests=0)
     assert delivered.verify_steps == 2
     assert engine.unclaimed == delivered
     await engine.aclose()

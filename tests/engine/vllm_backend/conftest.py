@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest_asyncio
 
 from benchmarks.drive import render, running, speculation
-from engine.vllm_backend.arguments import demo_arguments
+from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 
@@ -24,7 +24,7 @@ SMALL = {
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def renderer() -> VllmRenderer:
-    return VllmRenderer(demo_arguments(**SMALL))
+    return VllmRenderer(make_demo_arguments(**SMALL))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

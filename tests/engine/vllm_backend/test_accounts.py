@@ -3,7 +3,12 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from engine.types import DecodeStep, EngineInfo, SpeculationInfo, UndraftedReason
-from engine.vllm_backend.accounts import decode_step, no_step, plain_step, reader
+from engine.vllm_backend.accounts import (
+    choose_reader,
+    read_decode_step,
+    read_nothing,
+    read_plain_step,
+)
 
 
 def output(tokens: int, drafted: int = 0, reached: int = 0, depth: int = 3) -> EngineCoreOutput:
@@ -23,20 +28,20 @@ def output(tokens: int, drafted: int = 0, reached: int = 0, depth: int = 3) -> E
     ],
 )
 def test_what_a_step_says(given: EngineCoreOutput, want: DecodeStep | None) -> None:
-    assert decode_step(given, first=False) == want
+    assert read_decode_step(given, first=False) == want
 
 
 def test_the_first_token_is_no_decode_step_unless_drafts_were_verified() -> None:
-    assert decode_step(output(1), first=True) is None
-    assert decode_step(output(2, drafted=3, reached=1), first=True) == DecodeStep(3, 1, 2)
+    assert read_decode_step(output(1), first=True) is None
+    assert read_decode_step(output(2, drafted=3, reached=1), first=True) == DecodeStep(3, 1, 2)
 
 
 def test_readers() -> None:
     def info(depth: int, reports: bool) -> EngineInfo:
         return EngineInfo("m", 10, 10, SpeculationInfo("x", depth), reports_decode_steps=reports)
 
-    assert reader(info(3, True)) is decode_step
-    assert reader(info(0, True)) is plain_step
-    assert reader(info(3, False)) is no_step
-    assert plain_step(output(1), False) == DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF)
-    assert plain_step(output(1), True) is None
+    assert choose_reader(info(3, True)) is read_decode_step
+    assert choose_reader(info(0, True)) is read_plain_step
+    assert choose_reader(info(3, False)) is read_nothing
+    assert read_plain_step(output(1), False) == DecodeStep(0, 0, 1, undrafted=UndraftedReason.OFF)
+    assert read_plain_step(output(1), True) is None

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from benchmarks.drive import at, greedy, run, run_all, speculation
 from engine.types import EngineRequest
-from engine.vllm_backend.arguments import demo_arguments
+from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from tests.engine.vllm_backend.conftest import SMALL
 from tests.engine.vllm_backend.lora import make_adapter
@@ -25,7 +25,7 @@ Prompts = list[tuple[int, ...]]
 async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[VllmEngine, None]:
     folder = tmp_path_factory.mktemp("lora")
     adapters = {name: str(make_adapter(folder / name, len(name))) for name in ("one", "three")}
-    arguments = demo_arguments(
+    arguments = make_demo_arguments(
         **SMALL,
         enable_lora=True,
         max_loras=2,

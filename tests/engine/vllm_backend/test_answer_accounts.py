@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
 from engine.remote.speculation import SpeculationAccount, lay_decode_steps
-from engine.speculation.accounting import total
+from engine.speculation.accounting import sum_steps
 from engine.vllm_backend.scheduler import RequestAccounts
 
 
@@ -30,7 +30,7 @@ def test_the_whole_answers_account_comes_with_its_last_output():
     assert said["num_draft_tokens"] == 8
     assert said["per_step_drafted"] == [3, 0, 3, 2]
     assert said["per_step_accepted"] == [2, 0, 0, 2]
-    totals = total(
+    totals = sum_steps(
         lay_decode_steps([1, 3, 1, 1, 2], SpeculationAccount.read(said, 8)), first_tokens=1
     )
     assert (totals.verify_steps, totals.undrafted, totals.accepted, totals.cut) == (3, 1, 4, 0)
@@ -40,8 +40,8 @@ def test_the_whole_answers_account_comes_with_its_last_output():
 def test_what_has_ended_is_forgotten():
     accounts = RequestAccounts(3)
     accounts.add(output(1), 0, 0)
-    accounts.keep({"r": None})
+    accounts.forget_others({"r": None})
     accounts.add(output(2, 3), 3, 1)
-    accounts.keep({})
+    accounts.forget_others({})
     last = accounts.add(output(4, finish=FinishReason.STOP), 0, 0)
     assert last.to_dict()["num_spec_steps"] == 0

@@ -7,22 +7,22 @@ from engine.vllm_backend.arguments import (
     DEMO,
     GIB,
     add_engine_arguments,
-    demo_arguments,
-    engine_arguments,
-    engine_parser,
+    make_demo_arguments,
+    make_engine_arguments,
+    make_engine_parser,
 )
-from engine.vllm_backend.names import SCHEDULER, WORKER, declared_depths
+from engine.vllm_backend.names import SCHEDULER, WORKER, declare_depths
 
 
 def parse(*argv: str) -> argparse.Namespace:
-    parser = engine_parser(prog="eaglegate")
+    parser = make_engine_parser(prog="eaglegate")
     add_engine_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1")
     return parser.parse_args(list(argv))
 
 
 def test_nothing_given_is_the_demo_with_its_draft() -> None:
-    arguments = engine_arguments(parse())
+    arguments = make_engine_arguments(parse())
     assert arguments.model == str(DEMO / "target")
     assert arguments.speculative_config == {
         "method": "eagle3",
@@ -35,7 +35,7 @@ def test_nothing_given_is_the_demo_with_its_draft() -> None:
 
 
 def test_the_demo_with_wishes() -> None:
-    arguments = engine_arguments(
+    arguments = make_engine_arguments(
         parse("--speculative-config.num_speculative_tokens", "5", "--dtype", "float32")
     )
     assert arguments.model == str(DEMO / "target")
@@ -45,14 +45,14 @@ def test_the_demo_with_wishes() -> None:
 
 
 def test_the_demo_without_speculation() -> None:
-    arguments = demo_arguments(speculative_config=None)
+    arguments = make_demo_arguments(speculative_config=None)
     assert arguments.speculative_config is None
     assert arguments.scheduler_cls is None
 
 
 def test_a_vllm_command_line_works_as_it_is() -> None:
     draft = '{"method": "eagle3", "model": "d", "num_speculative_tokens": 4}'
-    arguments = engine_arguments(
+    arguments = make_engine_arguments(
         parse(
             "org/model", "-tp", "2", "--max_model_len", "8k", "--no-enable-prefix-caching",
             "--speculative-config", draft, "--served-model-name", "a", "b",
@@ -67,7 +67,7 @@ def test_a_vllm_command_line_works_as_it_is() -> None:
 
 
 def test_what_the_user_chose_is_kept_even_where_it_is_a_default() -> None:
-    arguments = engine_arguments(
+    arguments = make_engine_arguments(
         parse(
             "m", "--no-enforce-eager", "--kv-cache-memory-bytes", "5G",
             "--distributed-executor-backend", "mp", "--scheduler-cls", "mine.Scheduler",
@@ -81,10 +81,10 @@ def test_what_the_user_chose_is_kept_even_where_it_is_a_default() -> None:
 
 
 def test_model_may_be_named_by_flag_or_in_a_file(tmp_path: Path) -> None:
-    assert engine_arguments(parse("--model", "m")).model == "m"
+    assert make_engine_arguments(parse("--model", "m")).model == "m"
     config = tmp_path / "serve.yaml"
     config.write_text("model: from-file\nmax-model-len: 99\n")
-    arguments = engine_arguments(parse("--config", str(config)))
+    arguments = make_engine_arguments(parse("--config", str(config)))
     assert (arguments.model, arguments.max_model_len) == ("from-file", 99)
 
 
@@ -95,7 +95,7 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_depth_up_to_the_most_is_declared() -> None:
-    declared = declared_depths(3)
+    declared = declare_depths(3)
     assert {depth for _, _, depth in declared} == {0, 1, 2, 3}
     starts, ends = [start for start, _, _ in declared], [end for _, end, _ in declared]
     assert starts == [1, *(end + 1 for end in ends[:-1])]

@@ -58,22 +58,22 @@ def test_the_length_of_a_thought(parts: list[list[int]], length: int, ended: boo
 def test_near_is_two_steps_ahead_until_the_thought_has_ended() -> None:
     margin = 2 * 2 + len(START) + len(END)
     thinking = [7, 8, *[5] * 10]
-    assert not watch().near(request(10 + margin + 1, *thinking))
-    assert watch().near(request(10 + margin, *thinking))
-    assert watch().near(request(0, *thinking))
-    assert not watch().near(request(0, *thinking, 9, 4))
+    assert not watch().is_near_end(request(10 + margin + 1, *thinking))
+    assert watch().is_near_end(request(10 + margin, *thinking))
+    assert watch().is_near_end(request(0, *thinking))
+    assert not watch().is_near_end(request(0, *thinking, 9, 4))
 
 
 def test_without_a_budget_or_markers_nothing_is_near() -> None:
-    assert not watch().near(request(None, 7, 8, 5))
+    assert not watch().is_near_end(request(None, 7, 8, 5))
     nothing: Any = SimpleNamespace(reasoning_config=None)
-    assert not ThinkingBudgetTracker(nothing, depth=1).near(request(0, 7, 8, 5))
+    assert not ThinkingBudgetTracker(nothing, depth=1).is_near_end(request(0, 7, 8, 5))
 
 
 def test_ended_requests_are_forgotten() -> None:
     watching = watch()
-    watching.near(request(3, 7, 8))
-    watching.keep({})
+    watching.is_near_end(request(3, 7, 8))
+    watching.forget_others({})
     assert watching._thoughts == {}
 
 

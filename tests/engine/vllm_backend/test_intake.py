@@ -13,7 +13,7 @@ from vllm.v1.engine.core_client import BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
-from engine.vllm_backend.intake import OutputReader, differences, take_over
+from engine.vllm_backend.intake import OutputReader, find_differences, take_over
 
 
 class Lab:
@@ -126,6 +126,6 @@ async def test_other_clients_go_on_reading_for_themselves() -> None:
 @pytest.mark.parametrize("name", ["decoder", "utility_results"])
 def test_a_client_without_a_part_is_told_by_its_name(name: str) -> None:
     core = SimpleNamespace(resources=1, decoder=1, outputs_queue=1, utility_results=1)
-    assert differences(core) == []
+    assert find_differences(core) == []
     delattr(core, name)
-    assert differences(core) == [f"AsyncMPClient.{name}"]
+    assert find_differences(core) == [f"AsyncMPClient.{name}"]

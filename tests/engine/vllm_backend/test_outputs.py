@@ -15,8 +15,8 @@ from vllm.v1.outputs import LogprobsLists
 from engine.errors import EngineDead, EngineFailed
 from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend import outputs as module
-from engine.vllm_backend.accounts import decode_step
-from engine.vllm_backend.outputs import StepOutputProcessor, StepQueue, check
+from engine.vllm_backend.accounts import read_decode_step
+from engine.vllm_backend.outputs import StepOutputProcessor, StepQueue, check_vllm
 
 FIRST = PrefillStats(num_prompt_tokens=3, num_computed_tokens=1, num_cached_tokens=2)
 
@@ -30,7 +30,7 @@ def output(
 
 def processor(interval: int = 1) -> StepOutputProcessor:
     replaced = OutputProcessor(None, log_stats=True, stream_interval=interval)
-    return StepOutputProcessor(replaced, decode_step)
+    return StepOutputProcessor(replaced, read_decode_step)
 
 
 def begin(outputs: StepOutputProcessor, name: str = "a", **sampling: Any) -> StepQueue:
@@ -86,7 +86,7 @@ async def test_what_nobody_took_is_unclaimed() -> None:
     inbox = begin(outputs)
     outputs.process_outputs([output(1, prefill_stats=FIRST)])
     outputs.process_outputs([output(4, 3, 3)])
-    outputs.leave(inbox)
+    outputs.release(inbox)
     assert outputs.abort_requests(["a"], internal=True) == ["a"]
     outputs.process_outputs([output(2, 3, 1), output(1, prefill_stats=FIRST)])
     unclaimed = outputs.unclaimed
@@ -187,7 +187,7 @@ class Core:
 
 
 def test_the_pinned_vllm_is_the_one_that_is_expected() -> None:
-    check(Llm())
+    check_vllm(Llm())
 
 
 def test_a_vllm_that_differs_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_a_vllm_that_differs_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
     llm = Llm()
     llm.output_processor = object()
     with pytest.raises(RuntimeError, match=r"OutputProcessor\.propagate_error, AsyncLLM\.output"):
-        check(llm)
+        check_vllm(llm)
 
 
 def test_vllm_still_ends_an_abort_with_a_request_output() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.vllm_backend.arguments import demo_arguments
+from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.renderer import VllmRenderer
 
 QUESTION = [{"role": "user", "content": "Hi, \u00fcber-\u6f22!"}]
@@ -16,7 +16,7 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def renderer() -> VllmRenderer:
-    return VllmRenderer(demo_arguments())
+    return VllmRenderer(make_demo_arguments())
 
 
 def test_messages_follow_the_models_template(renderer: VllmRenderer) -> None:
@@ -57,13 +57,13 @@ def test_past_tool_calls_are_rendered(renderer: VllmRenderer) -> None:
 
 def test_a_template_of_the_users_own() -> None:
     template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
-    renderer = VllmRenderer(demo_arguments(), chat_template=template)
+    renderer = VllmRenderer(make_demo_arguments(), chat_template=template)
     assert renderer.decode(renderer.render_chat(QUESTION, None)) == "[Hi, \u00fcber-\u6f22!]"
 
 
 def test_a_refusal_of_the_template_is_a_value_error() -> None:
     template = "{{ raise_exception('only one question at a time') }}"
-    renderer = VllmRenderer(demo_arguments(), chat_template=template)
+    renderer = VllmRenderer(make_demo_arguments(), chat_template=template)
     with pytest.raises(ValueError, match="only one question at a time"):
         renderer.render_chat(QUESTION, None)
 
@@ -85,7 +85,7 @@ ROLES = "{% for m in messages %}<{{ m.role }}>{% endfor %}"
     ],
 )
 def test_a_template_that_knows_the_developer_role_sees_it(template: str, expected: str) -> None:
-    renderer = VllmRenderer(demo_arguments(), chat_template=template)
+    renderer = VllmRenderer(make_demo_arguments(), chat_template=template)
     assert renderer.decode(renderer.render_chat(DEVELOPER, None)) == expected
 
 

@@ -19,9 +19,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from benchmarks.drive import speculation
 from engine.types import DecodeStep, UndraftedReason
-from engine.vllm_backend.accounts import decode_step
-from engine.vllm_backend.arguments import demo_arguments
-from engine.vllm_backend.names import SKIP, declared_depths
+from engine.vllm_backend.accounts import read_decode_step
+from engine.vllm_backend.arguments import make_demo_arguments
+from engine.vllm_backend.names import SKIP, declare_depths
 from engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
 from engine.vllm_fields import DEPTH
 
@@ -34,7 +34,7 @@ class Pretence:
 
     def __init__(self, asynchronous: bool = False, **speculative: Any) -> None:
         chosen = speculation(MOST) | speculative
-        config = demo_arguments(
+        config = make_demo_arguments(
             speculative_config=chosen, max_model_len=256, block_size=BLOCK
         ).create_engine_config()
         self.asynchronous = asynchronous
@@ -96,7 +96,7 @@ class Pretence:
         for batch in outputs.values():
             for output in batch.outputs:
                 seen = self.steps.setdefault(output.request_id, [])
-                step = decode_step(output, first=output.prefill_stats is not None)
+                step = read_decode_step(output, first=output.prefill_stats is not None)
                 seen += [step] if step else []
                 if output.finished:
                     self.finished.add(output.request_id)
@@ -242,7 +242,7 @@ def test_a_users_own_table_of_depths_bounds_the_requests() -> None:
 
 
 def test_our_own_declaration_for_gpus_bounds_nothing() -> None:
-    table = [list(entry) for entry in declared_depths(MOST)]
+    table = [list(entry) for entry in declare_depths(MOST)]
     world = Pretence(num_speculative_tokens_per_batch_size=table)
     world.add("a", 3)
     assert world.step().num_spec_tokens_to_schedule == 3

@@ -18,7 +18,7 @@ from benchmarks.drive import Outcome, greedy, run, running, speculation
 from engine.errors import EngineDead, EngineStartError
 from engine.speculation.accounting import Account
 from engine.types import EngineRequest
-from engine.vllm_backend.arguments import DEMO, demo_arguments
+from engine.vllm_backend.arguments import DEMO, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from tests.engine.vllm_backend.conftest import SMALL
 
@@ -35,7 +35,7 @@ def draft(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 async def start_error(**chosen: Any) -> EngineStartError:
-    engine = VllmEngine(demo_arguments(**SMALL, **chosen))
+    engine = VllmEngine(make_demo_arguments(**SMALL, **chosen))
     with pytest.raises(EngineStartError) as raised:
         await engine.start()
     assert not (await engine.health()).live

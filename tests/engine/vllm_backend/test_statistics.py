@@ -17,7 +17,7 @@ from vllm.v1.metrics.stats import (
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from engine.vllm_backend import statistics as module
-from engine.vllm_backend.statistics import BatchedStatLogger, differences, observe
+from engine.vllm_backend.statistics import BatchedStatLogger, find_differences, observe
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 Recorded = tuple[SchedulerStats | None, IterationStats | None]
@@ -167,9 +167,9 @@ def test_a_histogram_observes_many_as_one_by_one() -> None:
 
 
 def test_another_vllm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert differences() == []
+    assert find_differences() == []
     expected = module.FIELDS | {SchedulerStats: "num_running_reqs"}
     monkeypatch.setattr(module, "FIELDS", expected)
-    assert differences() == ["SchedulerStats"]
+    assert find_differences() == ["SchedulerStats"]
     monkeypatch.setattr(module, "RECORD", "self stats")
-    assert differences() == ["SchedulerStats", "PrometheusStatLogger.record"]
+    assert find_differences() == ["SchedulerStats", "PrometheusStatLogger.record"]

@@ -16,19 +16,19 @@ REQUEST = EngineRequest("r", (1, 2), Sampling(max_tokens=5, temperature=0.0))
 
 
 def test_sampling_asks_for_tokens_and_not_for_text() -> None:
-    params = translate.sampling_params(REQUEST)
+    params = translate.make_sampling_params(REQUEST)
     assert (params.detokenize, params.max_tokens, params.temperature) == (False, 5, 0.0)
     assert params.extra_args is None
 
 
 def test_depth_travels_in_extra_args_zero_included() -> None:
-    params = translate.sampling_params(replace(REQUEST, depth=0))
+    params = translate.make_sampling_params(replace(REQUEST, depth=0))
     assert params.extra_args == {"num_speculative_tokens": 0}
 
 
 def test_repetition_is_told_as_vllm_and_as_its_server_take_it() -> None:
     sampling = replace(REQUEST.sampling, repetition=RepetitionStop(3, 1, 4))
-    params = translate.sampling_params(replace(REQUEST, sampling=sampling))
+    params = translate.make_sampling_params(replace(REQUEST, sampling=sampling))
     assert params.repetition_detection.min_count == 4
     told = wire.build_sampling_params(replace(REQUEST, sampling=sampling), depth=False)
     assert told["repetition_detection"] == {
@@ -62,20 +62,20 @@ def test_only_a_constraint_after_reasoning_waits_for_its_end() -> None:
 
 def test_logprobs_name_the_chosen_token_and_order_the_rest() -> None:
     given = {7: Logprob(-3.0, 9), 1: Logprob(-0.2, 1), 4: Logprob(-2.0, 2)}
-    (position,) = translate.output_logprobs((7,), [given], 2)
+    (position,) = translate.convert_output_logprobs((7,), [given], 2)
     assert (position.chosen.token_id, position.chosen.rank) == (7, 9)
     assert [entry.token_id for entry in position.top] == [1, 4]
 
 
 def test_logprobs_nobody_asked_for_are_none() -> None:
-    assert translate.output_logprobs((7,), None, None) == ()
-    assert translate.prompt_logprobs((1,), None, None) is None
-    assert translate.prompt_logprobs((1, 2), [], 0) is None
+    assert translate.convert_output_logprobs((7,), None, None) == ()
+    assert translate.convert_prompt_logprobs((1,), None, None) is None
+    assert translate.convert_prompt_logprobs((1, 2), [], 0) is None
 
 
 def test_prompt_logprobs_start_with_nothing() -> None:
     given = [None, {2: Logprob(-1.0, 1)}]
-    first, second = translate.prompt_logprobs((1, 2), given, 1) or ()
+    first, second = translate.convert_prompt_logprobs((1, 2), given, 1) or ()
     assert first is None
     assert second is not None
     assert second.chosen.token_id == 2
@@ -92,13 +92,13 @@ def test_prompt_logprobs_start_with_nothing() -> None:
     ],
 )
 def test_errors_map(error: Exception, want: type[Exception]) -> None:
-    assert type(translate.engine_error(error)) is want
+    assert type(translate.convert_error(error)) is want
 
 
 def test_a_rejection_names_the_field_once() -> None:
-    error = translate.engine_error(VLLMValidationError("top_p is 7", parameter="top_p", value=7))
+    error = translate.convert_error(VLLMValidationError("top_p is 7", parameter="top_p", value=7))
     assert (str(error), getattr(error, "param", None)) == ("top_p is 7", "top_p")
 
 
 def test_unknown_errors_do_not_leak_their_text() -> None:
-    assert "prompt" not in str(translate.engine_error(ValueError("holds the prompt")))
+    assert "prompt" not in str(translate.convert_error(ValueError("holds the prompt")))

@@ -19,7 +19,7 @@ from engine.speculation.inspection.draft import (
     LAYER_IDS,
     LAYER_PART,
     DecoderLayer,
-    mapping,
+    get_mapping,
 )
 
 FLAGS = (
@@ -46,7 +46,7 @@ CONVERTED = frozenset(
 """What the speculators conversion takes from the top level."""
 
 
-def architecture(case: InspectionCase) -> Iterator[Verdict]:
+def check_architecture(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.shape is None:
         given = case.draft.read.get("architectures") or case.draft.raw.get("architectures")
         near = get_close_matches(case.draft.architecture, ARCHITECTURES, 1)
@@ -56,7 +56,7 @@ def architecture(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def sizes(case: InspectionCase) -> Iterator[Verdict]:
+def check_sizes(case: InspectionCase) -> Iterator[Verdict]:
     draft = case.draft
     absent = [key for key in SIZES if draft.number(key) is None]
     if absent:
@@ -68,14 +68,14 @@ def sizes(case: InspectionCase) -> Iterator[Verdict]:
         yield error("config.json gives no model_type", "Llama-shaped: 'llama'")
 
 
-def parts(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    inner = mapping(raw, INNER)
-    nested = mapping(raw, NESTED) or mapping(inner, NESTED)
+def list_parts(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    inner = get_mapping(raw, INNER)
+    nested = get_mapping(raw, NESTED) or get_mapping(inner, NESTED)
     return {TOP: raw, NESTED: nested, INNER: inner}
 
 
-def misspelt(case: InspectionCase) -> Iterator[Verdict]:
-    for place, part in parts(case.draft.raw).items():
+def check_misspelt_keys(case: InspectionCase) -> Iterator[Verdict]:
+    for place, part in list_parts(case.draft.raw).items():
         for key in part:
             near = get_close_matches(str(key), FLAGS, 1, NEAR)
             if near and near[0] != key and key not in KNOWN:
@@ -89,7 +89,7 @@ KNOWN = frozenset({"norm_before_qkv", "num_hidden_states"})
 """Real keys of other models that look like ours."""
 
 
-def places_read(case: InspectionCase, key: str) -> tuple[str, ...]:
+def list_places_read(case: InspectionCase, key: str) -> tuple[str, ...]:
     """Where vLLM looks for a key, in its order."""
     base = TOP
     if case.draft.speculators and key not in CONVERTED:
@@ -101,7 +101,7 @@ def places_read(case: InspectionCase, key: str) -> tuple[str, ...]:
     return (base, NESTED) if key in NESTED_TOO else (base,)
 
 
-def in_effect(case: InspectionCase, key: str) -> Any:
+def get_effective(case: InspectionCase, key: str) -> Any:
     """What vLLM goes by when it reads nothing for a key."""
     facts = {
         "num_aux_hidden_states": case.draft.num_aux,
@@ -112,16 +112,16 @@ def in_effect(case: InspectionCase, key: str) -> Any:
     return facts.get(key, case.draft.read.get(key))
 
 
-def misplaced(case: InspectionCase) -> Iterator[Verdict]:
-    found = parts(case.draft.raw)
+def check_misplaced_keys(case: InspectionCase) -> Iterator[Verdict]:
+    found = list_parts(case.draft.raw)
     for key in FLAGS:
         if key == NESTED:
             continue
-        read = places_read(case, key)
+        read = list_places_read(case, key)
         unread = [
             place
             for place, part in found.items()
-            if place not in read and part.get(key) and part[key] != in_effect(case, key)
+            if place not in read and part.get(key) and part[key] != get_effective(case, key)
         ]
         if unread and not any(found[place].get(key) for place in read):
             yield warning(
@@ -130,7 +130,7 @@ def misplaced(case: InspectionCase) -> Iterator[Verdict]:
             )
 
 
-def norm_output(case: InspectionCase) -> Iterator[Verdict]:
+def check_norm_output(case: InspectionCase) -> Iterator[Verdict]:
     draft = case.draft
     trained_so = draft.fc_norm or any(name.startswith("fc_norm.") for name in case.tensors)
     if trained_so and not draft.norm_output and "norm_output" not in draft.raw:
@@ -140,7 +140,7 @@ def norm_output(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def two_norms(case: InspectionCase) -> Iterator[Verdict]:
+def check_two_norms(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.fc_norm and case.draft.norm_before_fc:
         yield warning(
             "'fc_norm' and 'norm_before_fc' are both on; vLLM applies both",
@@ -148,7 +148,7 @@ def two_norms(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def mla_norm(case: InspectionCase) -> Iterator[Verdict]:
+def check_mla_norm(case: InspectionCase) -> Iterator[Verdict]:
     draft = case.draft
     wanted = draft.flag("norm_before_fc") or draft.eagle_config.get("norm_before_fc")
     if draft.shape is DecoderLayer.MLA and wanted:
@@ -158,7 +158,7 @@ def mla_norm(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def residual_default(case: InspectionCase) -> Iterator[Verdict]:
+def check_residual_default(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.speculators and "norm_before_residual" not in case.draft.raw:
         yield warning(
             "'norm_before_residual' is absent: vLLM takes true, the speculators library false",
@@ -166,7 +166,7 @@ def residual_default(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def parallel_mask(case: InspectionCase) -> Iterator[Verdict]:
+def check_parallel_mask(case: InspectionCase) -> Iterator[Verdict]:
     wanted = case.draft.raw.get("speculators_model_type") == "peagle"
     if wanted and "mask_token_id" not in case.draft.raw:
         yield error("a P-EAGLE draft without 'mask_token_id'", "write the id it was trained with")
@@ -177,7 +177,7 @@ def parallel_mask(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def target_width(case: InspectionCase) -> Iterator[Verdict]:
+def check_target_width(case: InspectionCase) -> Iterator[Verdict]:
     """One captured state is as wide as the target."""
     wide = case.target.hidden_size if case.target else None
     taken = case.draft.target_hidden_size
@@ -188,7 +188,7 @@ def target_width(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def heads(case: InspectionCase) -> Iterator[Verdict]:
+def check_heads(case: InspectionCase) -> Iterator[Verdict]:
     draft = case.draft
     if draft.shape is DecoderLayer.MLA or not draft.num_heads or not draft.num_kv_heads:
         return
@@ -205,7 +205,7 @@ def heads(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def sharding(case: InspectionCase) -> Iterator[Verdict]:
+def check_sharding(case: InspectionCase) -> Iterator[Verdict]:
     """The draft is split over the target's ranks, whatever draft_tensor_parallel_size says."""
     size, draft = case.tensor_parallel_size, case.draft
     if size < 2:
@@ -225,7 +225,7 @@ def sharding(case: InspectionCase) -> Iterator[Verdict]:
             )
 
 
-def positions(case: InspectionCase) -> Iterator[Verdict]:
+def check_positions(case: InspectionCase) -> Iterator[Verdict]:
     own, served = case.draft.max_positions, case.served_len
     if own is None or served is None or own >= served:
         return
@@ -237,15 +237,15 @@ def positions(case: InspectionCase) -> Iterator[Verdict]:
     )
 
 
-def rope(case: InspectionCase) -> Iterator[Verdict]:
-    own = rope_base(case.draft.read)
+def check_rope(case: InspectionCase) -> Iterator[Verdict]:
+    own = get_rope_base(case.draft.read)
     stated = case.draft.read.get("rope_theta")
     if own is not None and stated is not None and own != stated:
         yield warning(
             f"rope_theta is {stated} and rope_parameters.rope_theta {own}; vLLM takes the latter",
             "make the two equal to what it was trained with",
         )
-    other = rope_base(case.target.config) if case.target else None
+    other = get_rope_base(case.target.config) if case.target else None
     if own is not None and other is not None and own != other:
         yield note(
             f"the draft's rope_theta is {own}, the target's {other}",
@@ -253,23 +253,27 @@ def rope(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def rope_base(config: Mapping[str, Any]) -> Any:
-    return mapping(config, "rope_parameters").get("rope_theta", config.get("rope_theta"))
+def get_rope_base(config: Mapping[str, Any]) -> Any:
+    return get_mapping(config, "rope_parameters").get("rope_theta", config.get("rope_theta"))
 
 
 RULES = (
-    InspectionRule("architecture", "vLLM has a model for this draft", architecture),
-    InspectionRule("sizes", "the sizes are stated", sizes),
-    InspectionRule("key-misspelt", "no key looks like a flag without being one", misspelt),
-    InspectionRule("key-misplaced", "a flag stands where vLLM reads it", misplaced),
-    InspectionRule("norm-output", "EAGLE 3.1 states norm_output", norm_output),
-    InspectionRule("two-norms", "fc_norm and norm_before_fc exclude each other", two_norms),
-    InspectionRule("mla-norm", "MLA drafts know fc_norm only", mla_norm),
-    InspectionRule("residual-default", "norm_before_residual is stated", residual_default),
-    InspectionRule("parallel-mask", "P-EAGLE drafts have what the conversion needs", parallel_mask),
-    InspectionRule("target-width", "captured states are as wide as the target", target_width),
-    InspectionRule("heads", "heads divide", heads),
-    InspectionRule("sharding", "the draft divides over the ranks", sharding),
-    InspectionRule("positions", "the draft reaches as far as a request", positions),
-    InspectionRule("rope", "rope_theta is stated once", rope),
+    InspectionRule("architecture", "vLLM has a model for this draft", check_architecture),
+    InspectionRule("sizes", "the sizes are stated", check_sizes),
+    InspectionRule(
+        "key-misspelt", "no key looks like a flag without being one", check_misspelt_keys
+    ),
+    InspectionRule("key-misplaced", "a flag stands where vLLM reads it", check_misplaced_keys),
+    InspectionRule("norm-output", "EAGLE 3.1 states norm_output", check_norm_output),
+    InspectionRule("two-norms", "fc_norm and norm_before_fc exclude each other", check_two_norms),
+    InspectionRule("mla-norm", "MLA drafts know fc_norm only", check_mla_norm),
+    InspectionRule("residual-default", "norm_before_residual is stated", check_residual_default),
+    InspectionRule(
+        "parallel-mask", "P-EAGLE drafts have what the conversion needs", check_parallel_mask
+    ),
+    InspectionRule("target-width", "captured states are as wide as the target", check_target_width),
+    InspectionRule("heads", "heads divide", check_heads),
+    InspectionRule("sharding", "the draft divides over the ranks", check_sharding),
+    InspectionRule("positions", "the draft reaches as far as a request", check_positions),
+    InspectionRule("rope", "rope_theta is stated once", check_rope),
 )

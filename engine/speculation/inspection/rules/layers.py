@@ -14,7 +14,7 @@ from engine.speculation.inspection.case import (
 from engine.speculation.inspection.draft import LAYER_IDS, DecoderLayer
 
 
-def ids_are_layers(case: InspectionCase) -> Iterator[Verdict]:
+def check_layers_exist(case: InspectionCase) -> Iterator[Verdict]:
     """Id 0 is the embedding's output, id L the output of the last of L layers."""
     ids, layers = case.draft.captured, case.target.num_layers if case.target else None
     for one in ids or ():
@@ -27,7 +27,7 @@ def ids_are_layers(case: InspectionCase) -> Iterator[Verdict]:
             )
 
 
-def ids_distinct(case: InspectionCase) -> Iterator[Verdict]:
+def check_layers_distinct(case: InspectionCase) -> Iterator[Verdict]:
     ids = case.draft.layers_of(case.target)
     if ids is None or not case.draft.uses_aux or len(set(map(str, ids))) == len(ids):
         return
@@ -43,7 +43,7 @@ def ids_distinct(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def ids_ascending(case: InspectionCase) -> Iterator[Verdict]:
+def check_layers_ascending(case: InspectionCase) -> Iterator[Verdict]:
     ids = [one for one in case.draft.captured or () if isinstance(one, int)]
     if ids != sorted(ids):
         yield warning(
@@ -52,7 +52,7 @@ def ids_ascending(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def ids_agree(case: InspectionCase) -> Iterator[Verdict]:
+def check_layers_agree(case: InspectionCase) -> Iterator[Verdict]:
     top, nested = case.draft.read.get(LAYER_IDS), case.draft.eagle_config.get(LAYER_IDS)
     if top and nested and top != nested:
         yield warning(
@@ -61,18 +61,18 @@ def ids_agree(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def count_captured(case: InspectionCase) -> Iterator[Verdict]:
+def check_layer_count(case: InspectionCase) -> Iterator[Verdict]:
     """The target hands out as many states as fc is built for."""
     ids, built = case.draft.captured, case.draft.num_aux
     if ids is None or not case.draft.uses_aux or len(ids) == built:
         return
     yield error(
         f"{len(ids)} layers are captured, but vLLM builds fc for {built}",
-        where_to_count(case, len(ids)),
+        advise_count(case, len(ids)),
     )
 
 
-def where_to_count(case: InspectionCase, count: int) -> str:
+def advise_count(case: InspectionCase, count: int) -> str:
     if case.draft.speculators:
         return f'add "num_aux_hidden_states": {count} to transformer_layer_config'
     if case.draft.shape is DecoderLayer.QWEN3:
@@ -80,7 +80,7 @@ def where_to_count(case: InspectionCase, count: int) -> str:
     return f'move {LAYER_IDS} into eagle_config, or add "num_aux_hidden_states": {count}'
 
 
-def fc_width(case: InspectionCase) -> Iterator[Verdict]:
+def check_fc_width(case: InspectionCase) -> Iterator[Verdict]:
     shape, one, built = (
         case.shape_of("fc.weight"),
         case.draft.target_hidden_size,
@@ -91,7 +91,7 @@ def fc_width(case: InspectionCase) -> Iterator[Verdict]:
     if not case.draft.uses_aux or shape[1] == one * built:
         return
     if shape[1] % one == 0:
-        advice = where_to_count(case, shape[1] // one)
+        advice = advise_count(case, shape[1] // one)
         found = f"fc takes {shape[1] // one} states of {one}, vLLM builds it for {built}"
     else:
         advice = "correct target_hidden_size, or use the draft made for this target"
@@ -99,7 +99,7 @@ def fc_width(case: InspectionCase) -> Iterator[Verdict]:
     yield error(found, advice)
 
 
-def aux_unused(case: InspectionCase) -> Iterator[Verdict]:
+def check_aux_used(case: InspectionCase) -> Iterator[Verdict]:
     if not case.draft.uses_aux and "fc.weight" in case.tensors:
         yield error(
             "use_aux_hidden_state is false and the file has fc.weight, which vLLM drops",
@@ -108,11 +108,13 @@ def aux_unused(case: InspectionCase) -> Iterator[Verdict]:
 
 
 RULES = (
-    InspectionRule("aux-unused", "a draft with fc gets captured states", aux_unused),
-    InspectionRule("layers-exist", "the captured layers are layers of the target", ids_are_layers),
-    InspectionRule("layers-distinct", "each captured layer is another one", ids_distinct),
-    InspectionRule("layers-ascending", "captured layers are in order", ids_ascending),
-    InspectionRule("layers-agree", "the captured layers are stated once", ids_agree),
-    InspectionRule("layers-counted", "as many layers are captured as fc takes", count_captured),
-    InspectionRule("fc-width", "fc is as wide as the captured states", fc_width),
+    InspectionRule("aux-unused", "a draft with fc gets captured states", check_aux_used),
+    InspectionRule(
+        "layers-exist", "the captured layers are layers of the target", check_layers_exist
+    ),
+    InspectionRule("layers-distinct", "each captured layer is another one", check_layers_distinct),
+    InspectionRule("layers-ascending", "captured layers are in order", check_layers_ascending),
+    InspectionRule("layers-agree", "the captured layers are stated once", check_layers_agree),
+    InspectionRule("layers-counted", "as many layers are captured as fc takes", check_layer_count),
+    InspectionRule("fc-width", "fc is as wide as the captured states", check_fc_width),
 )

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.speculation.inspection.case import InspectionCase, InspectionRule, Verdict, error, note
-from engine.speculation.inspection.target import target_from, whole
+from engine.speculation.inspection.target import get_int, read_target
 
 JOINED_BY_FC = (["LlamaForCausalLM"], ["EagleLlamaForCausalLM"])
 SHARES_WIDTH = frozenset({"eagle", "medusa"})
 LAYER_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
-def same_vocabulary(case: InspectionCase) -> Iterator[Verdict]:
+def check_same_vocabulary(case: InspectionCase) -> Iterator[Verdict]:
     if case.checkpoint is None or case.target is None:
         return
     if case.method not in ("draft_model", "eagle") or case.settings.get("use_heterogeneous_vocab"):
         return
-    own, target = target_from(case.draft.raw).vocab_size, case.target.vocab_size
+    own, target = read_target(case.draft.raw).vocab_size, case.target.vocab_size
     if own is not None and target is not None and own != target:
         yield error(
             f"the draft's vocab_size is {own}, the target's {target}",
@@ -27,7 +27,7 @@ def same_vocabulary(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def same_width(case: InspectionCase) -> Iterator[Verdict]:
+def check_same_width(case: InspectionCase) -> Iterator[Verdict]:
     if case.method not in SHARES_WIDTH or case.checkpoint is None or case.target is None:
         return
     own, target = case.draft.hidden_size, case.target.hidden_size
@@ -38,7 +38,7 @@ def same_width(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def eagle_fc(case: InspectionCase) -> Iterator[Verdict]:
+def check_eagle_fc(case: InspectionCase) -> Iterator[Verdict]:
     shape, hidden = case.shape_of("fc.weight"), case.draft.hidden_size
     if case.method != "eagle" or not case.tensors or hidden is None:
         return
@@ -53,13 +53,13 @@ def eagle_fc(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def predicts_ahead(case: InspectionCase) -> Iterator[Verdict]:
+def check_mtp_layers(case: InspectionCase) -> Iterator[Verdict]:
     """MTP layers come inside the target, as many as config.json says."""
     if case.method != "mtp" or case.target is None or case.settings.get("model"):
         return
-    counts = [whole(case.target.config, key) for key in LAYER_COUNTS]
+    counts = [get_int(case.target.config, key) for key in LAYER_COUNTS]
     ahead = next((count for count in counts if count is not None), None)
-    depth = whole(case.settings, "num_speculative_tokens")
+    depth = get_int(case.settings, "num_speculative_tokens")
     if ahead is None:
         yield note("the target's config.json counts no MTP layers", "some models do not say so")
     elif ahead < 1:
@@ -71,7 +71,7 @@ def predicts_ahead(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def block_layers(case: InspectionCase) -> Iterator[Verdict]:
+def check_dflash_layers(case: InspectionCase) -> Iterator[Verdict]:
     """DFlash counts target layers from 0 and hears layer outputs."""
     inner = case.draft.raw.get("dflash_config")
     ids = inner.get("target_layer_ids") if isinstance(inner, dict) else None
@@ -87,9 +87,9 @@ def block_layers(case: InspectionCase) -> Iterator[Verdict]:
 
 
 RULES = (
-    InspectionRule("same-vocabulary", "draft and target share a vocabulary", same_vocabulary),
-    InspectionRule("same-width", "draft and target share a hidden size", same_width),
-    InspectionRule("eagle-fc", "an EAGLE draft joins embedding and state", eagle_fc),
-    InspectionRule("mtp-layers", "K fits the target's MTP layers", predicts_ahead),
-    InspectionRule("block-layers", "DFlash listens to layers there are", block_layers),
+    InspectionRule("same-vocabulary", "draft and target share a vocabulary", check_same_vocabulary),
+    InspectionRule("same-width", "draft and target share a hidden size", check_same_width),
+    InspectionRule("eagle-fc", "an EAGLE draft joins embedding and state", check_eagle_fc),
+    InspectionRule("mtp-layers", "K fits the target's MTP layers", check_mtp_layers),
+    InspectionRule("block-layers", "DFlash listens to layers there are", check_dflash_layers),
 )

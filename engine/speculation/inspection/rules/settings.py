@@ -15,7 +15,7 @@ from engine.speculation.inspection.case import (
     warning,
 )
 from engine.speculation.inspection.method import FROM_TARGET, METHODS, MODEL_FREE
-from engine.speculation.inspection.target import whole
+from engine.speculation.inspection.target import get_int
 
 KEYS = frozenset(
     {
@@ -45,7 +45,7 @@ LIBRARIES = {"suffix": ("arctic_inference", "arctic-inference"), "ngram": ("numb
 EAGLE_FAMILY = ("eagle", "eagle3", "eagle3.1")
 
 
-def unknown_key(case: InspectionCase) -> Iterator[Verdict]:
+def check_unknown_keys(case: InspectionCase) -> Iterator[Verdict]:
     for key in sorted(set(case.settings) - KEYS):
         near = get_close_matches(key, KEYS, 1)
         yield error(
@@ -59,7 +59,7 @@ def unknown_key(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def unknown_method(case: InspectionCase) -> Iterator[Verdict]:
+def check_unknown_method(case: InspectionCase) -> Iterator[Verdict]:
     given = case.settings.get("method")
     if given is None or case.method in METHODS:
         return
@@ -73,7 +73,7 @@ def unknown_method(case: InspectionCase) -> Iterator[Verdict]:
     yield error(f"method {given!r} is not one of vLLM's", advice)
 
 
-def method_absent(case: InspectionCase) -> Iterator[Verdict]:
+def check_method_given(case: InspectionCase) -> Iterator[Verdict]:
     if "method" in case.settings or case.kind is None or case.kind == case.method:
         return
     yield error(
@@ -82,7 +82,7 @@ def method_absent(case: InspectionCase) -> Iterator[Verdict]:
     )
 
 
-def method_mismatch(case: InspectionCase) -> Iterator[Verdict]:
+def check_method_match(case: InspectionCase) -> Iterator[Verdict]:
     if "method" not in case.settings or case.kind is None or case.kind == case.method:
         return
     if case.method not in METHODS or case.method in MODEL_FREE:
@@ -96,13 +96,13 @@ def method_mismatch(case: InspectionCase) -> Iterator[Verdict]:
     )
 
 
-def depth(case: InspectionCase) -> Iterator[Verdict]:
+def check_depth(case: InspectionCase) -> Iterator[Verdict]:
     given = case.settings.get("num_speculative_tokens")
     if given is None:
         if case.method not in FROM_TARGET | KNOWS_DEPTH:
             yield error("num_speculative_tokens is missing", "give K, for instance 3")
         return
-    count = whole(case.settings, "num_speculative_tokens")
+    count = get_int(case.settings, "num_speculative_tokens")
     if count is None or count < 1:
         yield error(f"num_speculative_tokens is {given!r}", "give a whole number of at least 1")
     elif count > MOST_DRAFTED:
@@ -122,12 +122,12 @@ def depth(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def model_missing(case: InspectionCase) -> Iterator[Verdict]:
+def check_model_given(case: InspectionCase) -> Iterator[Verdict]:
     if case.settings.get("model") is None and case.method not in MODEL_FREE | FROM_TARGET:
         yield error(f"method {case.method!r} needs a draft and no 'model' is given", "add 'model'")
 
 
-def draft_parallelism(case: InspectionCase) -> Iterator[Verdict]:
+def check_draft_parallelism(case: InspectionCase) -> Iterator[Verdict]:
     given = case.settings.get("draft_tensor_parallel_size")
     allowed = (1, case.tensor_parallel_size)
     if given is not None and given not in allowed:
@@ -137,8 +137,8 @@ def draft_parallelism(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def draft_length(case: InspectionCase) -> Iterator[Verdict]:
-    given = whole(case.settings, "max_model_len")
+def check_draft_length(case: InspectionCase) -> Iterator[Verdict]:
+    given = get_int(case.settings, "max_model_len")
     own = case.draft.max_positions if case.checkpoint else None
     for limit, whose in ((case.served_len, "the target's"), (own, "the draft's")):
         if given is not None and limit is not None and given > limit:
@@ -148,7 +148,7 @@ def draft_length(case: InspectionCase) -> Iterator[Verdict]:
             )
 
 
-def forced_acceptance(case: InspectionCase) -> Iterator[Verdict]:
+def check_forced_acceptance(case: InspectionCase) -> Iterator[Verdict]:
     if case.settings.get("rejection_sample_method") == "synthetic":
         yield warning(
             "rejection_sample_method 'synthetic' accepts drafts by dice: the text is wrong",
@@ -156,15 +156,15 @@ def forced_acceptance(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def lookup_window(case: InspectionCase) -> Iterator[Verdict]:
-    least, most = (whole(case.settings, f"prompt_lookup_{end}") for end in ("min", "max"))
+def check_lookup_window(case: InspectionCase) -> Iterator[Verdict]:
+    least, most = (get_int(case.settings, f"prompt_lookup_{end}") for end in ("min", "max"))
     if case.method == "ngram" and least is not None and most is not None and least > most:
         yield error(
             f"prompt_lookup_min {least} exceeds prompt_lookup_max {most}", "exchange the two"
         )
 
 
-def library(case: InspectionCase) -> Iterator[Verdict]:
+def check_library(case: InspectionCase) -> Iterator[Verdict]:
     module, package = LIBRARIES.get(case.method, ("", ""))
     if module and find_spec(module) is None:
         yield error(
@@ -173,7 +173,7 @@ def library(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def pickled_weights(case: InspectionCase) -> Iterator[Verdict]:
+def check_pickled_weights(case: InspectionCase) -> Iterator[Verdict]:
     if case.checkpoint and case.checkpoint.pickled:
         yield note(
             f"the weights ({case.checkpoint.pickled}) cannot be listed without running their code",
@@ -182,18 +182,18 @@ def pickled_weights(case: InspectionCase) -> Iterator[Verdict]:
 
 
 RULES = (
-    InspectionRule("setting-unknown", "every key is one vLLM knows", unknown_key),
-    InspectionRule("method-unknown", "the method is one vLLM knows", unknown_method),
-    InspectionRule("method-absent", "a draft is not mistaken for another kind", method_absent),
-    InspectionRule("method-mismatch", "method and files are of one kind", method_mismatch),
-    InspectionRule("depth", "K is a whole number that can pay", depth),
-    InspectionRule("draft-absent", "a method that needs a draft has one", model_missing),
+    InspectionRule("setting-unknown", "every key is one vLLM knows", check_unknown_keys),
+    InspectionRule("method-unknown", "the method is one vLLM knows", check_unknown_method),
+    InspectionRule("method-absent", "a draft is not mistaken for another kind", check_method_given),
+    InspectionRule("method-mismatch", "method and files are of one kind", check_method_match),
+    InspectionRule("depth", "K is a whole number that can pay", check_depth),
+    InspectionRule("draft-absent", "a method that needs a draft has one", check_model_given),
     InspectionRule(
-        "draft-parallelism", "the draft's TP size is 1 or the target's", draft_parallelism
+        "draft-parallelism", "the draft's TP size is 1 or the target's", check_draft_parallelism
     ),
-    InspectionRule("draft-length", "the draft's length limit fits", draft_length),
-    InspectionRule("forced-acceptance", "acceptance is real", forced_acceptance),
-    InspectionRule("lookup-window", "the n-gram window is not empty", lookup_window),
-    InspectionRule("library", "the package a method needs is there", library),
-    InspectionRule("weights-pickled", "weights are safetensors", pickled_weights),
+    InspectionRule("draft-length", "the draft's length limit fits", check_draft_length),
+    InspectionRule("forced-acceptance", "acceptance is real", check_forced_acceptance),
+    InspectionRule("lookup-window", "the n-gram window is not empty", check_lookup_window),
+    InspectionRule("library", "the package a method needs is there", check_library),
+    InspectionRule("weights-pickled", "weights are safetensors", check_pickled_weights),
 )

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 import numpy as np
 
 from engine.speculation.inspection.case import InspectionCase, InspectionRule, Verdict, error, note
-from engine.speculation.inspection.expected import allowed, expected_tensors
+from engine.speculation.inspection.expected import is_allowed, list_expected_tensors
 from engine.speculation.inspection.safetensors_header import TensorEntry, read_array
 
 SHOWN = 3
@@ -17,7 +17,7 @@ SMALL_BYTES = 262_144
 FLOATS = ("F16", "BF16", "F32", "F64")
 
 
-def by_vllm_name(tensors: Mapping[str, TensorEntry]) -> dict[str, str]:
+def map_vllm_names(tensors: Mapping[str, TensorEntry]) -> dict[str, str]:
     """vLLM's name of each tensor -> its name on disk; those it skips are left out."""
     return {
         re.sub(r"midlayer\.", "layers.0.", name, count=1): name
@@ -26,12 +26,12 @@ def by_vllm_name(tensors: Mapping[str, TensorEntry]) -> dict[str, str]:
     }
 
 
-def listed(names: list[str]) -> str:
+def format_names(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
 
-def prefix(case: InspectionCase) -> Iterator[Verdict]:
+def check_prefix(case: InspectionCase) -> Iterator[Verdict]:
     prefixed = [name for name in case.tensors if name.startswith("model.")]
     if prefixed:
         yield error(
@@ -41,25 +41,25 @@ def prefix(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def unknown(case: InspectionCase) -> Iterator[Verdict]:
-    wanted = expected_tensors(case.draft)
-    here = by_vllm_name(case.tensors)
+def check_unknown_tensors(case: InspectionCase) -> Iterator[Verdict]:
+    wanted = list_expected_tensors(case.draft)
+    here = map_vllm_names(case.tensors)
     strange = [
         name
         for name in sorted(here)
-        if not name.startswith("model.") and not allowed(name, wanted, case.draft)
+        if not name.startswith("model.") and not is_allowed(name, wanted, case.draft)
     ]
     if not strange:
         return
     absent = [name for name in wanted if name not in here]
     near = get_close_matches(strange[0], absent, 1, 0.75)
     yield error(
-        f"vLLM's draft has no {listed([here[name] for name in strange])}",
-        why_strange(strange[0], near),
+        f"vLLM's draft has no {format_names([here[name] for name in strange])}",
+        advise_unknown(strange[0], near),
     )
 
 
-def why_strange(name: str, near: list[str]) -> str:
+def advise_unknown(name: str, near: list[str]) -> str:
     if name.startswith("fc_norm."):
         return 'add "fc_norm": true at the top level of config.json'
     if ".q_norm." in name or ".k_norm." in name:
@@ -71,11 +71,11 @@ def why_strange(name: str, near: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else "drop it, or export the draft again"
 
 
-def missing(case: InspectionCase) -> Iterator[Verdict]:
+def check_missing_tensors(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.quantized or any(name.startswith("model.") for name in case.tensors):
         return
-    here = by_vllm_name(case.tensors)
-    wanted = expected_tensors(case.draft)
+    here = map_vllm_names(case.tensors)
+    wanted = list_expected_tensors(case.draft)
     absent = [name for name, want in wanted.items() if want.required and name not in here]
     norms = [name for name in absent if name.startswith("fc_norm.")]
     if norms and len(norms) == case.draft.num_aux:
@@ -86,16 +86,16 @@ def missing(case: InspectionCase) -> Iterator[Verdict]:
         absent = [name for name in absent if name not in norms]
     if absent:
         yield error(
-            f"missing: {listed(absent)}; vLLM starts with whatever the memory holds",
+            f"missing: {format_names(absent)}; vLLM starts with whatever the memory holds",
             "export the draft again, complete",
         )
 
 
-def shapes(case: InspectionCase) -> Iterator[Verdict]:
+def check_shapes(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.quantized:
         return
-    here = by_vllm_name(case.tensors)
-    for name, want in expected_tensors(case.draft).items():
+    here = map_vllm_names(case.tensors)
+    for name, want in list_expected_tensors(case.draft).items():
         if name not in here or name == "fc.weight" or None in want.shape:
             continue
         shape = case.tensors[here[name]].shape
@@ -106,13 +106,13 @@ def shapes(case: InspectionCase) -> Iterator[Verdict]:
             )
 
 
-def fc_rows(case: InspectionCase) -> Iterator[Verdict]:
+def check_fc_rows(case: InspectionCase) -> Iterator[Verdict]:
     shape, rows = case.shape_of("fc.weight"), case.draft.hidden_size
     if shape and rows is not None and shape[0] != rows and not case.draft.quantized:
         yield error(f"fc.weight has {shape[0]} rows for hidden size {rows}", "correct hidden_size")
 
 
-def input_norm(case: InspectionCase) -> Iterator[Verdict]:
+def check_input_norm(case: InspectionCase) -> Iterator[Verdict]:
     if "input_norm.weight" in case.tensors and not case.draft.norm_before_fc:
         yield error(
             "the file has input_norm.weight and 'norm_before_fc' is off: vLLM drops the tensor",
@@ -120,7 +120,7 @@ def input_norm(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def parallel_hidden(case: InspectionCase) -> Iterator[Verdict]:
+def check_parallel_hidden(case: InspectionCase) -> Iterator[Verdict]:
     wanted = case.settings.get("parallel_drafting") or (
         case.draft.raw.get("speculators_model_type") == "peagle"
     )
@@ -131,7 +131,7 @@ def parallel_hidden(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def quantised(case: InspectionCase) -> Iterator[Verdict]:
+def check_quantised(case: InspectionCase) -> Iterator[Verdict]:
     if case.draft.quantized:
         yield note(
             "the draft is quantised: its shapes, and whether tensors are missing, were not checked",
@@ -139,7 +139,7 @@ def quantised(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def finite(case: InspectionCase) -> Iterator[Verdict]:
+def check_finite(case: InspectionCase) -> Iterator[Verdict]:
     """Norms and biases are small enough to look at; a diverged training shows there."""
     for name, tensor in case.tensors.items():
         if len(tensor.shape) != 1 or tensor.dtype not in FLOATS or tensor.num_bytes > SMALL_BYTES:
@@ -152,13 +152,13 @@ def finite(case: InspectionCase) -> Iterator[Verdict]:
 
 
 RULES = (
-    InspectionRule("tensor-prefix", "names carry no 'model.'", prefix),
-    InspectionRule("tensor-unknown", "every tensor is one of vLLM's draft", unknown),
-    InspectionRule("tensor-missing", "no tensor is missing", missing),
-    InspectionRule("tensor-shape", "shapes follow from config.json", shapes),
-    InspectionRule("fc-rows", "fc gives the draft's hidden size", fc_rows),
-    InspectionRule("input-norm", "input_norm comes with its flag", input_norm),
-    InspectionRule("parallel-hidden", "parallel drafting has its mask", parallel_hidden),
-    InspectionRule("tensor-quantised", "tensors are as trained", quantised),
-    InspectionRule("tensor-finite", "norms are finite and not zero", finite),
+    InspectionRule("tensor-prefix", "names carry no 'model.'", check_prefix),
+    InspectionRule("tensor-unknown", "every tensor is one of vLLM's draft", check_unknown_tensors),
+    InspectionRule("tensor-missing", "no tensor is missing", check_missing_tensors),
+    InspectionRule("tensor-shape", "shapes follow from config.json", check_shapes),
+    InspectionRule("fc-rows", "fc gives the draft's hidden size", check_fc_rows),
+    InspectionRule("input-norm", "input_norm comes with its flag", check_input_norm),
+    InspectionRule("parallel-hidden", "parallel drafting has its mask", check_parallel_hidden),
+    InspectionRule("tensor-quantised", "tensors are as trained", check_quantised),
+    InspectionRule("tensor-finite", "norms are finite and not zero", check_finite),
 )

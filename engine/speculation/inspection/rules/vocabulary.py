@@ -23,7 +23,7 @@ MANY = 64
 """A map this long has neighbouring ids; none at all means it does not hold offsets."""
 
 
-def vocabulary(case: InspectionCase) -> Iterator[Verdict]:
+def check_vocabulary(case: InspectionCase) -> Iterator[Verdict]:
     own, target = case.draft.vocab_size, case.target.vocab_size if case.target else None
     if own is not None and target is not None and own != target:
         found = f"the draft's vocab_size is {own}, the target's {target}"
@@ -37,7 +37,7 @@ def vocabulary(case: InspectionCase) -> Iterator[Verdict]:
         yield error(f"draft_vocab_size {small} exceeds vocab_size {own}", "correct it")
 
 
-def head(case: InspectionCase) -> Iterator[Verdict]:
+def check_head(case: InspectionCase) -> Iterator[Verdict]:
     if "lm_head.weight" in case.tensors:
         return
     draft, target = case.draft, case.target
@@ -55,7 +55,7 @@ def head(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def embedding(case: InspectionCase) -> Iterator[Verdict]:
+def check_embedding(case: InspectionCase) -> Iterator[Verdict]:
     if "embed_tokens.weight" in case.tensors or case.target is None:
         return
     own, target = case.draft.hidden_size, case.target.hidden_size
@@ -66,17 +66,17 @@ def embedding(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def map_of(case: InspectionCase) -> tuple[str, TensorEntry] | None:
+def find_map(case: InspectionCase) -> tuple[str, TensorEntry] | None:
     """vLLM takes any tensor with d2t in its name."""
     found = [(name, case.tensors[name]) for name in case.tensors if "d2t" in name]
     return found[0] if found else None
 
 
-def map_needed(case: InspectionCase) -> Iterator[Verdict]:
+def check_map_needed(case: InspectionCase) -> Iterator[Verdict]:
     small, full = case.draft.draft_vocab_size, case.draft.vocab_size
     if small is None or full is None:
         return
-    found = map_of(case)
+    found = find_map(case)
     whole = case.target.vocab_size if case.target else full
     if found is None and small != full:
         yield error(
@@ -92,8 +92,8 @@ def map_needed(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def map_values(case: InspectionCase) -> Iterator[Verdict]:
-    found = map_of(case)
+def check_map_values(case: InspectionCase) -> Iterator[Verdict]:
+    found = find_map(case)
     small, full = case.draft.draft_vocab_size, case.draft.vocab_size
     if found is None or small is None or full is None or small == full:
         return
@@ -106,11 +106,11 @@ def map_values(case: InspectionCase) -> Iterator[Verdict]:
     elif not tensor.dtype.startswith(("I", "U")):
         yield error(f"{name} is {tensor.dtype}", "store offsets as int64")
     else:
-        yield from offsets(read_array(tensor).astype(np.int64), full)
-        yield from mask(case, read_array(tensor).astype(np.int64), full)
+        yield from check_offsets(read_array(tensor).astype(np.int64), full)
+        yield from check_mask(case, read_array(tensor).astype(np.int64), full)
 
 
-def offsets(values: NDArray[Any], full: int) -> Iterator[Verdict]:
+def check_offsets(values: NDArray[Any], full: int) -> Iterator[Verdict]:
     steps = np.diff(values)
     if len(values) >= MANY and bool((steps > 0).all()):
         yield error(
@@ -143,7 +143,7 @@ def offsets(values: NDArray[Any], full: int) -> Iterator[Verdict]:
         )
 
 
-def mask(case: InspectionCase, values: NDArray[Any], full: int) -> Iterator[Verdict]:
+def check_mask(case: InspectionCase, values: NDArray[Any], full: int) -> Iterator[Verdict]:
     """t2d marks the target ids the draft can say; vLLM ignores it, so it is a second witness."""
     found = [case.tensors[name] for name in case.tensors if "t2d" in name]
     if not found or found[0].dtype != "BOOL" or len(found[0].shape) != 1:
@@ -159,9 +159,13 @@ def mask(case: InspectionCase, values: NDArray[Any], full: int) -> Iterator[Verd
 
 
 RULES = (
-    InspectionRule("vocabulary", "draft and target share a vocabulary", vocabulary),
-    InspectionRule("head", "the draft has its head", head),
-    InspectionRule("embedding", "the draft has an embedding of its width", embedding),
-    InspectionRule("map-needed", "a reduced vocabulary has a map, a full one none", map_needed),
-    InspectionRule("map-values", "the map holds offsets into the target's vocabulary", map_values),
+    InspectionRule("vocabulary", "draft and target share a vocabulary", check_vocabulary),
+    InspectionRule("head", "the draft has its head", check_head),
+    InspectionRule("embedding", "the draft has an embedding of its width", check_embedding),
+    InspectionRule(
+        "map-needed", "a reduced vocabulary has a map, a full one none", check_map_needed
+    ),
+    InspectionRule(
+        "map-values", "the map holds offsets into the target's vocabulary", check_map_values
+    ),
 )
