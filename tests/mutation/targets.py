@@ -35,6 +35,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "server/store/conversations.py": (
         "tests/server/test_conversations.py",
         "tests/server/test_store.py",
+        "tests/server/test_item_references.py",
     ),
     "server/store/items.py": (
         "tests/server/test_store.py",

@@ -154,7 +154,8 @@ CREATE TABLE eaglegate_conversation_items (position INTEGER PRIMARY KEY AUTOINCR
 INSERT INTO eaglegate_responses VALUES
     ('r1', 'agents', {now}, NULL, '{{"output": [{{"said": 1}}]}}', '[{{"asked": 1}}]'),
     ('r2', 'agents', {now}, 'r1', '{{"output": [{{"said": 2}}]}}', '[{{"asked": 2}}]');
-INSERT INTO eaglegate_conversations VALUES ('c1', 'agents', 1.0, {now}, '{{}}');
+INSERT INTO eaglegate_conversations VALUES ('c1', 'agents', 1.0, {now}, '{{}}'),
+    ('c2', 'agents', 1.0, {now}, '{{}}');
 INSERT INTO eaglegate_conversation_items VALUES (1, 'c1', 'i1', '{{"id": "i1"}}');
 """
 
@@ -170,6 +171,7 @@ async def test_a_database_of_an_earlier_version_is_read_and_shrinks(tmp_path):
         assert await store.history_bytes("r2", "key:agents") > 20
         assert (await store.get("r1", "key:agents")).response == {"output": [{"said": 1}]}
         assert await store.conversations.num_bytes("c1") == len('{"id": "i1"}')
+        assert await store.conversations.num_bytes("c2") == 0
         await store.aclose()
     assert pragma(path, "auto_vacuum") == 2
 
@@ -227,6 +229,8 @@ async def test_a_deleted_conversation_leaves_no_items():
     assert not await store.conversations.delete("c1", "bob")
     assert rows(store, "conversation_items") == 6
     assert await store.conversations.delete("c1", "ann")
+    assert await store.conversations.items("c1") == []
+    assert len(await store.conversations.items("c2")) == 3
     assert rows(store, "conversation_items") == 3
     await store.conversations.append("c1", [{"id": "late"}])
     assert rows(store, "conversation_items") == 3, "nothing is kept for one that is gone"
@@ -326,3 +330,54 @@ async def test_a_key_has_so_many_conversations_and_bytes_whatever_others_have():
     await talks.append("bob0", big)
     assert await talks.delete("ann0", "ann")
     await talks.append("ann1", big)
+
+
+def item_of(num_bytes: int, id: str = "i") -> dict[str, str]:
+    """An item that is stored in so many bytes."""
+    empty = len(orjson.dumps({"id": id, "text": ""}))
+    return {"id": id, "text": "x" * (num_bytes - empty)}
+
+
+async def test_a_conversation_may_be_filled_to_the_last_byte():
+    talks = SqlStore("sqlite://", limits=SMALL).conversations
+    await talks.put(StoredConversation("c", "ann", time.time(), {}))
+    for items in ([item_of(1001)], [item_of(500), item_of(501)]):
+        with pytest.raises(InvalidRequest) as refused:
+            await talks.check("c", items, "items")
+        assert refused.value.code == "conversation_too_large"
+    await talks.check("c", [item_of(1000)], "items")
+    await talks.append("c", [item_of(1000)])
+    assert await talks.num_bytes("c") == 1000
+
+
+async def test_a_key_may_fill_its_conversations_to_the_last_byte():
+    talks = SqlStore("sqlite://", limits=SMALL).conversations
+    for at in range(2):
+        await talks.put(StoredConversation(f"c{at}", "ann", time.time(), {}))
+    await talks.append("c0", [item_of(1000)])
+    await talks.check("c1", [item_of(500)], "items")
+    await talks.append("c1", [item_of(500)])
+    with pytest.raises(InvalidRequest, match="more than 1500"):
+        await talks.append("c1", [item_of(60)])
+    await talks.append_answer("c1", [item_of(60)])
+    assert await talks.num_bytes("c1") == 560, "an answer that was begun is still added"
+
+
+async def test_a_conversation_that_is_gone_holds_nothing_and_refuses_nothing():
+    talks = SqlStore("sqlite://", limits=SMALL).conversations
+    await talks.check("gone", [item_of(2000)], "items")
+    assert await talks.num_bytes("gone") == 0
+    assert await talks.items("gone") == []
+
+
+async def test_items_are_found_by_their_ids_however_many_and_by_their_owner_alone():
+    store = SqlStore("sqlite://")
+    for id, owner in (("c1", "ann"), ("c2", "ann"), ("c3", "bob")):
+        await store.conversations.put(StoredConversation(id, owner, time.time(), {}))
+    ids = [f"i{at}" for at in range(1002)]
+    await store.conversations.append("c1", [{"id": id} for id in ids[:600]])
+    await store.conversations.append("c2", [{"id": id} for id in ids[600:]])
+    await store.conversations.append("c3", [{"id": "secret"}])
+    found = await store.items([*ids, "secret"], "ann", 1 << 20)
+    assert found == {id: {"id": id} for id in ids}
+    assert await store.items(["i0", "secret"], "bob", 1 << 20) == {"secret": {"id": "secret"}}
