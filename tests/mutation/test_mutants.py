@@ -6,7 +6,6 @@ import ast
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.mutation.mutants import mutants_of
 from tests.mutation.targets import TARGETS
@@ -50,16 +49,6 @@ def test_targets_and_their_tests_are_there(target):
     paths = (path.split("::")[0] for path in (target, *TARGETS[target]))
     missing = [path for path in paths if not (ROOT / path).exists()]
     assert not missing
-
-
-def test_explained_mutants_are_there():
-    """A reason whose code has changed is deleted with it."""
-    explained = yaml.safe_load((ROOT / "tests/mutation/explained.yaml").read_text()) or {}
-    stale = []
-    for target, reasons in explained.items():
-        names = {mutant.name for mutant in mutants_of((ROOT / target).read_text())}
-        stale += [f"{target}: {name}" for name in reasons if name not in names]
-    assert not stale
 
 
 @pytest.mark.parametrize("target", TARGETS)
