@@ -10,7 +10,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "server/access/fair_order.py": (
         "tests/server/test_fair_order.py",
-        "tests/server/test_fairness.py",
         "tests/server/test_admission.py",
     ),
     "server/generation/trials.py": ("tests/server/test_trials.py",),
