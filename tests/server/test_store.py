@@ -52,6 +52,23 @@ async def test_what_is_too_old_or_too_much_goes(tmp_path):
     assert left == ["r2", "r3", "r4", "r5"]
 
 
+async def test_every_hundredth_response_sweeps():
+    store = SqlStore("sqlite://", Retention(most=4))
+    for at in range(99):
+        await store.put(stored(f"r{at}", age_s=200 - at))
+    assert rows(store, "responses") == 99
+    await store.put(stored("r99"))
+    assert [at for at in range(100) if await store.get(f"r{at}", "")] == [96, 97, 98, 99]
+
+
+async def test_responses_are_kept_for_thirty_days():
+    store, day_s = SqlStore("sqlite://"), 86400
+    await store.put(stored("young", age_s=30 * day_s - 60))
+    await store.put(stored("old", age_s=30 * day_s + 60))
+    assert await store.get("young", "") is not None
+    assert await store.get("old", "") is None
+
+
 async def test_the_file_is_for_its_owner_alone(tmp_path):
     SqlStore(f"sqlite:///{tmp_path}/responses.sqlite")
     assert stat.S_IMODE((tmp_path / "responses.sqlite").stat().st_mode) == 0o600
