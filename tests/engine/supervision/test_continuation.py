@@ -104,9 +104,10 @@ def test_each_token_and_each_account_comes_once(lives, last, sampling):
 
 
 def test_steps_that_come_again_are_left_out_whole_and_counted():
-    continuation = Continuation(request(PENALISED))
-    continuation.next_request()
-    first = life(request(PENALISED), [1, 3, 3])[:3]
+    penalised = replace(PENALISED, prompt_logprobs=3)
+    continuation = Continuation(request(penalised))
+    assert continuation.next_request().sampling.prompt_logprobs == 3
+    first = life(request(penalised), [1, 3, 3])[:3]
     for step in first:
         assert continuation.take(step) is step
     sent = continuation.next_request()
@@ -131,6 +132,8 @@ def test_a_resumed_request_asks_for_the_rest_alone():
     assert sent.sampling.max_tokens == len(ANSWER) - 5
     assert sent.sampling.min_tokens == 5
     assert sent.sampling.prompt_logprobs is None
+    assert continuation.take(Step((105, 106, 107, 108, 109, 110))) is not None
+    assert continuation.next_request().sampling.min_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -149,6 +152,7 @@ def test_the_second_prefills_token_is_a_plain_decode_step(depth, reason):
     assert continuation.take(Step((102,), decode=(DecodeStep(3, 0, 1),))).decode == (
         DecodeStep(3, 0, 1),
     )
+    assert continuation.take(Step((103,))).decode == (), "the engine accounts for it later"
 
 
 def test_without_accounts_none_is_made_up():
