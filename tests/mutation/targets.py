@@ -62,5 +62,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/supervision/test_late_accounts.py",
         "tests/engine/supervision/test_supervisor.py",
     ),
-    "engine/supervision/recovery.py": ("tests/engine/supervision",),
+    "engine/supervision/recovery.py": (
+        "tests/engine/supervision/test_recovery.py",
+        "tests/engine/supervision/test_supervisor.py",
+        "tests/engine/fleet/test_fleet.py",
+    ),
 }

@@ -1,0 +1,146 @@
+"""What is counted against a request, and how an answer ends over several engines."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from engine.errors import EngineDead, RequestQuarantined
+from engine.scripted import steps
+from engine.supervision.continuation import Continuation
+from engine.supervision.policy import RecoveryOutcome, SupervisionTimeouts
+from engine.supervision.recovery import FailureKind, InFlightRequest
+from engine.types import EngineRequest, FinishReason, Step
+from tests.engine.supervision.mortal import (
+    Cradle,
+    Mortal,
+    ask,
+    collect,
+    following,
+    supervised,
+    tokens_of,
+)
+
+
+class Silent(Mortal):
+    """Its first life makes every token and dies before it says why the answer ends."""
+
+    async def generate(self, request: EngineRequest):
+        async with aclosing(super().generate(request)) as made:
+            async for step in made:
+                yield replace(step, finish=None)
+        self.kill()
+        raise EngineDead("killed")
+
+
+class Brief(Mortal):
+    """Ends after three tokens."""
+
+    def play(self, request: EngineRequest):
+        yield from steps(following(request)[:3], self.cradle.cuts, FinishReason.STOP)
+
+
+def cradle_of(kind: type[Mortal]) -> Cradle:
+    cradle = Cradle()
+
+    def make() -> Mortal:
+        cradle.lives.append((Mortal if cradle.lives else kind)(cradle, len(cradle.lives)))
+        return cradle.lives[-1]
+
+    cradle.make = make
+    return cradle
+
+
+async def test_an_answer_ends_once_and_is_not_submitted_again():
+    cradle = cradle_of(Brief)
+    engine, _ = supervised(cradle)
+    await engine.start()
+    for _ in range(2):
+        got = await collect(engine, ask())
+        assert [step.finish for step in got[:-1]] == [None] * (len(got) - 1)
+        assert got[-1].finish is FinishReason.STOP
+        assert len(tokens_of(got)) == 3
+    assert len(cradle.lives[0].requests) == 2
+    await engine.aclose()
+
+
+async def test_an_answer_of_full_length_ends_once():
+    engine, _ = supervised(Cradle())
+    await engine.start()
+    got = await collect(engine, ask())
+    assert [step.finish for step in got if step.finish is not None] == [FinishReason.LENGTH]
+    await engine.aclose()
+
+
+async def test_when_only_the_end_was_lost_no_engine_runs_it_again():
+    cradle = cradle_of(Silent)
+    engine, _ = supervised(cradle)
+    await engine.start()
+    got = await collect(engine, ask())
+    assert tokens_of(got) == following(ask())
+    assert got[-1] == Step((), finish=FinishReason.LENGTH)
+    assert not any(life.requests for life in cradle.lives[1:])
+    await engine.aclose()
+
+
+async def test_a_step_takes_the_blame_for_earlier_crashes_away():
+    """It crashed before a step, then made some; the next crash before a step is a first one."""
+    first_steps = {0: 0, 1: 2, 2: 0}
+    cradle = Cradle(doom=lambda life, _, step: first_steps.get(life) == step)
+    engine, _ = supervised(cradle)
+    await engine.start()
+    assert tokens_of(await collect(engine, ask())) == following(ask())
+    await engine.aclose()
+
+
+async def test_a_request_that_crashes_two_engines_alone_is_named_and_counted(caplog):
+    cradle = Cradle(doom=lambda life, request, step: request.id == "poison")
+    engine, notes = supervised(cradle)
+    await engine.start()
+    with pytest.raises(RequestQuarantined, match="died 2 times in a row while it ran request pois"):
+        await collect(engine, ask("poison"))
+    assert notes.outcomes == {RecoveryOutcome.RERUN: 1, RecoveryOutcome.QUARANTINED: 1}
+    assert "request poison crashes engines" in caplog.text
+    await engine.aclose()
+
+
+def inflight() -> InFlightRequest:
+    return InFlightRequest(ask(), Continuation(ask()))
+
+
+@pytest.mark.parametrize("kind", [FailureKind.HUNG, FailureKind.REQUEST_LOST])
+def test_hangs_and_lost_connections_make_no_request_poison(kind):
+    request = inflight()
+    for _ in range(99):
+        request.record_failure(kind, started=False)
+    assert not request.is_poison(SupervisionTimeouts())
+    assert request.is_exhausted(SupervisionTimeouts())
+
+
+def test_signals_are_counted_apart_and_end_no_request_early():
+    request, timeouts = inflight(), SupervisionTimeouts()
+    for _ in range(timeouts.kills):
+        request.record_failure(FailureKind.KILLED, started=False)
+    assert not request.is_poison(timeouts)
+    assert (request.losses, request.is_exhausted(timeouts)) == (0, False)
+    request.record_failure(FailureKind.KILLED, started=False)
+    assert request.is_poison(timeouts), "the first one met it by chance"
+
+
+def test_a_request_with_output_is_one_whose_tokens_were_delivered():
+    request = inflight()
+    assert request.has_output is False
+    request.continuation.next_request()
+    request.continuation.take(Step((7,)))
+    assert request.has_output is True
+
+
+def test_refusals_are_disproved_once():
+    blamed: list[str] = []
+    request = inflight()
+    request.refusals += [lambda: blamed.append("a"), lambda: blamed.append("b")]
+    request.disprove_refusals()
+    request.disprove_refusals()
+    assert blamed == ["a", "b"]
