@@ -17,9 +17,9 @@ from server.apis.messages import route as messages
 from server.apis.operations import admin, invocations, status, tokens
 from server.apis.responses import conversations
 from server.apis.responses import route as responses
-from server.apis.shared import openapi as documented
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.notices import NoticeHeader
+from server.apis.shared.route import complete_openapi
 from server.errors import (
     GatewayError,
     InvalidRequest,
@@ -51,7 +51,7 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
     ):
         app.include_router(room.router(gateway))
     app.router.routes.extend(more_routes)
-    documented.complete(app)
+    complete_openapi(app)
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, GatewayError)
@@ -103,7 +103,7 @@ def _wrong_method(where: str, allowed: str) -> MethodNotAllowed:
 
 
 def _from_validation(error: RequestValidationError) -> GatewayError:
-    """A parameter of the path or the query; bodies are read by server/apis/shared/parse.py."""
+    """A parameter of the path or the query; bodies are read by server/apis/shared/request.py."""
     first = error.errors()[0]
     name = str(first["loc"][-1])
     return InvalidRequest(f"Invalid value for '{name}': {first['msg']}.", param=name)

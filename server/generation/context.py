@@ -2,14 +2,17 @@
 
 A limit on the answer above what the prompt leaves is lowered to what is left, as ``vllm serve``
 does. Only a prompt that does not fit is refused, in the words of the API: clients parse them.
+A conversation may be shortened by its oldest messages instead.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
-from engine.rendering.limits import RenderLimits
+from engine.rendering.limits import PromptTooLong, RenderLimits
 from server.errors import InvalidRequest
+from server.generation.prompt import Conversation, Renderer, render
 
 Side = Literal["left", "right"]
 AS_FITS = -1
@@ -28,7 +31,7 @@ def fit(api: str, num_prompt: int, asked: int, at_least: int, longest: int) -> i
     """
     room = longest - num_prompt
     if room < max(LEAST, at_least):
-        raise overflow(api, num_prompt, at_least or asked, longest)
+        raise context_overflow(api, num_prompt, at_least or asked, longest)
     return min(asked, room) if asked else room
 
 
@@ -40,7 +43,7 @@ def shorten(token_ids: list[int], keep: int | None, side: Side, longest: int) ->
     return token_ids[-keep:] if side == "left" else token_ids[:keep]
 
 
-def limits(keep: int | None, side: Side, longest: int) -> RenderLimits:
+def prompt_limits(keep: int | None, side: Side, longest: int) -> RenderLimits:
     """What a prompt may come to before all of it is known; ``keep`` as in ``shorten``."""
     if keep is None:
         return RenderLimits(max_tokens=longest)
@@ -55,16 +58,16 @@ def room_for_messages(asked: int, longest: int) -> int:
     return longest - max(LEAST, min(asked, longest // 4))
 
 
-def overflow(api: str, num_prompt: int, wanted: int, longest: int) -> InvalidRequest:
+def context_overflow(api: str, num_prompt: int, wanted: int, longest: int) -> InvalidRequest:
     """In the words clients of the API know; ``wanted`` counts where the prompt itself fits."""
     param = PROMPT_PARAM.get(api, "messages")
-    write = _anthropic if api == "messages" else _openai
+    write = _anthropic_message if api == "messages" else _openai_message
     counts = wanted if num_prompt <= longest else 0
     message = write(param, num_prompt, counts, longest)
     return InvalidRequest(message, param=param, code="context_length_exceeded")
 
 
-def _openai(param: str, num_prompt: int, wanted: int, longest: int) -> str:
+def _openai_message(param: str, num_prompt: int, wanted: int, longest: int) -> str:
     told = f"This model's maximum context length is {longest} tokens. However, "
     if not wanted:
         return told + (
@@ -77,10 +80,63 @@ def _openai(param: str, num_prompt: int, wanted: int, longest: int) -> str:
     )
 
 
-def _anthropic(_param: str, num_prompt: int, wanted: int, longest: int) -> str:
+def _anthropic_message(_param: str, num_prompt: int, wanted: int, longest: int) -> str:
     if not wanted:
         return f"prompt is too long: {num_prompt} tokens > {longest} maximum"
     return (
         f"input length and `max_tokens` exceed context limit: {num_prompt} + {wanted} > {longest}, "
         "decrease input length or `max_tokens` and try again"
     )
+
+
+async def render_newest(
+    conversation: Conversation, renderer: Renderer, room: int, longest: int | None = None
+) -> list[int]:
+    """The tokens of as much of the conversation as fits in ``room``, or of its last message.
+
+    Raises PromptTooLong where even that has more than ``longest``.
+
+    System messages stay. A tool's result without its call says nothing: it goes with the call.
+    """
+    token_ids = await _render_within(room, conversation, renderer)
+    if token_ids is not None:
+        return token_ids
+    too_few, enough = 0, max(0, len(_droppable(conversation)) - 1)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if await _render_within(room, drop_oldest(conversation, middle), renderer) is not None:
+            enough = middle
+        else:
+            too_few = middle
+    return await render(
+        drop_oldest(conversation, enough), renderer, RenderLimits(max_tokens=longest)
+    )
+
+
+async def _render_within(
+    room: int, conversation: Conversation, renderer: Renderer
+) -> list[int] | None:
+    """The tokens, if they are no more than ``room``."""
+    try:
+        token_ids = await render(conversation, renderer, RenderLimits(max_tokens=room))
+    except PromptTooLong:
+        return None
+    return token_ids if len(token_ids) <= room else None
+
+
+def drop_oldest(conversation: Conversation, count: int) -> Conversation:
+    droppable = _droppable(conversation)
+    while count < len(droppable) - 1 and _role(conversation, droppable[count]) == "tool":
+        count += 1
+    gone = set(droppable[:count])
+    kept = tuple(m for at, m in enumerate(conversation.messages) if at not in gone)
+    return replace(conversation, messages=kept)
+
+
+def _droppable(conversation: Conversation) -> list[int]:
+    every = range(len(conversation.messages))
+    return [at for at in every if _role(conversation, at) not in ("system", "developer")]
+
+
+def _role(conversation: Conversation, at: int) -> str:
+    return str(conversation.messages[at]["role"])

@@ -34,15 +34,14 @@ from server.access.admission import Admission
 from server.access.budget import charge
 from server.apis.shared.served import Served
 from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow
-from server.generation.context import limits as limits_of
-from server.generation.context import overflow, room_for_messages, shorten
+from server.generation.context import context_overflow, render_newest, room_for_messages, shorten
+from server.generation.context import prompt_limits as limits_of
 from server.generation.deadline import Deadline
 from server.generation.grammar import constraint
 from server.generation.job import Job, PromptSource
 from server.generation.parsers import Parser, Parsers
 from server.generation.prompt import Conversation, Prompt, Renderer, encode, render
 from server.generation.trials import Trials
-from server.generation.truncation import fitted
 
 Batch = tuple[int, list[Event]]
 """The choice, and what one engine step made of it; never an empty list."""
@@ -158,7 +157,7 @@ async def make_prompts(job: Job, path: Path) -> list[Prompt]:
     try:
         return [await _prompt(source, job, path) for source in job.prompts]
     except PromptTooLong as error:
-        raise overflow(job.api, error.at_least, 0, path.info.max_model_len) from None
+        raise context_overflow(job.api, error.at_least, 0, path.info.max_model_len) from None
 
 
 async def _prompt(source: PromptSource, job: Job, path: Path) -> Prompt:
@@ -167,7 +166,7 @@ async def _prompt(source: PromptSource, job: Job, path: Path) -> Prompt:
     match source:
         case Conversation() if job.drops_oldest:
             room = room_for_messages(job.sampling.max_tokens, longest)
-            token_ids = await fitted(source, path.renderer, room, longest)
+            token_ids = await render_newest(source, path.renderer, room, longest)
         case Conversation():
             token_ids = await render(source, path.renderer, limits)
         case str():

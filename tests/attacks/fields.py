@@ -16,10 +16,10 @@ from pydantic import BaseModel
 from server.apis.chat.request import ChatRequest
 from server.apis.completions.request import CompletionRequest
 from server.apis.messages.request import CountTokensRequest, MessagesRequest
-from server.apis.operations.tokens_request import DetokenizeRequest, TokenizeRequest
+from server.apis.operations.tokens import DetokenizeRequest, TokenizeRequest
 from server.apis.responses.conversation_request import ConversationRequest
 from server.apis.responses.request import ResponsesRequest
-from server.apis.shared.models import RequestModel
+from server.apis.shared.request import RequestModel
 
 SAY = [{"role": "user", "content": "hi"}]
 ENDPOINTS: dict[str, tuple[type[RequestModel], dict[str, Any]]] = {

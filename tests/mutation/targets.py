@@ -45,7 +45,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_background.py",
         "tests/server/test_responses.py",
     ),
-    "server/generation/truncation.py": ("tests/server/test_truncation.py",),
+    "server/generation/context.py": (
+        "tests/server/test_context.py",
+        "tests/server/test_truncation.py",
+    ),
     "server/generation/generate.py": (
         "tests/server/test_choices.py",
         "tests/server/test_chat.py",

@@ -12,7 +12,7 @@ from engine.types import FinishReason, PositionLogprobs, Step, TokenLogprob
 from server.apis.completions.request import CompletionRequest
 from server.apis.completions.response import CompletionFold
 from server.apis.completions.to_job import completion_job
-from server.apis.shared.answering import rendering as make_rendering
+from server.apis.shared.route import make_rendering as make_rendering
 
 
 async def complete(lab, **fields):

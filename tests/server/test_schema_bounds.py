@@ -7,9 +7,14 @@ import time
 import pytest
 
 from engine.events import Outcome
-from server.apis.shared.constraints import check_readable, json_schema
-from server.apis.shared.exclusive import Exclusion
-from server.apis.shared.schema_bounds import MAX_BRANCHES, MAX_BYTES, MAX_PROPERTIES
+from server.apis.shared.constraints import (
+    MAX_BRANCHES,
+    MAX_BYTES,
+    MAX_PROPERTIES,
+    check_readable,
+    schema_constraint,
+)
+from server.apis.shared.strict_schema import Exclusion
 from server.errors import InvalidRequest
 from server.parsing.tools import Tool
 
@@ -35,7 +40,7 @@ def objects(count: int) -> dict:
 )
 def test_what_is_too_large_is_refused_by_its_place(schema, words):
     with pytest.raises(InvalidRequest, match=words):
-        json_schema(schema, "response_format", strict=True)
+        schema_constraint(schema, "response_format", strict=True)
 
 
 def test_depth_is_bounded():
@@ -43,14 +48,14 @@ def test_depth_is_bounded():
     for _ in range(40):
         schema = {"type": "array", "items": schema}
     with pytest.raises(InvalidRequest, match="levels"):
-        json_schema(schema, "response_format")
+        schema_constraint(schema, "response_format")
 
 
 @pytest.mark.parametrize("name", ["kind", "other"])
 def test_a_discriminator_is_found_among_many_branches(name):
     branches = [branch(at, name) for at in range(MAX_BRANCHES)]
     began = time.process_time()
-    json_schema({"oneOf": branches}, "response_format", strict=True)
+    schema_constraint({"oneOf": branches}, "response_format", strict=True)
     assert time.process_time() - began < 1
 
 
@@ -94,7 +99,7 @@ def test_a_pattern_that_backtracks_costs_nothing():
     evil = {"type": "string", "pattern": "(a+)+$", "enum": ["a" * 60 + "!"]}
     began = time.process_time()
     with pytest.raises(InvalidRequest):
-        json_schema(evil, "response_format", strict=True)
+        schema_constraint(evil, "response_format", strict=True)
     assert time.process_time() - began < 0.5
 
 

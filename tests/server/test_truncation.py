@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.generation.context import drop_oldest, render_newest
 from server.generation.prompt import Conversation
-from server.generation.truncation import fitted, without_oldest
 
 
 def talk(*roles: str) -> Conversation:
@@ -26,14 +26,14 @@ def left(conversation: Conversation) -> list[str]:
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_instructions_stay(role):
     conversation = talk(role, "user1", "assistant1", "user2")
-    assert left(without_oldest(conversation, 2)) == [role, "user2"]
+    assert left(drop_oldest(conversation, 2)) == [role, "user2"]
 
 
 def test_a_tools_result_goes_with_its_call():
     conversation = talk("user1", "assistant1", "tool1", "tool2", "assistant2", "user2")
-    assert left(without_oldest(conversation, 1)) == left(conversation)[1:]
+    assert left(drop_oldest(conversation, 1)) == left(conversation)[1:]
     for count in (2, 3, 4):
-        assert left(without_oldest(conversation, count)) == ["assistant2", "user2"]
+        assert left(drop_oldest(conversation, count)) == ["assistant2", "user2"]
 
 
 @given(
@@ -44,7 +44,7 @@ def test_no_result_leads_and_the_last_message_stays(roles, count):
     conversation = talk(*(f"{role}{at}" for at, role in enumerate(roles)))
     spoken = [m for m in conversation.messages if m["role"] not in ("system", "developer")]
     count = min(count, max(0, len(spoken) - 1))
-    kept = without_oldest(conversation, count)
+    kept = drop_oldest(conversation, count)
     rest = [m for m in kept.messages if m["role"] not in ("system", "developer")]
     dropped = len(conversation.messages) - len(kept.messages)
     if dropped and len(rest) > 1:
@@ -63,4 +63,4 @@ class Words:
 @pytest.mark.parametrize(("room", "num"), [(9, 6), (6, 6), (5, 5), (3, 3), (2, 2), (1, 2)])
 def test_as_much_as_fits_stays(room, num):
     conversation = talk("system", "user1", "assistant1", "user2", "assistant2", "user3")
-    assert len(asyncio.run(fitted(conversation, Words(), room))) == num
+    assert len(asyncio.run(render_newest(conversation, Words(), room))) == num

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from server.apis.shared.models import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
+from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
 from server.apis.shared.sampling_fields import UNSUPPORTED_VLLM, SamplingFields, TokenCount
 
 

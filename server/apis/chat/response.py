@@ -20,9 +20,13 @@ from engine.events import (
     UsageDelta,
 )
 from engine.types import PositionLogprobs
-from server.apis.shared import logprobs
-from server.apis.shared.rendering import Rendering
-from server.apis.shared.usage import usage_object, usage_tail
+from server.apis.shared.response import (
+    Rendering,
+    list_logprobs,
+    list_prompt_logprobs,
+    usage_object,
+    usage_tail,
+)
 from server.errors import GatewayError, openai_body
 from server.generation.job import Job
 from server.http import sse
@@ -62,7 +66,7 @@ def prompt_fields(echo: PromptEcho, job: Job, rendering: Rendering) -> dict[str,
     if job.returns_prompt_text:
         fields["prompt_text"] = rendering.text(token_ids)
     if job.gives_prompt_logprobs:
-        fields["prompt_logprobs"] = logprobs.of_prompt(echo.logprobs, rendering)
+        fields["prompt_logprobs"] = list_prompt_logprobs(echo.logprobs, rendering)
     return fields
 
 
@@ -174,7 +178,7 @@ class ChatStream:
         """What stands beside the next delta of the same step."""
         match event:
             case LogprobsDelta(given):
-                content = logprobs.positions(given, self._rendering)
+                content = list_logprobs(given, self._rendering)
                 return {"logprobs": {"content": content, "refusal": None}}
             case TokensDelta(token_ids):
                 return {"token_ids": token_ids}
@@ -276,7 +280,7 @@ class ChatFold:
             **finish_fields(end, self._job, rendering),
         }
         if self._job.sampling.logprobs is not None:
-            content = logprobs.positions(choice.logprobs, rendering)
+            content = list_logprobs(choice.logprobs, rendering)
             out["logprobs"] = {"content": content, "refusal": None}
         if self._job.return_token_ids:
             out["token_ids"] = choice.token_ids

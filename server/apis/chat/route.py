@@ -12,10 +12,9 @@ from server.access.budget import charge
 from server.apis.chat.request import ChatRequest
 from server.apis.chat.response import ChatFold, ChatStream
 from server.apis.chat.to_job import chat_job
-from server.apis.shared.answering import WORKLOAD_HEADER, Wire, answer
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.openapi import accepts
-from server.apis.shared.parse import parse
+from server.apis.shared.request import parse
+from server.apis.shared.route import WORKLOAD_HEADER, Wire, answer, describe_body
 from server.errors import openai_body
 from server.http.body import read_body
 
@@ -25,7 +24,7 @@ CHAT = Wire(ChatStream, ChatFold, openai_body)
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions", openapi_extra=accepts(ChatRequest))
+    @routes.post("/v1/chat/completions", openapi_extra=describe_body(ChatRequest))
     async def chat(request: Request) -> Response:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)

@@ -21,11 +21,11 @@ from server.apis.chat.request import (
 from server.apis.shared import sampling as fields
 from server.apis.shared import tools
 from server.apis.shared.constraints import constraint
-from server.apis.shared.custom_tools import text_grammar
 from server.apis.shared.reasoning import chat_budget, chat_effort, chat_kwargs, includes_reasoning
 from server.apis.shared.served import Served, depth, model_of
 from server.apis.shared.template import own_template, template_kwargs
 from server.apis.shared.template_messages import template_messages
+from server.apis.shared.tools import read_text_grammar
 from server.errors import InvalidRequest
 from server.generation import slices as slicing
 from server.generation.job import Job, ToolPolicy
@@ -111,7 +111,9 @@ def _policy(request: ChatRequest, served: Served) -> ToolPolicy:
     offered, custom = offered_tools(request.tools or ())
     parallel = request.parallel_tool_calls
     hosted = {t.type: t.type for t in request.tools or () if isinstance(t, HostedTool)}
-    return tools.policy(offered, _choice(request), parallel, served, custom=custom, hosted=hosted)
+    return tools.make_policy(
+        offered, _choice(request), parallel, served, custom=custom, hosted=hosted
+    )
 
 
 def offered_tools(
@@ -128,21 +130,21 @@ def offered_tools(
             offered.append(tool.model_dump(exclude_none=True))
             continue
         made = tool.custom
-        offered.append(tools.custom_tool(made.name, made.description))
-        custom[made.name] = text_grammar(made.format, f"tools[{at}].custom")
+        offered.append(tools.custom_function(made.name, made.description))
+        custom[made.name] = read_text_grammar(made.format, f"tools[{at}].custom")
     return offered, custom
 
 
-def _choice(request: ChatRequest) -> tools.Choice | None:
+def _choice(request: ChatRequest) -> tools.ToolSelection | None:
     match request.tool_choice:
         case None:
             return None
         case NamedFunctionChoice() | NamedCustomChoice() as named:
-            return tools.Choice("required", (named.name,), single=True)
+            return tools.ToolSelection("required", (named.name,), single=True)
         case AllowedToolsChoice(allowed_tools=allowed):
-            return tools.Choice(allowed.mode, tuple(tool.name for tool in allowed.tools))
+            return tools.ToolSelection(allowed.mode, tuple(tool.name for tool in allowed.tools))
         case mode:
-            return tools.Choice(mode)
+            return tools.ToolSelection(mode)
 
 
 def _conversation(request: ChatRequest, policy: ToolPolicy, served: Served) -> Conversation:

@@ -19,9 +19,13 @@ from engine.events import (
 )
 from engine.types import PositionLogprobs
 from server.apis.chat.response import answer_metrics, finish_fields
-from server.apis.shared import logprobs
-from server.apis.shared.rendering import Rendering
-from server.apis.shared.usage import usage_object, usage_tail
+from server.apis.shared.response import (
+    Rendering,
+    list_prompt_logprobs,
+    logprob_value,
+    usage_object,
+    usage_tail,
+)
 from server.errors import GatewayError, openai_body
 from server.generation.job import Job
 from server.http import sse
@@ -101,7 +105,7 @@ class Writer:
         if self.job.return_token_ids:
             piece.prompt_token_ids = token_ids
         if self.job.gives_prompt_logprobs:
-            piece.prompt_logprobs = logprobs.of_prompt(given, self.rendering)
+            piece.prompt_logprobs = list_prompt_logprobs(given, self.rendering)
         if self.job.echo:
             pieces = self.rendering.pieces
             whole = b"".join(pieces[i] for i in token_ids).decode("utf-8", "replace")
@@ -124,15 +128,15 @@ class Writer:
             out["text_offset"].append(self.offset)
             out["tokens"].append(text)
             known = () if position is None else (position,)
-            out["token_logprobs"].append(next((logprobs.value(p.chosen) for p in known), None))
+            out["token_logprobs"].append(next((logprob_value(p.chosen) for p in known), None))
             out["top_logprobs"].append(next((self._top(p) for p in known), None))
             self.offset += len(text)
         return out
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
-        listed = {self.rendering.token(t.token_id): logprobs.value(t) for t in position.top}
+        listed = {self.rendering.token(t.token_id): logprob_value(t) for t in position.top}
         chosen = position.chosen
-        return listed | {self.rendering.token(chosen.token_id): logprobs.value(chosen)}
+        return listed | {self.rendering.token(chosen.token_id): logprob_value(chosen)}
 
 
 def _writers(job: Job, rendering: Rendering) -> list[Writer]:

@@ -12,10 +12,9 @@ from server.access.budget import charge
 from server.apis.completions.request import CompletionRequest
 from server.apis.completions.response import CompletionFold, CompletionStream
 from server.apis.completions.to_job import completion_job
-from server.apis.shared.answering import WORKLOAD_HEADER, Wire, answer
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.openapi import accepts
-from server.apis.shared.parse import parse
+from server.apis.shared.request import parse
+from server.apis.shared.route import WORKLOAD_HEADER, Wire, answer, describe_body
 from server.errors import openai_body
 from server.http.body import read_body
 
@@ -25,7 +24,7 @@ COMPLETIONS = Wire(CompletionStream, CompletionFold, openai_body)
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/completions", openapi_extra=accepts(CompletionRequest))
+    @routes.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
     async def completions(request: Request) -> Response:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)

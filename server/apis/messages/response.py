@@ -15,7 +15,7 @@ from engine.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from server.apis.shared.rendering import Rendering
+from server.apis.shared.response import Rendering
 from server.errors import GatewayError, anthropic_body
 from server.generation.job import Job
 from server.http import sse

@@ -10,13 +10,16 @@ from starlette.responses import Response
 from server.access.budget import charge
 from server.apis.messages.request import CountTokensRequest, MessagesRequest
 from server.apis.messages.response import MessageFold, MessageStream
-from server.apis.messages.to_job import counted as counted_conversation
-from server.apis.messages.to_job import messages_job
-from server.apis.operations.counting import counted
-from server.apis.shared.answering import WORKLOAD_HEADER, Wire, answer
+from server.apis.messages.to_job import counted_conversation, messages_job
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.openapi import accepts
-from server.apis.shared.parse import parse
+from server.apis.shared.request import parse
+from server.apis.shared.route import (
+    WORKLOAD_HEADER,
+    Wire,
+    answer,
+    count_prompt_tokens,
+    describe_body,
+)
 from server.errors import anthropic_body
 from server.generation.prompt import render
 from server.http.body import read_body
@@ -27,7 +30,7 @@ MESSAGES = Wire(MessageStream, MessageFold, anthropic_body)
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/messages", openapi_extra=accepts(MessagesRequest))
+    @routes.post("/v1/messages", openapi_extra=describe_body(MessagesRequest))
     async def messages(request: Request) -> Response:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)
@@ -38,7 +41,7 @@ def router(gateway: Gateway) -> APIRouter:
         )
         return answer(job, path, gateway, MESSAGES, arrived)
 
-    @routes.post("/v1/messages/count_tokens", openapi_extra=accepts(CountTokensRequest))
+    @routes.post("/v1/messages/count_tokens", openapi_extra=describe_body(CountTokensRequest))
     async def count_tokens(request: Request) -> dict[str, int]:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)
@@ -46,7 +49,7 @@ def router(gateway: Gateway) -> APIRouter:
         talk = await charge.get().parsed(
             lambda: counted_conversation(parse(body, CountTokensRequest), path.served)
         )
-        tokens = await counted(
+        tokens = await count_prompt_tokens(
             path, "messages", arrived, lambda limits: render(talk, path.renderer, limits)
         )
         return {"input_tokens": len(tokens)}

@@ -13,7 +13,7 @@ from server.apis.messages.request import CountTokensRequest, MessagesRequest, Me
 from server.apis.shared import sampling as fields
 from server.apis.shared import tools
 from server.apis.shared.blocks import system_message, template_messages
-from server.apis.shared.constraints import json_schema
+from server.apis.shared.constraints import schema_constraint
 from server.apis.shared.reasoning import effort_kwargs, thinking_kwargs
 from server.apis.shared.served import Served, depth, model_of
 from server.apis.shared.template import own_template, template_kwargs
@@ -33,7 +33,7 @@ def messages_job(request: MessagesRequest, served: Served, workload: str | None 
     policy = _policy(request, served)
     talk = conversation(request, policy, served)
     shape = request.output_config.format if request.output_config else None
-    wanted = json_schema(shape.schema_, f"{FORMAT}.schema", strict=True) if shape else None
+    wanted = schema_constraint(shape.schema_, f"{FORMAT}.schema", strict=True) if shape else None
     thinks = request.thinking is not None and request.thinking.type != "disabled"
     return Job(
         id=f"msg_{uuid.uuid4().hex[:24]}",
@@ -69,7 +69,7 @@ def _affinity(request: MessagesRequest) -> str | None:
     return named if isinstance(named, str) and named else None
 
 
-def counted(request: CountTokensRequest, served: Served) -> Conversation:
+def counted_conversation(request: CountTokensRequest, served: Served) -> Conversation:
     """The conversation whose tokens are to be counted."""
     model_of(request.model, served)
     return conversation(request, _policy(request, served), served)
@@ -129,13 +129,13 @@ def _policy(request: CountTokensRequest, served: Served) -> ToolPolicy:
     asked = request.tool_choice
     offered, hosted = _offered(request)
     if asked is None:
-        return tools.policy(offered, None, None, served)
+        return tools.make_policy(offered, None, None, served)
     if (asked.type == "tool") != (asked.name is not None):
         raise InvalidRequest("'tool_choice.name' goes with type 'tool'.", param="tool_choice")
     names = () if asked.name is None else (asked.name,)
-    choice = tools.Choice(MODES[asked.type], names, single=asked.type == "tool")
+    choice = tools.ToolSelection(MODES[asked.type], names, single=asked.type == "tool")
     several = not asked.disable_parallel_tool_use
-    return tools.policy(offered, choice, several, served, hosted=hosted)
+    return tools.make_policy(offered, choice, several, served, hosted=hosted)
 
 
 def _offered(request: CountTokensRequest) -> tuple[list[dict[str, Any]], dict[str, str]]:

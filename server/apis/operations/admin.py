@@ -1,24 +1,65 @@
-"""What an operator may see and do: /admin/speculation, /admin/reload, /admin/status"""
+"""Operator endpoints: /admin/status, /admin/speculation, /admin/reload."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import ConfigDict, Field
 
 from engine.base import AppliedDepth
-from engine.speculation.policy import SpeculationRules
-from server.apis.operations.admin_request import SpeculationModel
+from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 from server.apis.shared.gateway import Controls, Gateway
-from server.apis.shared.openapi import accepts
-from server.apis.shared.parse import parse
+from server.apis.shared.request import RequestModel, parse
+from server.apis.shared.route import describe_body
 from server.errors import InvalidRequest, Unavailable
 from server.generation.generate import Path
 from server.http.body import read_body
 from server.settings import ConfigError
+
+Depth = Annotated[int, Field(ge=0)]
+
+
+class AdminModel(RequestModel):
+    """An operator's slip of the pen must not pass for a default."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class FlagModel(AdminModel):
+    """Who speculates; ``share``, ``sticky`` and ``salt`` matter in mode share alone."""
+
+    mode: Literal["on", "off", "share"] = "on"
+    share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    sticky: Literal["key", "request"] = "key"
+    salt: Annotated[str, Field(max_length=64)] = ""
+
+    def flag(self) -> SpeculationFlag:
+        return SpeculationFlag(FlagMode(self.mode), self.share, self.sticky, self.salt)
+
+
+class SpeculationModel(AdminModel):
+    """All rules at once: what is left out goes back to its default."""
+
+    flag: FlagModel = FlagModel()
+    workload_flags: dict[str, FlagModel] = Field(default_factory=dict)
+    depth: Depth | None = None
+    workload_depths: dict[str, Depth] = Field(default_factory=dict)
+    key_depths: dict[str, Depth] = Field(default_factory=dict)
+    bound: Depth | None = None
+    """The deepest any request may draft, running ones too; null leaves it as it is."""
+
+    def rules(self) -> SpeculationRules:
+        return SpeculationRules(
+            flag=self.flag.flag(),
+            workload_flags={name: flag.flag() for name, flag in self.workload_flags.items()},
+            depth=self.depth,
+            workload_depths=self.workload_depths,
+            key_depths=self.key_depths,
+        )
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -48,7 +89,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def speculation() -> dict[str, Any]:
         return asdict(gateway.require().policy.rules)
 
-    @routes.put("/speculation", openapi_extra=accepts(SpeculationModel))
+    @routes.put("/speculation", openapi_extra=describe_body(SpeculationModel))
     async def set_speculation(request: Request) -> dict[str, Any]:
         path = gateway.require()
         given = parse(await read_body(request, gateway.max_body_bytes), SpeculationModel)
@@ -56,7 +97,7 @@ def router(gateway: Gateway) -> APIRouter:
         _check(rules, given.bound, path, gateway)
         out: dict[str, Any] = {}
         if given.bound is not None:
-            done = await _bound(gateway, given.bound)
+            done = await _bound_depth(gateway, given.bound)
             out |= {"bound": done.bound, "bound_pending": done.pending}
         path.policy.rules = rules
         return asdict(rules) | out
@@ -65,21 +106,21 @@ def router(gateway: Gateway) -> APIRouter:
     async def reload() -> dict[str, Any]:
         """Read keys and limits again; nothing changes when they are wrong."""
         try:
-            return await _controls(gateway).reload()
+            return await _require_controls(gateway).reload()
         except ConfigError as error:
             raise InvalidRequest(f"Nothing was loaded: {error}", code="bad_settings") from None
 
     return routes
 
 
-async def _bound(gateway: Gateway, depth: int) -> AppliedDepth:
+async def _bound_depth(gateway: Gateway, depth: int) -> AppliedDepth:
     try:
-        return await _controls(gateway).bound_depth(depth)
+        return await _require_controls(gateway).bound_depth(depth)
     except ValueError as error:
         raise InvalidRequest(f"'bound' cannot be set: {error}", param="bound") from None
 
 
-def _controls(gateway: Gateway) -> Controls:
+def _require_controls(gateway: Gateway) -> Controls:
     if gateway.controls is None:
         raise Unavailable("This gateway runs without controls.")
     return gateway.controls
@@ -88,10 +129,10 @@ def _controls(gateway: Gateway) -> Controls:
 def _check(rules: SpeculationRules, bound: int | None, path: Path, gateway: Gateway) -> None:
     """Raises InvalidRequest for names and depths that would have no effect."""
     known = path.served.workloads
-    _known("workload_flags", rules.workload_flags, known)
-    _known("workload_depths", rules.workload_depths, known)
+    _check_names("workload_flags", rules.workload_flags, known)
+    _check_names("workload_depths", rules.workload_depths, known)
     if gateway.keys:
-        _known("key_depths", rules.key_depths, [key.name for key in gateway.keys.keys])
+        _check_names("key_depths", rules.key_depths, [key.name for key in gateway.keys.keys])
     depths = {"depth": rules.depth, "bound": bound}
     depths |= {f"workload_depths.{name}": depth for name, depth in rules.workload_depths.items()}
     depths |= {f"key_depths.{name}": depth for name, depth in rules.key_depths.items()}
@@ -103,7 +144,7 @@ def _check(rules: SpeculationRules, bound: int | None, path: Path, gateway: Gate
             )
 
 
-def _known(param: str, given: Collection[str], known: Collection[str]) -> None:
+def _check_names(param: str, given: Collection[str], known: Collection[str]) -> None:
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise InvalidRequest(

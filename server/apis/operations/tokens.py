@@ -1,23 +1,24 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info"""
+"""POST /tokenize and /detokenize, GET /tokenizer_info, as ``vllm serve`` has them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from engine.rendering.limits import RenderLimits
 from server.access.budget import charge
+from server.apis.chat.request import Message, Tool
 from server.apis.chat.to_job import offered_tools
 from server.apis.completions.to_job import check_token_ids
-from server.apis.operations.counting import admitted, counted
-from server.apis.operations.tokens_request import DetokenizeRequest, TokenizeRequest
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.openapi import accepts
-from server.apis.shared.parse import parse
+from server.apis.shared.request import Many, RequestModel, parse
+from server.apis.shared.route import admit, count_prompt_tokens, describe_body
+from server.apis.shared.sampling_fields import TokenId
 from server.apis.shared.served import check_model
 from server.apis.shared.template import own_template, template_kwargs
 from server.apis.shared.template_messages import template_messages
@@ -28,10 +29,30 @@ from server.http.body import read_body
 from server.http.response import json_response
 
 
+class TokenizeRequest(RequestModel):
+    """Either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[Many[Message], Field(min_length=1)] | None = None
+    tools: Many[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(RequestModel):
+    model: str | None = None
+    tokens: Many[TokenId]
+
+
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/tokenize", openapi_extra=accepts(TokenizeRequest), response_model=None)
+    @routes.post("/tokenize", openapi_extra=describe_body(TokenizeRequest), response_model=None)
     async def tokenize(request: Request) -> Response:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)
@@ -39,10 +60,12 @@ def router(gateway: Gateway) -> APIRouter:
         asked = await charge.get().parsed(lambda: parse(body, TokenizeRequest))
         check_model(asked.model or gateway.models[0], path.served)
         api = "chat" if asked.prompt is None else "completions"
-        tokens = await counted(path, api, arrived, lambda limits: _tokens(asked, path, limits))
+        tokens = await count_prompt_tokens(
+            path, api, arrived, lambda limits: _tokens(asked, path, limits)
+        )
         return json_response(await asyncio.to_thread(_answer, asked, tokens, path))
 
-    @routes.post("/detokenize", openapi_extra=accepts(DetokenizeRequest), response_model=None)
+    @routes.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest), response_model=None)
     async def detokenize(request: Request) -> Response:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)
@@ -50,7 +73,7 @@ def router(gateway: Gateway) -> APIRouter:
         asked = await charge.get().parsed(lambda: parse(body, DetokenizeRequest))
         check_model(asked.model or gateway.models[0], path.served)
         check_token_ids(asked.tokens, path.served.vocab_size, "tokens")
-        async with admitted(path, arrived):
+        async with admit(path, arrived):
             text = await asyncio.to_thread(path.renderer.decode, asked.tokens)
         return json_response({"prompt": text})
 

@@ -15,7 +15,7 @@ from engine.errors import EngineError
 from server.apis.responses.frame_log import FrameLog, Whole
 from server.apis.responses.response import ResponseStream
 from server.apis.responses.response_items import Said, Thinking
-from server.apis.shared.rendering import Rendering
+from server.apis.shared.response import Rendering
 from server.errors import GatewayError, InvalidRequest, StoreFailed
 from server.generation.job import Job
 from server.http import sse

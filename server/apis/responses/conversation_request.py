@@ -8,7 +8,7 @@ from pydantic import Field
 
 from server.apis.chat.request import Metadata
 from server.apis.responses.request import InputItem
-from server.apis.shared.models import Many, RequestModel
+from server.apis.shared.request import Many, RequestModel
 
 MAX_ITEMS = 20
 """At a time, as OpenAI has it."""

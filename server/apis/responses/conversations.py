@@ -12,7 +12,6 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from server.access.budget import charge
-from server.apis.operations.counting import admitted
 from server.apis.responses.conversation_request import (
     ConversationItems,
     ConversationRequest,
@@ -23,8 +22,8 @@ from server.apis.responses.listing import Items, page
 from server.apis.responses.references import check_history, resolve
 from server.apis.responses.request import InputItem
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.openapi import accepts
-from server.apis.shared.parse import Model, parse
+from server.apis.shared.request import Model, parse
+from server.apis.shared.route import admit, describe_body
 from server.errors import InvalidRequest, NotFound
 from server.http.body import read_body
 from server.http.response import json_response
@@ -134,9 +133,9 @@ def router(gateway: Gateway) -> APIRouter:
         return await charge.get().parsed(lambda: parse(body or b"{}", model))
 
     def admission() -> AbstractAsyncContextManager[None]:
-        return admitted(gateway.require(), time.perf_counter())
+        return admit(gateway.require(), time.perf_counter())
 
-    @routes.post("/v1/conversations", openapi_extra=accepts(ConversationRequest))
+    @routes.post("/v1/conversations", openapi_extra=describe_body(ConversationRequest))
     async def create(request: Request) -> dict[str, Any]:
         async with admission():
             return await desk.create(await read(request, ConversationRequest))
@@ -145,7 +144,9 @@ def router(gateway: Gateway) -> APIRouter:
     async def get(conversation_id: str) -> dict[str, Any]:
         return _shown(await desk.get(conversation_id))
 
-    @routes.post("/v1/conversations/{conversation_id}", openapi_extra=accepts(ConversationUpdate))
+    @routes.post(
+        "/v1/conversations/{conversation_id}", openapi_extra=describe_body(ConversationUpdate)
+    )
     async def update(conversation_id: str, request: Request) -> dict[str, Any]:
         async with admission():
             return await desk.update(conversation_id, await read(request, ConversationUpdate))
@@ -165,7 +166,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post(
         "/v1/conversations/{conversation_id}/items",
-        openapi_extra=accepts(ConversationItems),
+        openapi_extra=describe_body(ConversationItems),
         response_model=None,
     )
     async def add(conversation_id: str, request: Request) -> Response:

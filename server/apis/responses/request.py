@@ -18,7 +18,7 @@ from server.apis.chat.request import (
     TextFormat,
     Verbosity,
 )
-from server.apis.shared.models import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
+from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
 from server.apis.shared.sampling_fields import EngineFields
 
 ENCRYPTED = "reasoning.encrypted_content"

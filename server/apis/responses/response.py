@@ -22,8 +22,7 @@ from engine.events import (
 )
 from engine.types import PositionLogprobs
 from server.apis.responses.response_items import Call, Item, Message, Said, Thinking, reasoning
-from server.apis.shared import logprobs
-from server.apis.shared.rendering import Rendering
+from server.apis.shared.response import Rendering, list_logprobs
 from server.errors import GatewayError
 from server.generation.job import Job
 from server.http import sse
@@ -130,7 +129,7 @@ class Building:
             self._pending = _covering(text, self._pending, self._rendering)
             yield from self._open(Message(self._next))
         assert isinstance(self._item, Message)
-        found = logprobs.positions(self._pending, self._rendering) if self._pending else []
+        found = list_logprobs(self._pending, self._rendering) if self._pending else []
         self._pending.clear()
         self._item.logprobs.extend(found)
         yield self._item.grow(text) | {"logprobs": found}
@@ -153,7 +152,7 @@ class Building:
         if item is None:
             return
         if isinstance(item, Message) and self._pending:
-            item.logprobs.extend(logprobs.positions(self._pending, self._rendering))
+            item.logprobs.extend(list_logprobs(self._pending, self._rendering))
             self._pending.clear()
         yield from item.written()
         shown = self._settle(status)

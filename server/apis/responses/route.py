@@ -24,10 +24,9 @@ from server.apis.responses.request import ENCRYPTED, ResponsesRequest
 from server.apis.responses.response import Building, ResponseFold, ResponseStream
 from server.apis.responses.response_items import Thinking
 from server.apis.responses.to_job import check_keeping, responses_job
-from server.apis.shared.answering import WORKLOAD_HEADER, permitted, rendering
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.openapi import accepts
-from server.apis.shared.parse import parse
+from server.apis.shared.request import parse
+from server.apis.shared.route import WORKLOAD_HEADER, assign_caller, describe_body, make_rendering
 from server.apis.shared.served import Served
 from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
 from server.generation.generate import Path, events
@@ -72,7 +71,7 @@ class Desk:
         job = await charge.get().parsed(
             lambda: responses_job(asked, [*before, *given], path.served, named)
         )
-        job = permitted(job, caller.get())
+        job = assign_caller(job, caller.get())
         source = events(job, path, gateway.observer, arrived)
         store = gateway.store if kept else None
         making = _Making(job, owner, given, store, gateway.observer)
@@ -86,15 +85,15 @@ class Desk:
     def _now(self, making: _Making, path: Path, source: Batches) -> Response:
         job, timing = making.job, self._gateway.timing
         if job.stream:
-            stream = ResponseStream(job, rendering(path), making.thinking)
+            stream = ResponseStream(job, make_rendering(path), making.thinking)
             source = making.kept(source, stream.building)
             return StreamedResponse(source, stream, openai_body, timing)
-        fold = ResponseFold(job, rendering(path), making.thinking)
+        fold = ResponseFold(job, make_rendering(path), making.thinking)
         return FoldedResponse(making.kept(source, fold.building), fold, openai_body)
 
     async def _in_background(self, making: _Making, path: Path, source: Batches) -> Response:
         job = making.job
-        stream = LoggedStream(job, rendering(path), making.thinking)
+        stream = LoggedStream(job, make_rendering(path), making.thinking)
         await making.begin(stream.building)
         run = Run(job.id, making.owner, stream, lambda: making.settle(stream.building))
         self._gateway.runs.add(run)
@@ -318,7 +317,7 @@ def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
     desk = Desk(gateway)
 
-    @routes.post("/v1/responses", openapi_extra=accepts(ResponsesRequest))
+    @routes.post("/v1/responses", openapi_extra=describe_body(ResponsesRequest))
     async def create(request: Request) -> Response:
         return await desk.create(request, time.perf_counter())
 

@@ -20,7 +20,12 @@ from server.apis.responses.request import (
 )
 from server.apis.responses.tools import CLIENT_TOOLS, response_policy
 from server.apis.shared import sampling as fields
-from server.apis.shared.constraints import Named, json_schema, only_one, structured
+from server.apis.shared.constraints import (
+    NamedConstraint,
+    read_structured_outputs,
+    require_single,
+    schema_constraint,
+)
 from server.apis.shared.notices import ignore
 from server.apis.shared.reasoning import effort_kwargs
 from server.apis.shared.served import Served, depth, model_of
@@ -45,7 +50,7 @@ def responses_job(
     _check_included(request)
     policy = response_policy(request, served)
     talk = _conversation(request, items, policy, served)
-    param, wanted = only_one([*_text_format(request), *structured(request)])
+    param, wanted = require_single([*_text_format(request), *read_structured_outputs(request)])
     sampling = _sampling(request, served)
     effort = request.reasoning.effort if request.reasoning else None
     return Job(
@@ -131,13 +136,13 @@ def _sampling(request: ResponsesRequest, served: Served) -> Sampling:
     )
 
 
-def _text_format(request: ResponsesRequest) -> Iterator[Named]:
+def _text_format(request: ResponsesRequest) -> Iterator[NamedConstraint]:
     wanted = request.text.format if request.text else None
     if isinstance(wanted, JsonObjectFormat):
         yield "text.format", Constraint("json_object")
     if isinstance(wanted, JsonSchemaFormat):
         strict = wanted.strict is True
-        yield "text.format", json_schema(wanted.schema_, "text.format.schema", strict)
+        yield "text.format", schema_constraint(wanted.schema_, "text.format.schema", strict)
 
 
 def _repeated(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:

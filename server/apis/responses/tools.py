@@ -14,10 +14,10 @@ from server.apis.responses.request import (
     Tool,
 )
 from server.apis.shared import tools
-from server.apis.shared.custom_tools import text_grammar
-from server.apis.shared.models import MAX_TOOLS
 from server.apis.shared.notices import ignore
+from server.apis.shared.request import MAX_TOOLS
 from server.apis.shared.served import Served
+from server.apis.shared.tools import read_text_grammar
 from server.errors import InvalidRequest
 from server.generation.job import Namespaced, ToolPolicy
 from server.generation.text_grammar import TextGrammar
@@ -51,7 +51,7 @@ def response_policy(request: ResponsesRequest, served: Served) -> ToolPolicy:
             param="tools",
         )
     named = {tool.name: tool.namespaced for tool in offered if tool.namespaced}
-    return tools.policy(
+    return tools.make_policy(
         [tool.function for tool in offered],
         _choice(request, offered, named),
         request.parallel_tool_calls,
@@ -94,8 +94,8 @@ def _one(tool: Tool, path: str, namespaced: Namespaced | None = None) -> Offered
             param=path,
         )
     if tool.type == "custom":
-        function = tools.custom_tool(tool.name, tool.description)
-        return Offered(function, True, namespaced, text_grammar(tool.format, path))
+        function = tools.custom_function(tool.name, tool.description)
+        return Offered(function, True, namespaced, read_text_grammar(tool.format, path))
     described = {
         "name": tool.name,
         "description": tool.description,
@@ -108,20 +108,20 @@ def _one(tool: Tool, path: str, namespaced: Namespaced | None = None) -> Offered
 
 def _choice(
     request: ResponsesRequest, offered: Sequence[Offered], namespaces: Mapping[str, Namespaced]
-) -> tools.Choice | None:
+) -> tools.ToolSelection | None:
     match request.tool_choice:
         case None:
             return None
         case NamedChoice() as named:
-            return tools.Choice("required", (_flat(named, namespaces),), single=True)
+            return tools.ToolSelection("required", (_flat(named, namespaces),), single=True)
         case AllowedChoice(mode=mode, tools=allowed):
-            return tools.Choice(mode, tuple(_allowed(allowed, namespaces)))
+            return tools.ToolSelection(mode, tuple(_allowed(allowed, namespaces)))
         case HostedChoice(type=kind):
             raise _demands(kind)
         case "auto" | "none" as mode if not offered:
-            return tools.Choice("none")
+            return tools.ToolSelection("none")
         case mode:
-            return tools.Choice(mode)
+            return tools.ToolSelection(mode)
 
 
 def _allowed(

@@ -16,7 +16,7 @@ from server.apis.messages.request import (
     ToolUseBlock,
 )
 from server.apis.shared.media import Unreadable, is_newest, join
-from server.apis.shared.models import OpenModel
+from server.apis.shared.request import OpenModel
 
 
 def system_message(request: CountTokensRequest) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""response_format, structured_outputs and the older guided_* fields to one Constraint."""
+"""response_format, structured_outputs and guided_* as one Constraint; bounds of JSON schemas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -17,12 +17,20 @@ from server.apis.chat.request import (
     TextFormat,
 )
 from server.apis.shared.sampling_fields import EngineFields, SamplingFields, StructuredOutputs
-from server.apis.shared.schema_bounds import MAX_BYTES, check_bounds
 from server.apis.shared.strict_json import BadJSON, loads
 from server.apis.shared.strict_schema import check_strict
 from server.errors import InvalidRequest
 from server.parsing.schemas import normalise
 
+MAX_BYTES = 256 << 10
+"""Of one schema as JSON; the engine's grammar compiler is given no more."""
+MAX_PROPERTIES = 5000
+"""In all of one schema; OpenAI's limit."""
+MAX_BRANCHES = 1000
+"""Of one anyOf, oneOf or allOf."""
+MAX_DEPTH = 32
+BRANCHES = ("anyOf", "oneOf", "allOf", "prefixItems")
+SHOWN_PATH = 80
 META = Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"})
 """JSON Schema's own rules; patterns are the grammar compiler's to read."""
 OLDER_METAS = (
@@ -31,7 +39,7 @@ OLDER_METAS = (
 )
 MAX_CHARS = MAX_BYTES
 """Of a pattern, a grammar, or all choices together; the engine's compiler is given no more."""
-Named = tuple[str, Constraint]
+NamedConstraint = tuple[str, Constraint]
 """The field a constraint came from, and the constraint."""
 NO_CONSTRAINT = ("tools", None)
 """Where nothing is asked of the content, a grammar can only come from the tools."""
@@ -39,12 +47,18 @@ NO_CONSTRAINT = ("tools", None)
 
 def constraint(
     request: SamplingFields, response_format: ResponseFormat | None = None
-) -> Named | tuple[str, None]:
+) -> NamedConstraint | tuple[str, None]:
     """At most one of all the ways to say what the content must match."""
-    return only_one([*_response_format(response_format), *structured(request), *_guided(request)])
+    return require_single(
+        [
+            *_read_response_format(response_format),
+            *read_structured_outputs(request),
+            *_read_guided(request),
+        ]
+    )
 
 
-def only_one(found: Sequence[Named]) -> Named | tuple[str, None]:
+def require_single(found: Sequence[NamedConstraint]) -> NamedConstraint | tuple[str, None]:
     """Raises InvalidRequest for more."""
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name, _ in found)
@@ -63,7 +77,7 @@ def _check_size(param: str, wanted: Constraint) -> None:
         )
 
 
-def json_schema(schema: dict[str, Any] | str, param: str, strict: bool = False) -> Constraint:
+def schema_constraint(schema: dict[str, Any] | str, param: str, strict: bool = False) -> Constraint:
     """``schema`` as an object or as JSON text; with ``strict`` all of it must be enforceable."""
     if isinstance(schema, str):
         try:
@@ -101,7 +115,7 @@ def check_readable(schema: dict[str, Any], param: str) -> None:
             check_schema(read, param)
 
 
-def _response_format(wanted: ResponseFormat | None) -> Iterator[Named]:
+def _read_response_format(wanted: ResponseFormat | None) -> Iterator[NamedConstraint]:
     match wanted:
         case None | TextFormat():
             return
@@ -113,15 +127,15 @@ def _response_format(wanted: ResponseFormat | None) -> Iterator[Named]:
         case JsonSchemaFormat():
             schema = wanted.json_schema.schema_ or {"type": "object"}
             strict = wanted.json_schema.strict is True
-            yield "response_format", json_schema(schema, "response_format", strict)
+            yield "response_format", schema_constraint(schema, "response_format", strict)
 
 
-def structured(request: EngineFields) -> Iterator[Named]:
+def read_structured_outputs(request: EngineFields) -> Iterator[NamedConstraint]:
     """``structured_outputs``; raises InvalidRequest for none or several of its kinds."""
     wanted = request.structured_outputs
     if wanted is None:
         return
-    found = list(_kinds(wanted))
+    found = list(_read_kinds(wanted))
     if len(found) != 1:
         raise InvalidRequest(
             "'structured_outputs' needs exactly one of json, regex, choice, grammar, json_object "
@@ -131,9 +145,9 @@ def structured(request: EngineFields) -> Iterator[Named]:
     yield "structured_outputs", found[0]
 
 
-def _kinds(wanted: StructuredOutputs) -> Iterator[Constraint]:
+def _read_kinds(wanted: StructuredOutputs) -> Iterator[Constraint]:
     if wanted.json_ is not None:
-        yield json_schema(wanted.json_, "structured_outputs.json")
+        yield schema_constraint(wanted.json_, "structured_outputs.json")
     if wanted.regex is not None:
         yield Constraint("regex", wanted.regex)
     if wanted.choice is not None:
@@ -146,12 +160,58 @@ def _kinds(wanted: StructuredOutputs) -> Iterator[Constraint]:
         yield Constraint("structural_tag", wanted.structural_tag)
 
 
-def _guided(request: SamplingFields) -> Iterator[Named]:
+def _read_guided(request: SamplingFields) -> Iterator[NamedConstraint]:
     if request.guided_json is not None:
-        yield "guided_json", json_schema(request.guided_json, "guided_json")
+        yield "guided_json", schema_constraint(request.guided_json, "guided_json")
     if request.guided_regex is not None:
         yield "guided_regex", Constraint("regex", request.guided_regex)
     if request.guided_choice is not None:
         yield "guided_choice", Constraint("choice", choices=tuple(request.guided_choice))
     if request.guided_grammar is not None:
         yield "guided_grammar", Constraint("grammar", request.guided_grammar)
+
+
+def check_bounds(schema: Any, param: str) -> None:
+    """Raises InvalidRequest, naming where ``schema`` passes which bound."""
+    num_bytes = len(orjson.dumps(schema))
+    if num_bytes > MAX_BYTES:
+        raise _too_large(param, "$", f"{num_bytes} bytes of JSON", MAX_BYTES)
+    num_properties = 0
+    for where, part, depth in _walk(schema):
+        properties = part.get("properties")
+        num_properties += len(properties) if isinstance(properties, dict) else 0
+        if num_properties > MAX_PROPERTIES:
+            raise _too_large(param, where, f"{num_properties} properties in all", MAX_PROPERTIES)
+        for name in BRANCHES:
+            if isinstance(part.get(name), list) and len(part[name]) > MAX_BRANCHES:
+                told = f"{len(part[name])} branches of '{name}'"
+                raise _too_large(param, where, told, MAX_BRANCHES)
+        if depth > MAX_DEPTH:
+            raise _too_large(param, where, f"{depth} levels", MAX_DEPTH)
+
+
+def _walk(schema: Any) -> Iterator[tuple[str, Mapping[str, Any], int]]:
+    """Every object in it, with its path and how many schemas are around it."""
+    waiting: list[tuple[str, Any, int]] = [("$", schema, 0)]
+    while waiting:
+        where, part, depth = waiting.pop()
+        if isinstance(part, dict):
+            yield where, part, depth
+            deeper = depth + ("type" in part or "properties" in part or "items" in part)
+            waiting += [(_extend_path(where, name), inner, deeper) for name, inner in part.items()]
+        elif isinstance(part, list):
+            waiting += [(where, inner, depth) for inner in part if isinstance(inner, dict | list)]
+
+
+def _extend_path(where: str, name: str) -> str:
+    """A path that stays short: it is for people."""
+    return where if len(where) > SHOWN_PATH else f"{where}.{name[:SHOWN_PATH]}"
+
+
+def _too_large(param: str, where: str, given: str, most: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"The schema in '{param}' is too large: it has {given} at {where}; at most {most} are "
+        "taken. Split it, or leave parts of it out.",
+        param=param,
+        code="invalid_schema",
+    )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.apis.shared.models import Many, RequestModel
+from server.apis.shared.request import Many, RequestModel
 
 MAX_CHOICES = 128
 MAX_PATTERN = 256

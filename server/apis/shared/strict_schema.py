@@ -1,22 +1,22 @@
-"""What of a JSON schema the engine's grammar (xgrammar) would leave out, for ``strict: true``.
+"""The parts of a JSON schema that xgrammar does not enforce, for ``strict: true``.
 
-A strict schema promises that every answer matches it, so what cannot be enforced is refused by
-name, as OpenAI refuses what it has no support for. Each rule here is held against xgrammar itself
-by tests/server/test_strict_schema.py.
+A strict schema promises that every answer matches it, so a keyword that cannot be enforced is
+refused by name, as OpenAI refuses unsupported keywords. tests/server/test_strict_schema.py checks
+each rule against xgrammar itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from jsonschema_rs import Draft202012Validator, ReferencingError, RegexOptions, ValidationError
 
-from server.apis.shared.exclusive import Exclusion
 from server.errors import InvalidRequest
 
 Schema = Mapping[str, Any]
-Found = tuple[str, str]
+Unenforced = tuple[str, str]
 """Where, and which keyword."""
 
 NEVER = (
@@ -46,7 +46,7 @@ SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluated
 
 def check_strict(schema: Any, param: str) -> None:
     """Raises InvalidRequest, naming the first keyword that would not be enforced."""
-    for where, keyword in _unenforced(schema, schema, "$", Exclusion()):
+    for where, keyword in _find_unenforced(schema, schema, "$", Exclusion()):
         raise InvalidRequest(
             f"Invalid schema in '{param}': '{keyword}' at {where} cannot be enforced here, and "
             "'strict' is true. Leave it out, write it otherwise, or give up 'strict'.",
@@ -55,13 +55,15 @@ def check_strict(schema: Any, param: str) -> None:
         )
 
 
-def _unenforced(schema: Any, root: Any, where: str, exclusion: Exclusion) -> Iterator[Found]:
+def _find_unenforced(
+    schema: Any, root: Any, where: str, exclusion: Exclusion
+) -> Iterator[Unenforced]:
     if not isinstance(schema, dict):
         return
-    for keyword in _of_one(schema, root, exclusion):
+    for keyword in _check_keywords(schema, root, exclusion):
         yield where, keyword
     for path, part in _parts(schema):
-        yield from _unenforced(part, root, f"{where}.{path}", exclusion)
+        yield from _find_unenforced(part, root, f"{where}.{path}", exclusion)
 
 
 def _parts(schema: Schema) -> Iterator[tuple[str, Any]]:
@@ -75,34 +77,34 @@ def _parts(schema: Schema) -> Iterator[tuple[str, Any]]:
         yield name, schema.get(name)
 
 
-def _of_one(schema: Schema, root: Any, exclusion: Exclusion) -> Iterator[str]:
+def _check_keywords(schema: Schema, root: Any, exclusion: Exclusion) -> Iterator[str]:
     """The keywords of a schema itself, its parts apart."""
     yield from (keyword for keyword in NEVER if keyword in schema)
     if schema.get("uniqueItems"):
         yield "uniqueItems"
     if "const" in schema or "enum" in schema:
-        yield from _beside_values(schema)
+        yield from _check_values(schema)
         return
     speaks = next((name for name in SPEAKS_FOR_ITSELF if name in schema), None)
     if speaks is not None:
-        yield from _beside(speaks, schema, root, exclusion)
+        yield from _check_combination(speaks, schema, root, exclusion)
         return
-    yield from _untyped(schema)
-    yield from _numbers(schema)
-    yield from _strings(schema)
-    yield from _objects(schema)
+    yield from _check_untyped(schema)
+    yield from _check_numbers(schema)
+    yield from _check_strings(schema)
+    yield from _check_objects(schema)
 
 
-def _beside_values(schema: Schema) -> Iterator[str]:
+def _check_values(schema: Schema) -> Iterator[str]:
     """Listed values are let through whatever else is said, so that each must fit it by itself."""
     keyword = "const" if "const" in schema else "enum"
     values = [schema["const"]] if keyword == "const" else _list(schema["enum"])
     own = {name: part for name, part in schema.items() if name in ASSERTIONS and name != "$ref"}
-    if not _all_fit(own, values):
+    if not _all_match(own, values):
         yield keyword
 
 
-def _all_fit(schema: Schema, values: list[Any]) -> bool:
+def _all_match(schema: Schema, values: list[Any]) -> bool:
     """Not where that cannot be found out in linear time: patterns that need backtracking."""
     try:
         validator = Draft202012Validator(
@@ -120,16 +122,18 @@ def _retrieve(uri: str) -> Any:
     raise ValueError(f"nothing is fetched: {uri[:80]}")
 
 
-def _beside(speaks: str, schema: Schema, root: Any, exclusion: Exclusion) -> Iterator[str]:
+def _check_combination(
+    speaks: str, schema: Schema, root: Any, exclusion: Exclusion
+) -> Iterator[str]:
     yield from sorted(name for name in ASSERTIONS & schema.keys() if name != speaks)
     parts = _list(schema.get(speaks))
     if speaks == "allOf" and len(parts) > 1:
         yield "allOf"
-    if speaks == "oneOf" and not exclusion.holds([_resolved(part, root) for part in parts]):
+    if speaks == "oneOf" and not exclusion.holds([_resolve(part, root) for part in parts]):
         yield "oneOf"
 
 
-def _resolved(schema: Any, root: Any) -> Schema:
+def _resolve(schema: Any, root: Any) -> Schema:
     reference = _mapping(schema).get("$ref")
     target = root
     for step in str(reference)[2:].split("/") if reference else ():
@@ -137,7 +141,7 @@ def _resolved(schema: Any, root: Any) -> Schema:
     return _mapping(target if reference else schema)
 
 
-def _untyped(schema: Schema) -> Iterator[str]:
+def _check_untyped(schema: Schema) -> Iterator[str]:
     """Without a type only what says object or array by itself is enforced."""
     if _types(schema):
         return
@@ -148,7 +152,7 @@ def _untyped(schema: Schema) -> Iterator[str]:
         yield from sorted({"required", "minProperties", "maxProperties"} & schema.keys())
 
 
-def _numbers(schema: Schema) -> Iterator[str]:
+def _check_numbers(schema: Schema) -> Iterator[str]:
     step = schema.get("multipleOf")
     if step is None or not _types(schema) & {"integer", "number"}:
         return
@@ -157,7 +161,7 @@ def _numbers(schema: Schema) -> Iterator[str]:
         yield "multipleOf"
 
 
-def _strings(schema: Schema) -> Iterator[str]:
+def _check_strings(schema: Schema) -> Iterator[str]:
     if "string" not in _types(schema):
         return
     if "format" in schema and schema["format"] not in FORMATS:
@@ -168,7 +172,7 @@ def _strings(schema: Schema) -> Iterator[str]:
         yield from sorted({"minLength", "maxLength"} & schema.keys())
 
 
-def _objects(schema: Schema) -> Iterator[str]:
+def _check_objects(schema: Schema) -> Iterator[str]:
     named = _mapping(schema.get("properties")).keys()
     if named and not set(_list(schema.get("required"))) <= named:
         yield "required"
@@ -192,3 +196,110 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+PAIRS = 32
+"""Branches that are compared with each other."""
+MAX_WORK = 500_000
+"""Values looked at for all of one schema."""
+TYPE = ""
+"""Stands for a branch's own type among the names of discriminators."""
+
+Discriminators = dict[str, frozenset[str]]
+"""What the values of a branch must be: by discriminator, those that are listed."""
+
+
+class Exclusion:
+    """For all ``oneOf`` of one schema; what is known of a branch is kept."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Discriminators] = {}
+        self._work = 0
+
+    def holds(self, branches: Sequence[Schema]) -> bool:
+        """Whether no value can match two of them, as far as that is cheap to show."""
+        if len({id(branch) for branch in branches}) < len(branches):
+            return False
+        try:
+            return self._separate([self._of(branch) for branch in branches])
+        except _WorkExceeded:
+            return False
+
+    def _of(self, branch: Schema) -> Discriminators:
+        if id(branch) not in self._known:
+            self._known[id(branch)] = discriminators = _read_discriminators(branch)
+            self._spend(sum(map(len, discriminators.values())))
+        return self._known[id(branch)]
+
+    def _separate(self, discriminators: list[Discriminators]) -> bool:
+        if len(discriminators) < 2:
+            return True
+        for name in set.intersection(*map(set, discriminators)):
+            groups = self._groups(discriminators, name)
+            if len(groups) > 1:
+                return all(map(self._separate, groups))
+        self._spend(len(discriminators) ** 2)
+        return len(discriminators) <= PAIRS and all(
+            _are_disjoint(a, b) for a, b in combinations(discriminators, 2)
+        )
+
+    def _groups(
+        self, discriminators: list[Discriminators], name: str
+    ) -> list[list[Discriminators]]:
+        """Those that share a value of ``name``, directly or through others, together."""
+        root = list(range(len(discriminators)))
+
+        def find(at: int) -> int:
+            while root[at] != at:
+                root[at] = at = root[root[at]]
+            return at
+
+        first: dict[str, int] = {}
+        for at, values in enumerate(discriminators):
+            self._spend(len(values[name]))
+            for value in values[name]:
+                root[find(at)] = find(first.setdefault(value, at))
+        groups: dict[int, list[Discriminators]] = {}
+        for at, values in enumerate(discriminators):
+            groups.setdefault(find(at), []).append(values)
+        return list(groups.values())
+
+    def _spend(self, work: int) -> None:
+        self._work += work
+        if self._work > MAX_WORK:
+            raise _WorkExceeded
+
+
+class _WorkExceeded(Exception):
+    """The time for one schema is used up."""
+
+
+def _are_disjoint(a: Discriminators, b: Discriminators) -> bool:
+    return any(not (a[name] & b[name]) for name in a.keys() & b.keys())
+
+
+def _read_discriminators(schema: Schema) -> Discriminators:
+    discriminators = {}
+    properties, required = schema.get("properties"), schema.get("required")
+    if isinstance(properties, dict) and isinstance(required, list):
+        for name in {name for name in required if isinstance(name, str)} & properties.keys():
+            if values := _allowed_values(properties[name]):
+                discriminators[f".{name}"] = values
+    if types := _type_names(schema.get("type")):
+        discriminators[TYPE] = types
+    return discriminators
+
+
+def _allowed_values(part: Any) -> frozenset[str]:
+    """The values that are allowed, if they are listed."""
+    if not isinstance(part, dict):
+        return frozenset()
+    listed = [part["const"]] if "const" in part else part.get("enum")
+    return frozenset(map(repr, listed)) if isinstance(listed, list) else frozenset()
+
+
+def _type_names(named: Any) -> frozenset[str]:
+    """Every integer is a number."""
+    names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    types = frozenset(name for name in names if isinstance(name, str))
+    return types | {"number"} if "integer" in types else types

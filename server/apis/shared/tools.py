@@ -1,19 +1,22 @@
-"""Offered tools and tool_choice to a ToolPolicy."""
+"""Offered tools and tool_choice as a ToolPolicy."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from server.apis.shared.constraints import check_readable, check_schema
+from server.apis.chat.request import CustomFormat
+from server.apis.shared.constraints import check_bounds, check_readable, check_schema
 from server.apis.shared.notices import ignore
-from server.apis.shared.schema_bounds import check_bounds
 from server.apis.shared.served import Served
 from server.apis.shared.strict_schema import check_strict
 from server.errors import InvalidRequest
 from server.generation.job import Namespaced, ToolPolicy
-from server.generation.text_grammar import TextGrammar
+from server.generation.lark_grammar import lark_grammar
+from server.generation.regex import regex_grammar
+from server.generation.text_grammar import BadGrammar, TextGrammar
 from server.parsing.free_text import PARAMETERS
 
 OfferedTool = Mapping[str, Any]
@@ -21,7 +24,7 @@ OfferedTool = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ToolSelection:
     """tool_choice without its API's clothes."""
 
     mode: str
@@ -32,7 +35,7 @@ class Choice:
     """One call and no more, whatever parallel_tool_calls says."""
 
 
-def custom_tool(name: str, description: str | None) -> dict[str, Any]:
+def custom_function(name: str, description: str | None) -> dict[str, Any]:
     """A custom tool as the function it is offered as."""
     told = {} if description is None else {"description": description}
     return {"type": "function", "function": {"name": name, **told, "parameters": PARAMETERS}}
@@ -48,9 +51,9 @@ def ignore_hosted(kind: str) -> None:
     ignore(f"tools[{kind}]", "There are no hosted tools here, only the client's own")
 
 
-def policy(
+def make_policy(
     tools: Sequence[OfferedTool],
-    choice: Choice | None,
+    choice: ToolSelection | None,
     parallel: bool | None,
     served: Served,
     *,
@@ -62,7 +65,7 @@ def policy(
     ``hosted`` the names of those that were left out, each with its type.
     """
     if choice is None or (choice.mode == "auto" and not choice.names):
-        choice = Choice("auto" if tools else "none")
+        choice = ToolSelection("auto" if tools else "none")
     offered = tuple(tools)
     if choice.mode != "none":
         _check_hosted(offered, choice, hosted or {})
@@ -86,7 +89,9 @@ def demands_hosted(kind: str) -> InvalidRequest:
     )
 
 
-def _check_hosted(tools: Sequence[OfferedTool], choice: Choice, hosted: Mapping[str, str]) -> None:
+def _check_hosted(
+    tools: Sequence[OfferedTool], choice: ToolSelection, hosted: Mapping[str, str]
+) -> None:
     """A choice of one that was left out, or of any where all were."""
     offered = {str(tool["function"]["name"]) for tool in tools}
     for name in choice.names:
@@ -96,7 +101,7 @@ def _check_hosted(tools: Sequence[OfferedTool], choice: Choice, hosted: Mapping[
         raise demands_hosted(next(iter(hosted.values())))
 
 
-def _check_offered(tools: Sequence[OfferedTool], choice: Choice, served: Served) -> None:
+def _check_offered(tools: Sequence[OfferedTool], choice: ToolSelection, served: Served) -> None:
     if not tools:
         raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
     if not served.tools:
@@ -126,3 +131,39 @@ def _check_known(wanted: Collection[str], offered: Collection[str]) -> None:
                 f"'tool_choice' names the tool '{name[:64]}', which is not in 'tools'.",
                 param="tool_choice",
             )
+
+
+MAX_DEFINITION = 16 << 10
+"""Characters: reading more would hold up everybody."""
+SYNTAXES = {"lark": lark_grammar, "regex": regex_grammar}
+
+
+def read_text_grammar(form: CustomFormat | None, path: str) -> TextGrammar | None:
+    """None for any text. Chat completions give the grammar a level deeper than Responses do."""
+    if form is None or form.type == "text":
+        return None
+    given, where = (
+        (form.grammar, f"{path}.format.grammar") if form.grammar else (form, f"{path}.format")
+    )
+    if given.syntax is None or given.definition is None:
+        raise InvalidRequest(
+            f"'{where}' needs a 'syntax' (lark or regex) and a 'definition'.", param=where
+        )
+    if len(given.definition) > MAX_DEFINITION:
+        raise InvalidRequest(
+            f"'{where}.definition' has {len(given.definition)} characters; at most "
+            f"{MAX_DEFINITION} are read.",
+            param=f"{where}.definition",
+        )
+    try:
+        return _compile(given.syntax, given.definition)
+    except BadGrammar as error:
+        raise InvalidRequest(
+            f"'{where}.definition' cannot be used: {error}.", param=f"{where}.definition"
+        ) from None
+
+
+@lru_cache(maxsize=64)
+def _compile(syntax: str, definition: str) -> TextGrammar:
+    """Agents send the same tools with every turn."""
+    return SYNTAXES[syntax](definition)

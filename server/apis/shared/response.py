@@ -1,0 +1,140 @@
+"""What the encoders of all APIs share: token text, log probabilities, usage, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from engine.events import Finish, Usage, UsageDelta
+from engine.speculation.accounting import sum_steps
+from engine.types import DecodeStep, PositionLogprobs, TokenLogprob
+from server.generation.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """``pieces`` are the bytes of every token id, ``depth`` is K of the engine."""
+
+    pieces: Mapping[int, bytes]
+    depth: int = 0
+    reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
+    token_names: str = "text"
+    """text or ids."""
+
+    def token(self, token_id: int) -> str:
+        """The text of one token, or its id; bytes that are no whole character show as U+FFFD."""
+        if self.token_names == "ids":
+            return f"token_id:{token_id}"
+        return self.pieces[token_id].decode("utf-8", "replace")
+
+    def text(self, token_ids: Iterable[int]) -> str:
+        return b"".join(self.pieces[token_id] for token_id in token_ids).decode("utf-8", "replace")
+
+    def metrics(self, job: Job, finish: Finish) -> dict[str, Any] | None:
+        """vLLM's ``metrics`` object of one choice; None when not asked for or without a draft."""
+        if job.spec_metrics == "none" or not self.depth or not finish.decode:
+            return None
+        detailed = job.spec_metrics == "detailed"
+        return {"speculative_decoding": speculative_decoding(finish.decode, self.depth, detailed)}
+
+
+def speculative_decoding(
+    decode: Sequence[DecodeStep], depth: int, detailed: bool
+) -> dict[str, Any]:
+    """One choice's speculation under vLLM's field names, counting what was delivered.
+
+    Formulas: engine/speculation/accounting.py. Without a verify step the acceptance length and
+    the rate do not exist, and are null.
+    """
+    totals = sum_steps(decode)
+    histogram = list(totals.histogram)
+    out: dict[str, Any] = {
+        "mean_acceptance_length": totals.acceptance_length,
+        "draft_acceptance_rate": totals.acceptance_rate,
+        "acceptance_histogram": histogram + [0] * (depth + 1 - len(histogram)),
+        "num_spec_steps": totals.verify_steps,
+        "num_accepted_draft_tokens": totals.accepted,
+        "num_draft_tokens": totals.proposed,
+        "num_spec_tokens": depth,
+    }
+    if detailed:
+        verify = [step for step in decode if step.drafted]
+        out["per_step_accepted"] = [step.accepted for step in verify]
+        out["per_step_drafted"] = [step.drafted for step in verify]
+    return out
+
+
+FLOOR = -9999.0
+"""What OpenAI writes for a probability of 0: JSON has no minus infinity."""
+
+
+def list_logprobs(given: Iterable[PositionLogprobs], rendering: Rendering) -> list[dict[str, Any]]:
+    """One object per token, with its alternatives."""
+    return [
+        _token_object(position.chosen, rendering)
+        | {"top_logprobs": [_token_object(token, rendering) for token in position.top]}
+        for position in given
+    ]
+
+
+def list_prompt_logprobs(
+    given: Iterable[PositionLogprobs | None] | None, rendering: Rendering
+) -> list[dict[str, Any] | None]:
+    """As vLLM writes them: by token id, null where nothing comes before."""
+    return [
+        None if position is None else _key_by_token_id(position, rendering)
+        for position in given or ()
+    ]
+
+
+def _key_by_token_id(position: PositionLogprobs, rendering: Rendering) -> dict[str, Any]:
+    return {
+        str(token.token_id): {
+            "logprob": logprob_value(token),
+            "rank": token.rank,
+            "decoded_token": rendering.token(token.token_id),
+        }
+        for token in (position.chosen, *position.top)
+    }
+
+
+def logprob_value(token: TokenLogprob) -> float:
+    return max(token.logprob, FLOOR)
+
+
+def _token_object(token: TokenLogprob, rendering: Rendering) -> dict[str, Any]:
+    return {
+        "token": rendering.token(token.token_id),
+        "logprob": logprob_value(token),
+        "bytes": list(rendering.pieces[token.token_id]),
+    }
+
+
+def usage_object(choices: Mapping[int, Usage], n: int) -> dict[str, Any]:
+    """Usage of a chat completion or completion: each prompt counts once, completions add up.
+
+    ``choices`` is by index: choice ``i`` answers prompt ``i // n``.
+    """
+    parts = list(choices.values())
+    prompts = {index // n: usage for index, usage in choices.items()}.values()
+    prompt = sum(usage.prompt for usage in prompts)
+    completion = sum(part.completion for part in parts)
+    details = {"reasoning_tokens": sum(part.reasoning for part in parts)}
+    if all(part.accepted is not None for part in parts):
+        details["accepted_prediction_tokens"] = sum(part.accepted or 0 for part in parts)
+        details["rejected_prediction_tokens"] = sum(part.rejected or 0 for part in parts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached for usage in prompts)},
+        "completion_tokens_details": details,
+    }
+
+
+def usage_tail(delta: UsageDelta) -> bytes:
+    """The end of a chunk that carries its choice's usage so far, as vLLM writes it."""
+    return b',"usage":' + orjson.dumps(usage_object({0: delta.usage}, 1)) + b"}\n\n"

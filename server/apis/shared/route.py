@@ -1,0 +1,125 @@
+"""What routes share: run a job, count tokens, describe a body in OpenAPI."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from engine.rendering.limits import PromptTooLong, RenderLimits
+from server.access.caller import Caller, caller
+from server.apis.shared.gateway import Gateway
+from server.apis.shared.response import Rendering
+from server.errors import Forbidden
+from server.generation.context import context_overflow
+from server.generation.deadline import Deadline
+from server.generation.generate import Path, events
+from server.generation.job import Job
+from server.http.response import ErrorBody, Fold, FoldedResponse, StreamedResponse, StreamEncoder
+
+WORKLOAD_HEADER = "x-eaglegate-workload"
+"""Names the slice of the metrics a request counts in; only configured names do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How one API writes answers."""
+
+    stream: Callable[[Job, Rendering], StreamEncoder]
+    fold: Callable[[Job, Rendering], Fold]
+    error_body: ErrorBody
+
+
+def make_rendering(path: Path) -> Rendering:
+    pieces = path.parsers.vocabulary.pieces
+    return Rendering(pieces, path.info.speculation.depth, path.served.reasoning_fields)
+
+
+def assign_caller(job: Job, who: Caller) -> Job:
+    """The job as the caller's. Raises Forbidden where their key does not reach."""
+    key = who.key
+    if key is None:
+        return replace(job, caller=who)
+    if not key.may_use(job.model):
+        raise Forbidden(
+            f"The API key '{key.name}' may not use the model '{job.model}'.",
+            param="model",
+            code="model_not_allowed",
+        )
+    return replace(job, caller=who, key=key.name)
+
+
+def answer(job: Job, path: Path, gateway: Gateway, wire: Wire, arrived: float) -> Response:
+    """The response that runs ``job`` when it is sent. Raises Forbidden."""
+    job = assign_caller(job, caller.get())
+    source = events(job, path, gateway.observer, arrived)
+    shown = replace(make_rendering(path), token_names=job.token_names)
+    if job.stream:
+        return StreamedResponse(source, wire.stream(job, shown), wire.error_body, gateway.timing)
+    return FoldedResponse(source, wire.fold(job, shown), wire.error_body)
+
+
+CONTEXTS = 4
+"""Prompts are counted up to this many context lengths; longer ones are refused."""
+
+
+@asynccontextmanager
+async def admit(path: Path, arrived: float) -> AsyncIterator[None]:
+    """Enter, in time; what is done inside takes no place in the engine. Raises GatewayError."""
+    who = caller.get()
+    deadline = Deadline(who.timeout_s, arrived)
+    with path.admission.enter(who.visitor(deadline.at)):
+        async with deadline.limit():
+            yield
+
+
+async def count_prompt_tokens(
+    path: Path, api: str, arrived: float, count: Callable[[RenderLimits], Awaitable[list[int]]]
+) -> list[int]:
+    """The tokens of a prompt that nothing is generated for. Raises GatewayError."""
+    longest = path.info.max_model_len
+    async with admit(path, arrived):
+        try:
+            return await count(RenderLimits(max_tokens=CONTEXTS * longest))
+        except PromptTooLong as error:
+            raise context_overflow(api, error.at_least, 0, longest) from None
+
+
+PARTS = "x-parts"
+"""Where an operation keeps the schemas its body is made of until the document is put together."""
+
+
+def describe_body(model: type[BaseModel]) -> dict[str, Any]:
+    """The request body of ``model`` as FastAPI's ``openapi_extra``."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+    return {"requestBody": {"required": True, "content": content}, PARTS: dict(_schemas(model))}
+
+
+@cache
+def _schemas(model: type[BaseModel]) -> dict[str, Any]:
+    """A model's schema and those it refers to, by name; cached: each app asks for them again."""
+    name = model.__name__
+    schema = model.model_json_schema(ref_template=f"#/components/schemas/{name}.{{model}}")
+    parts = {f"{name}.{part}": inner for part, inner in schema.pop("$defs", {}).items()}
+    return parts | {name: schema}
+
+
+def complete_openapi(app: FastAPI) -> None:
+    """Move the schemas of all bodies to where the application's document refers to them."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = made()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                schemas |= operation.pop(PARTS, {})
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
