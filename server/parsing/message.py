@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from engine.events import Phase
-from server.parsing.markers import Follow, Lexicon, Quotes
+from server.parsing.markers import Follow, Lexicon, Quotes, Stops
 from server.parsing.output import Calls, NewId, Output, random_id
 from server.parsing.reader import Ended, Grammar, Next, Until, Want, ignore
 from server.parsing.unclosed import unclosed
@@ -35,12 +35,14 @@ class Reasoning:
     """Reads the whole message, where that is more than stretches between markers."""
     inner: tuple[str, ...] = ()
     """The other markers of such a message."""
+    answer: tuple[str, str] | None = None
+    """What some models write around the rest of the answer behind their thinking."""
     forgets_end: bool = False
     """The model is known to forget the end marker before a tool call."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return self.starts + self.ends + self.inner
+        return self.starts + self.ends + self.inner + (self.answer or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ def message(context: Context) -> Grammar:
     whole = context.tools.channels or context.reasoning.channels or _message
     try:
         yield from whole(context)
-    except Ended:
-        _finish(context)
+    except Ended as ended:
+        _finish(context, ended.by_model)
 
 
 def _message(context: Context) -> Grammar:
@@ -166,12 +168,15 @@ def content(context: Context, *ends: str) -> Generator[Want, str, str]:
     A stray marker token is no content, except in a body that only ``ends`` end.
     """
     out, reasoning, tools = context.out, context.reasoning, context.tools
-    stops = context.lexicon.stops(*tools.openers, *reasoning.starts, *ends)
+    frame = reasoning.answer or ()
+    stops = context.lexicon.stops(*tools.openers, *reasoning.starts, *ends, *frame)
     marker = ""
     if tools.leads and not out.content.written:
         marker = yield Next(stops, out.content.write, keep=None)
     if marker not in stops.markers and marker not in tools.leads:
         marker = yield Until(stops, out.content.write, stray=None if ends else ignore)
+    if marker in frame:
+        marker = yield from _framed(marker, stops, context)
     if marker in tools.openers or marker in tools.leads:
         yield from _calls(marker, context)
     elif marker in reasoning.starts:
@@ -180,6 +185,25 @@ def content(context: Context, *ends: str) -> Generator[Want, str, str]:
         else:
             yield from _reasoning(context)
     return marker
+
+
+def _framed(marker: str, stops: Stops, context: Context) -> Generator[Want, str, str]:
+    """The frame around the answer: it begins with one, or ends with the other; else it is text."""
+    content = context.out.content
+    opening = context.reasoning.answer[0] if context.reasoning.answer else ""
+    if marker == opening and not content.written:
+        context.out.framed = True
+        return ""
+    if not context.out.framed or marker == opening:
+        content.write(marker)
+        return ""
+    content.marker()
+    blank: list[str] = []
+    following = yield Next(stops, blank.append, keep=None)
+    if following in stops.markers:
+        return following
+    content.unmark(marker + "".join(blank))
+    return ""
 
 
 def _calls(opener: str, context: Context) -> Grammar:
@@ -192,9 +216,9 @@ def _calls(opener: str, context: Context) -> Grammar:
     out.content.lead = tools.framing
 
 
-def _finish(context: Context) -> None:
+def _finish(context: Context, by_model: bool) -> None:
     out = context.out
     if out.calls.open:
-        out.calls.cut()
+        out.calls.end(by_model)
     out.reasoning.end()
     out.content.end()

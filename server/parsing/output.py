@@ -29,20 +29,32 @@ class Framed:
     nothing else precedes waits as well: alone it is no text.
     """
 
-    __slots__ = ("_at_marker", "_dropped", "_emit", "_held", "_trail", "lead", "tail", "written")
+    __slots__ = (
+        "_at_marker",
+        "_break",
+        "_dropped",
+        "_emit",
+        "_held",
+        "_trail",
+        "lead",
+        "tail",
+        "written",
+    )
 
     def __init__(self, emit: Sink, lead: str = "", trail: str = "") -> None:
         self._emit = emit
         self._trail = trail
         self._held: list[str] = []
         self._at_marker = True
-        self._dropped = ""
+        self._dropped = self._break = ""
         self.lead = lead
         self.tail = ""
         """What has been written last."""
         self.written = False
 
     def write(self, text: str) -> None:
+        if self._break:
+            text, self._break = ("" if text[:1].isspace() else self._break) + text, ""
         self.tail = text[-TAIL:] if len(text) >= TAIL else (self.tail + text)[-TAIL:]
         if not self.written:
             text = self._opening(text)
@@ -78,6 +90,11 @@ class Framed:
     def unmark(self, marker: str) -> None:
         """It was no marker after all, and the white space before it is text as well."""
         self.write(self._dropped + marker)
+
+    def separate(self, text: str) -> None:
+        """Another piece begins: ``text`` stands between them, unless there is white space."""
+        if self.written and not self.tail[-1:].isspace():
+            self._break = text
 
     def end(self) -> None:
         """The output ends here: white space after text belongs to it, after a marker to none."""
@@ -199,6 +216,13 @@ class Calls:
         keeps = not (spoiled or self._spoiled) or outcome is Outcome.UNKNOWN_TOOL
         self._end(outcome if keeps else Outcome.MALFORMED)
 
+    def end(self, by_model: bool) -> None:
+        """The output ends here. A name that the model ends its answer with is a whole call."""
+        if by_model and not self.written:
+            self.close()
+        else:
+            self.cut()
+
     def cut(self) -> None:
         """The output ended inside the call; arguments that are whole all the same count as such."""
         self._flush()
@@ -236,3 +260,5 @@ class Output:
         self.calls = calls
         self.drain = out.drain
         self.phase = Phase.CONTENT
+        self.framed = False
+        """Whether the rest of the answer began with a marker of its own."""

@@ -18,6 +18,8 @@ _ESCAPE = re.compile(
     r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|[^xuU0-7])", re.DOTALL
 )
 _ESCAPES: Mapping[str, str] = dict(zip("\\'\"abfnrtv\n", [*"\\'\"\a\b\f\n\r\t\v", ""], strict=True))
+_LONGEST_WORD = 400
+"""A longer word is neither a number nor a name; it goes out as it comes."""
 _LONGEST_ESCAPE = len(r"\U0001F600")
 _CLOSES = {"[": "]", "(": "]", "{": "}"}
 
@@ -28,7 +30,7 @@ class Literal:
     What is no literal is passed on as it stands; the result is then no JSON.
     """
 
-    __slots__ = ("_closers", "_comma", "_quote", "_sink", "_tokens")
+    __slots__ = ("_closers", "_comma", "_quote", "_sink", "_tokens", "_verbatim")
     lexicon: Lexicon | None = None
 
     def __init__(self, sink: Sink, tokens: frozenset[str] = frozenset()) -> None:
@@ -36,6 +38,7 @@ class Literal:
         self._closers: list[str] = []
         self._quote = ""
         self._comma = False
+        self._verbatim = False
         self._tokens = tokens
 
     @property
@@ -91,6 +94,8 @@ class Literal:
 
     def _outside(self, text: str, at: int, more: bool, out: list[str]) -> int:
         char = text[at]
+        if self._verbatim and not _WORD.match(char):
+            self._verbatim = False
         if char.isspace():
             return at + 1
         if char in ",)]}":
@@ -132,9 +137,11 @@ class Literal:
         if word is None:
             out.append(text[at])
             return at + 1
-        if more and word.end() == len(text):
+        long = self._verbatim or word.end() - at > _LONGEST_WORD
+        if more and not long and word.end() == len(text):
             return at
-        out.append(_WORDS.get(word[0]) or _number(word[0]))
+        self._verbatim = long and word.end() == len(text)
+        out.append(word[0] if long else _WORDS.get(word[0]) or _number(word[0]))
         return word.end()
 
 

@@ -17,18 +17,20 @@ KIMI_K2 = Reasoning(("<think>",), ("</think>",), framing="", forgets_end=True)
 """Kimi-K2-Thinking: no white space around the markers. It is known to forget ``</think>`` before a
 section of calls (vllm-project/vllm pull request 32216); see ``unclosed.py``."""
 
-DEEPSEEK_V3 = Reasoning(("<think>",), ("</think>",), framing="")
+DEEPSEEK_V3 = Reasoning(("<think>",), ("</think>",), framing="", forgets_end=True)
 """DeepSeek V3.1 and V3.2: ``</think>`` directly follows and precedes text."""
 
 MISTRAL = Reasoning(("[THINK]",), ("[/THINK]",), framing="", forgets_end=True)
 """Magistral; mistral-common writes both as control tokens, without white space around them."""
 
 GRANITE = Reasoning(
-    ("Here is my thought process:", "Here's my thought process:"),
-    ("Here is my response:", "Here's my response:"),
+    ("Here is my thought process:", "Here's my thought process:", "<think>"),
+    ("Here is my response:", "Here's my response:", "</think>"),
     framing=" \n",
+    answer=("<response>", "</response>"),
 )
-"""Granite 3.2 and 3.3 with ``thinking``: sentences, never tokens."""
+"""Granite 3.2 with ``thinking`` writes sentences, never tokens; Granite 3.3 ``<think>`` and then
+``<response>`` around the answer, by its own chat template."""
 
 MINIMAX_M2_APPEND_THINK = Reasoning(("<think>",), ("</think>",), framing="", inline=True)
 """MiniMax-M2 for clients that send the thinking back inside the content, as vLLM's parser of that

@@ -20,7 +20,7 @@ TOOL_PARSERS: Mapping[str, str] = {
     "hermes": f"{_FORMATS}.hermes:FORMAT",
     "kimi_k2": f"{_FORMATS}.kimi_k2:FORMAT",
     "llama3_json": f"{_FORMATS}.llama3_json:FORMAT",
-    "llama4_json": f"{_FORMATS}.llama3_json:FORMAT",
+    "llama4_json": f"{_FORMATS}.llama3_json:LLAMA4",
     "llama4_pythonic": f"{_FORMATS}.pythonic:LLAMA4",
     "minimax_m2": f"{_FORMATS}.minimax_m2:FORMAT",
     "mistral": f"{_FORMATS}.mistral:FORMAT",

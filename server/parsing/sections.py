@@ -6,17 +6,31 @@ call may come without its section, and ends at the latest where the next call or
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from server.parsing.json_scan import JsonText
-from server.parsing.markers import NAME, Quotes
+from server.parsing.markers import NAME, Quotes, Stops
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Calls, Framed
-from server.parsing.reader import Grammar, JsonValue, Until, Want, ignore
+from server.parsing.reader import Ended, Grammar, JsonValue, Until, Want, ignore
 
 SPACE = " \t\r\n"
+_NAME = re.compile(r"[\w.:\-]{1,128}")
 Step = Generator[Want, str, str]
+
+
+def last_name(stops: Stops, parts: list[str], begin: Callable[[str], object]) -> Step:
+    """A name up to a marker. Where the model ends its answer with the name, it is a call."""
+    try:
+        return (yield Until(stops, parts.append))
+    except Ended as ended:
+        name = "".join(parts).strip()
+        if ended.by_model and _NAME.fullmatch(name):
+            begin(name)
+            raise Ended(by_model=True) from None
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,8 @@ class Sections:
     def read(self, context: Context) -> Step:
         """One call: returns the marker that ended it."""
         header: list[str] = []
-        marker = yield Until(context.lexicon.stops(self.separator, *self.ends), header.append)
+        stops = context.lexicon.stops(self.separator, *self.ends)
+        marker = yield from last_name(stops, header, lambda name: self.begin(context.calls, name))
         if not self.begin(context.calls, "".join(header).strip()):
             return marker
         if marker == self.separator:

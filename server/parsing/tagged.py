@@ -9,7 +9,7 @@ or the end of the section. Else it is part of the value.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Generator, Mapping
+from collections.abc import Callable, Container, Generator, Mapping
 from dataclasses import astuple, dataclass, field, replace
 
 from server.parsing.arguments import Arguments
@@ -18,6 +18,7 @@ from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Framed
 from server.parsing.reader import DONE, Ended, Grammar, Next, Sink, Until, Want, ignore
 from server.parsing.schemas import STRING
+from server.parsing.sections import last_name
 
 SPACE = " \t\r\n"
 Step = Generator[Want, str, str]
@@ -270,7 +271,7 @@ class _Call:
 
     def read(self) -> Step:
         """Returns the marker that ended it, DONE if that was its own closing tag."""
-        name, _, marker = yield from self._header()
+        name, _, marker = yield from self._header(self._context.calls.begin)
         if marker in self._outer or not name:
             return marker
         calls = self._context.calls
@@ -285,10 +286,13 @@ class _Call:
         calls.close(spoiled=marker == FORCED)
         return marker
 
-    def _header(self) -> Generator[Want, str, tuple[str, str | None, str]]:
+    def _header(
+        self, begin: Callable[[str], object] = ignore
+    ) -> Generator[Want, str, tuple[str, str | None, str]]:
         """The rest of an opening tag: the name, a ``string`` attribute, and what ended it."""
         parts: list[str] = []
-        marker = yield Until(self._context.lexicon.stops(">", "\n", *self._outer), parts.append)
+        stops = self._context.lexicon.stops(">", "\n", *self._outer)
+        marker = yield from last_name(stops, parts, begin)
         text = "".join(parts).strip()
         found = _TYPE.search(text)
         name = text[: found.start()] if found else text

@@ -19,7 +19,7 @@ from server.parsing.json_scan import JsonText
 from server.parsing.markers import Follow
 from server.parsing.message import Context
 from server.parsing.reader import Until, ignore
-from server.parsing.sections import Sections, Step
+from server.parsing.sections import Sections, Step, last_name
 from server.parsing.tagged import Closing, Tagged
 
 
@@ -33,7 +33,8 @@ class _Fenced(Sections):
         if marker != self.separator:
             return marker
         header: list[str] = []
-        marker = yield Until(stops("```", "{", *self.ends), header.append)
+        ends = stops("```", "{", *self.ends)
+        marker = yield from last_name(ends, header, lambda name: self.begin(context.calls, name))
         if not self.begin(context.calls, "".join(header).strip()):
             return marker
         if marker == "```":

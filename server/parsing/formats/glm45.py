@@ -20,6 +20,7 @@ from server.parsing.arguments import Arguments
 from server.parsing.markers import NAME
 from server.parsing.message import Context, ToolFormat
 from server.parsing.reader import Ended, Grammar, Until, Want, ignore
+from server.parsing.sections import last_name
 from server.parsing.tagged import FORCED, Closing, Tagged
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
@@ -38,9 +39,10 @@ def _calls(opener: str, context: Context) -> Grammar:
 
 def _call(context: Context) -> Generator[Want, str, str]:
     parts: list[str] = []
-    marker = yield Until(context.lexicon.stops("\n", KEY, *_OUTER), parts.append)
+    stops = context.lexicon.stops("\n", KEY, *_OUTER)
+    marker = yield from last_name(stops, parts, context.calls.begin)
     while marker == "\n" and not "".join(parts).strip():
-        marker = yield Until(context.lexicon.stops("\n", KEY, *_OUTER), parts.append)
+        marker = yield from last_name(stops, parts, context.calls.begin)
     written = "".join(parts).strip()
     name, brace, inline = written.partition("{")
     if not _NAME.fullmatch(name := name.rstrip()):

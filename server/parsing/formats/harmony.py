@@ -32,9 +32,13 @@ CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
 MARKERS = (START, END, RETURN, CALL, CHANNEL, MESSAGE, CONSTRAIN)
 ENDS = (END, RETURN, CALL)
 """What ends a body. Any other token in it is text, as the library has it."""
+_ROLES = frozenset({"assistant", "user", "system", "developer", "all", "final"})
+"""Recipients that are no tools."""
+_BREAK = "\n\n"
+"""Between two messages that are content."""
 _RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)")
-_ROLE = re.compile(r"\s*(?:to=|assistant)")
-_ROLE_BEGINS = re.compile(r"\s*(?:to?|a(?:s(?:s(?:i(?:s(?:t(?:a(?:nt?)?)?)?)?)?)?)?)?\Z")
+_ROLE = re.compile(r"\s{0,99}(?:to=|assistant)")
+_ROLE_BEGINS = re.compile(r"\s{0,99}(?:to?|a(?:s(?:s(?:i(?:s(?:t(?:a(?:nt?)?)?)?)?)?)?)?)?\Z")
 Step = Generator[Want, str, str]
 
 
@@ -81,7 +85,8 @@ def _header(marker: str, context: Context) -> Generator[Want, str, tuple[str, st
         marker = yield Until(stops, parts[marker].append)
     channel = "".join(parts[CHANNEL]).split()
     found = _RECIPIENT.search("".join([*parts[START], " ", *parts[CHANNEL]]))
-    return channel[0] if channel else "", found["name"] if found else None, marker
+    recipient = found["name"] if found and found["name"] not in _ROLES else None
+    return channel[0] if channel else "", recipient, marker
 
 
 def _call(name: str, context: Context) -> Step:
@@ -102,6 +107,7 @@ def _thinking(context: Context) -> Step:
 
 
 def _content(context: Context) -> Step:
+    context.out.content.separate(_BREAK)
     while (marker := (yield from content(context, *ENDS))) not in ENDS:
         pass
     return marker

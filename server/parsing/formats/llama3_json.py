@@ -7,14 +7,17 @@ keeps a copy, examples/tool_chat_template_llama3.1_json.jinja). Several calls ar
 ``; ``. A ``<|python_tag|>`` token may stand before them. There is no other marker, so that an
 object is a call only where it opens the content (or follows a call), and only if it has a name and
 parameters (or arguments) and no key that a call has not; another object is content, let go as soon
-as its first other key shows it. Code behind ``<|python_tag|>`` is content too.
+as its first other key shows it. Code behind ``<|python_tag|>`` is content too. Llama 4's templates
+write content before a call: there an object with the name of an offered tool is a call anywhere.
 """
 
 from __future__ import annotations
 
 from server.parsing.json_calls import JsonCalls
+from server.parsing.markers import NAME, Follow
 from server.parsing.message import Context, ToolFormat
-from server.parsing.reader import Grammar
+from server.parsing.reader import DONE, Grammar
+from server.parsing.tagged import opens
 
 PYTHON = "<|python_tag|>"
 
@@ -27,4 +30,30 @@ def _calls(opener: str, context: Context) -> Grammar:
     yield from JsonCalls(context.calls, stops, content, certain, False, quotes=quotes).read()
 
 
+def _calls_anywhere(opener: str, context: Context) -> Grammar:
+    """Llama 4: an object behind other content, where it begins as a call of an offered tool."""
+    if opener == PYTHON:
+        yield from _calls(opener, context)
+        return
+    content = context.out.content
+    if not content.written:
+        content.unmark("")
+    elif not (yield from opens(opener, _head(context), context)):
+        return
+    quotes = context.quotes({PYTHON: {'{"': None}})
+    stops = context.lexicon.stops(PYTHON)
+    form = JsonCalls(context.calls, stops, content.write, False, False, quotes=quotes)
+    if (yield from form.object()) == DONE:
+        yield from form.read()
+
+
+def _head(context: Context) -> Follow:
+    arguments: Follow = {'"parameters"': {":": None}, '"arguments"': {":": None}}
+    named: Follow = {'"': {",": arguments}}
+    names = context.calls.names or (NAME,)
+    quoted: Follow = dict.fromkeys(names, named)
+    return {'"name"': {":": {'"': quoted}}}
+
+
 FORMAT = ToolFormat((PYTHON,), _calls, leads=("{",))
+LLAMA4 = ToolFormat((PYTHON, "{"), _calls_anywhere)

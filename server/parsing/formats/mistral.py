@@ -18,7 +18,8 @@ import string
 from server.parsing.json_calls import JsonCalls, Step
 from server.parsing.markers import NAME, Follow, Quotes
 from server.parsing.message import Context, ToolFormat
-from server.parsing.reader import Ended, Grammar, JsonValue, Next, Until
+from server.parsing.reader import Grammar, JsonValue, Next, Until
+from server.parsing.sections import last_name
 
 CALL, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
@@ -49,18 +50,15 @@ def _named(first: str, context: Context) -> Step:
     name: list[str] = []
     own: list[str] = []
     ends = context.lexicon.stops(ARGUMENTS, CALL_ID, CALL, "{")
-    marker = first if first in (ARGUMENTS, CALL_ID) else (yield Until(ends, name.append))
+    marker = first
+    if first not in (ARGUMENTS, CALL_ID):
+        marker = yield from last_name(ends, name, context.calls.begin)
     if marker == CALL_ID:
         marker = yield Until(ends, own.append)
     if not "".join(name).strip():
         return marker
     context.calls.begin("".join(name).strip(), "".join(own).strip() or None)
-    try:
-        marker = yield from _arguments(marker, context)
-    except Ended as ended:
-        if ended.by_model and not context.calls.written:
-            context.calls.close()
-        raise
+    marker = yield from _arguments(marker, context)
     context.calls.close()
     return marker
 

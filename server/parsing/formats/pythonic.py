@@ -21,16 +21,17 @@ import re
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from engine.events import Repair
 from server.parsing.arguments import Arguments, as_json
-from server.parsing.markers import Stops
+from server.parsing.markers import NAME, Follow, Stops
 from server.parsing.message import Context, ToolFormat
 from server.parsing.python_literal import Literal
 from server.parsing.reader import Ended, Grammar, Next, Until, Want
-from server.parsing.tagged import Looking
+from server.parsing.tagged import Looking, opens
 
 START, END = "<|python_start|>", "<|python_end|>"
-_LIST = re.compile(r"\s{0,99}\[\s{0,99}[A-Za-z_][\w.\-]{0,127}\s*\(")
-_LIST_BEGINS = re.compile(r"\s{0,99}(?:\[\s{0,99}(?:[A-Za-z_][\w.\-]{0,127}\s*)?)?\Z")
+_LIST = re.compile(r"\s{0,99}\[\s{0,99}[A-Za-z_][\w.\-]{0,127}\s{0,99}\(")
+_LIST_BEGINS = re.compile(r"\s{0,99}(?:\[\s{0,99}(?:[A-Za-z_][\w.\-]{0,127}\s{0,99})?)?\Z")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 Step = Generator[Want, str, str]
@@ -41,16 +42,29 @@ class Pythonic:
     """``quoted``: the template writes every value in quotes, so that the schema says its type."""
 
     quoted: bool = False
+    anywhere: bool = False
+    """A list may follow other content, where it begins with a call of an offered tool."""
 
     def format(self) -> ToolFormat:
-        return ToolFormat((START,), self._calls, (END,), leads=("[",))
+        openers = (START, "[") if self.anywhere else (START,)
+        return ToolFormat(openers, self._calls, (END,), leads=() if self.anywhere else ("[",))
 
-    def _calls(self, _opener: str, context: Context) -> Grammar:
+    def _calls(self, opener: str, context: Context) -> Grammar:
         stops = context.lexicon.stops(START, END)
+        if opener == "[" and self.anywhere:
+            names = context.calls.names if context.out.content.written else ()
+            head: Follow = {name: {"(": None} for name in names or (NAME,)}
+            if (yield from opens(opener, head, context)):
+                yield from self._list(stops, context)
+            return
         if (yield Looking(_LIST, _LIST_BEGINS)) != Looking.YES:
             yield Next(stops, context.out.content.write)
             return
         yield Next(stops)
+        yield from self._list(stops, context)
+
+    def _list(self, stops: Stops, context: Context) -> Grammar:
+        """Behind the opening bracket."""
         while (char := (yield Next(stops, keep=None))) not in ("]", *stops.markers):
             if char == ",":
                 yield Next(stops)
@@ -95,6 +109,11 @@ class Pythonic:
         return (yield Next(stops)) if char == ")" else char
 
     def _value(self, key: str, arguments: Arguments, context: Context, stops: Stops) -> Grammar:
+        if key in arguments.given:
+            context.calls.spoil()
+            context.calls.repair(Repair.REPEATED_PARAMETER)
+            yield Literal(context.calls.keep_raw, stops.tokens)
+            return
         arguments.key(key)
         allowed = arguments.allowed(key)
         if "string" in allowed or not self.quoted:
@@ -115,4 +134,4 @@ def _unquoted(value: str, allowed: frozenset[str]) -> str:
 
 
 PYTHONIC = Pythonic().format()
-LLAMA4 = Pythonic(quoted=True).format()
+LLAMA4 = Pythonic(quoted=True, anywhere=True).format()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -519,3 +520,241 @@ NUMBER = {"type": "object", "properties": {"v": {"type": "number"}}}
 def test_roots_that_are_no_plain_object(root):
     call = (("t", {"v": 3.5}, "schema_mismatch" if "oneOf" in root else "valid"),)
     check(Damage("", "qwen3_coder", qwen("3.5", "v", "t"), call, tools={"t": root}))
+
+
+def harmony(*messages: str) -> str:
+    return "⟪<|start|>⟫assistant".join(messages)
+
+
+SECTION = kimi("x")
+WRITTEN = (("write", {"text": "x"}, "valid"),)
+CUT = "⟪<|tool_call_begin|>⟫functions.write:1⟪<|tool_call_argument_begin|>⟫{"
+QUOTED = SECTION.replace("⟪", "").replace("⟫", "")
+WHOLE_ANSWERS = [
+    Damage(
+        "llama4-content-before",
+        "llama4_json",
+        'Hi. {"name": "city", "parameters": {"city": "P"}}',
+        (("city", {"city": "P"}, "valid"),),
+        content="Hi. ",
+    ),
+    Damage(
+        "llama4-content-directly-before",
+        "llama4_json",
+        'Hi.{"name":"ping","parameters":{}}; {"name":"ping","parameters":{}}',
+        (("ping", {}, "valid"), ("ping", {}, "valid")),
+        content="Hi.",
+    ),
+    Damage(
+        "llama4-other-objects",
+        "llama4_json",
+        'A {"name": "nope", "parameters": {}} {"a": 1} {"name": "ping"} {x}',
+        content='A {"name": "nope", "parameters": {}} {"a": 1} {"name": "ping"} {x}',
+    ),
+    Damage(
+        "llama4-list-behind-content",
+        "llama4_pythonic",
+        '⟪<|python_start|>⟫Let me see: [city(city="P"), ping()]⟪<|python_end|>⟫',
+        (("city", {"city": "P"}, "valid"), ("ping", {}, "valid")),
+        content="Let me see: ",
+    ),
+    Damage(
+        "granite-3.3",
+        "granite",
+        "<think>Two and two.</think><response>It is 4.</response>",
+        content="It is 4.",
+        reasoning="Two and two.",
+        thinks="granite",
+    ),
+    Damage(
+        "granite-3.3-quotes",
+        "granite",
+        "<think>Hm.</think>\n<response>Write </response> or <response> here.</response>\n",
+        content="Write </response> or <response> here.",
+        reasoning="Hm.",
+        thinks="granite",
+    ),
+    Damage(
+        "granite-3.3-call",
+        "granite",
+        '<think>Hm.</think><response>Look.</response>⟪<|tool_call|>⟫[{"name": "ping", '
+        '"arguments": {}}]',
+        (("ping", {}, "valid"),),
+        content="Look.",
+        reasoning="Hm.",
+        thinks="granite",
+    ),
+    Damage(
+        "granite-without-thinking",
+        "granite",
+        "The tag <response> is text, </response> too.",
+        content="The tag <response> is text, </response> too.",
+        thinks="granite",
+    ),
+    Damage(
+        "to-assistant",
+        "openai",
+        harmony(
+            "⟪<|channel|>⟫analysis⟪<|message|>⟫Hm.⟪<|end|>⟫",
+            " to=assistant⟪<|channel|>⟫final⟪<|message|>⟫It rains.⟪<|return|>⟫",
+        ),
+        content="It rains.",
+        reasoning="Hm.",
+        thinks="openai_gptoss",
+    ),
+    Damage(
+        "preamble-and-answer",
+        "openai",
+        harmony(
+            "⟪<|channel|>⟫commentary⟪<|message|>⟫Let me see.⟪<|end|>⟫",
+            "⟪<|channel|>⟫final⟪<|message|>⟫It rains.⟪<|return|>⟫",
+        ),
+        content="Let me see.\n\nIt rains.",
+        thinks="openai_gptoss",
+    ),
+    Damage("name-mistral", "mistral", "⟪[TOOL_CALLS]⟫ping", (("ping", {}, "valid"),)),
+    Damage("name-glm47", "glm47", "⟪<tool_call>⟫ping", (("ping", {}, "valid"),)),
+    Damage(
+        "name-kimi",
+        "kimi_k2",
+        "⟪<|tool_calls_section_begin|>⟫⟪<|tool_call_begin|>⟫functions.ping:0",
+        (("ping", {}, "valid"),),
+    ),
+    Damage(
+        "name-deepseek-v31",
+        "deepseek_v31",
+        "⟪<｜tool▁calls▁begin｜>⟫⟪<｜tool▁call▁begin｜>⟫ping",
+        (("ping", {}, "valid"),),
+    ),
+    Damage(
+        "name-deepseek-v3",
+        "deepseek_v3",
+        "⟪<｜tool▁calls▁begin｜>⟫⟪<｜tool▁call▁begin｜>⟫function⟪<｜tool▁sep｜>⟫ping",
+        (("ping", {}, "valid"),),
+    ),
+    Damage(
+        "name-qwen3-coder",
+        "qwen3_coder",
+        "⟪<tool_call>⟫\n<function=ping",
+        (("ping", {}, "valid"),),
+    ),
+    Damage(
+        "name-that-needs-arguments",
+        "mistral",
+        "⟪[TOOL_CALLS]⟫city",
+        (("city", {}, "schema_mismatch"),),
+    ),
+    *(
+        Damage(f"name-cut-{parser}", parser, output, finish=FinishReason.LENGTH)
+        for parser, output in {
+            "mistral": "⟪[TOOL_CALLS]⟫pi",
+            "glm47": "⟪<tool_call>⟫pi",
+            "kimi_k2": "⟪<|tool_calls_section_begin|>⟫⟪<|tool_call_begin|>⟫functions.pi",
+            "qwen3_coder": "⟪<tool_call>⟫\n<function=pi",
+            "hermes": '⟪<tool_call>⟫{"name": "pi',
+        }.items()
+    ),
+    Damage(
+        "thinking-not-closed",
+        "kimi_k2",
+        f"⟪<think>⟫Hm. {SECTION}",
+        WRITTEN,
+        reasoning="Hm. ",
+        thinks="kimi_k2",
+    ),
+    Damage(
+        "thinking-not-closed-and-text",
+        "kimi_k2",
+        f"⟪<think>⟫Hm. {SECTION}Done.",
+        WRITTEN,
+        content="Done.",
+        reasoning="Hm. ",
+        thinks="kimi_k2",
+    ),
+    Damage(
+        "thinking-not-closed-and-a-cut-call",
+        "kimi_k2",
+        f"⟪<think>⟫Hm. {SECTION}\n⟪<|tool_calls_section_begin|>⟫{CUT}",
+        (*WRITTEN, ("write", "{", "truncated")),
+        reasoning="Hm. ",
+        thinks="kimi_k2",
+        finish=FinishReason.LENGTH,
+    ),
+    Damage(
+        "thinking-cut-off",
+        "kimi_k2",
+        f"⟪<think>⟫Hm. {SECTION} or so",
+        reasoning=f"Hm. {QUOTED} or so",
+        thinks="kimi_k2",
+        finish=FinishReason.LENGTH,
+    ),
+    Damage(
+        "thinking-closed-later",
+        "kimi_k2",
+        f"⟪<think>⟫Hm. {SECTION} or {SECTION}.⟪</think>⟫No.",
+        content="No.",
+        reasoning=f"Hm. {QUOTED} or {QUOTED}.",
+        thinks="kimi_k2",
+    ),
+    Damage(
+        "thinking-not-closed-v31",
+        "deepseek_v31",
+        "⟪<think>⟫Hm.⟪<｜tool▁calls▁begin｜>⟫⟪<｜tool▁call▁begin｜>⟫ping⟪<｜tool▁sep｜>⟫{}"
+        "⟪<｜tool▁call▁end｜>⟫⟪<｜tool▁calls▁end｜>⟫",
+        (("ping", {}, "valid"),),
+        reasoning="Hm.",
+        thinks="deepseek_v31",
+    ),
+    Damage(
+        "thinking-twice",
+        "hermes",
+        "⟪<think>⟫One.⟪</think>⟫Text.⟪<think>⟫Two.⟪</think>⟫More.",
+        content="Text.More.",
+        reasoning="One.Two.",
+        thinks="qwen3",
+    ),
+    Damage(
+        "thinking-marker-in-thinking",
+        "hermes",
+        "⟪<think>⟫One ⟪<think>⟫ two.⟪</think>⟫Text.⟪</think>⟫",
+        content="Text.",
+        reasoning="One <think> two.",
+        thinks="qwen3",
+    ),
+    Damage(
+        "name-twice",
+        "hermes",
+        named('{"name": "ping", "name": "city", "arguments": {}}'),
+        (("ping", {}, "valid"),),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in WHOLE_ANSWERS])
+def test_whole_answers(case):
+    check(case)
+
+
+@pytest.mark.parametrize(
+    ("parser", "thinks", "piece"),
+    [("openai", "openai_gptoss", " "), ("pythonic", None, "a"), ("hermes", "qwen3", " ")],
+)
+def test_a_long_beginning_costs_the_same_a_token(parser, thinks, piece):
+    """The work is counted in characters that are looked at again: it may not grow with the size."""
+    made = tokenizer(())
+    vocabulary = Vocabulary.from_tokenizers(made)
+    head = encode(made, ("[f(x=",)) if parser == "pythonic" else []
+    (one,) = encode(made, (piece,))[:1]
+
+    def seconds(size: int) -> float:
+        best = 9.0
+        for _ in range(3):
+            reader = make_parser(vocabulary, tool_parser=parser, reasoning_parser=thinks)
+            reader.feed(head)
+            began = time.process_time()
+            for _ in range(size):
+                reader.feed((one,))
+            best = min(best, time.process_time() - began)
+        return best / size
+
+    assert seconds(32_000) < 3 * seconds(4_000)
