@@ -1,206 +1,144 @@
-"""Keeps an engine alive, and its requests across its deaths.
+"""Supervised engine: one local engine, restarted when it is lost.
 
-The supervisor is an engine made of engines, one life after another. It asks the engine at hand for
-its health and watches that steps are made; one that died or hung is closed and replaced, with a
-pause that grows from failure to failure, until too many in a row make it give up. Requests wait
-for the next life and go on in it; one that kills engines is found (``supervision/recovery.py``).
+The supervisor checks the engine's health and that it makes steps. An engine that died or hung is
+closed and replaced, with a backoff that grows with each failure in a row, until there are too many
+and it gives up. In-flight requests wait for the next engine and continue on it
+(``supervision/recovery.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from engine.base import (
-    AppliedDepth,
-    Engine,
-    SupportsDepth,
-    SupportsKilled,
-    SupportsPostMortem,
-    SupportsUnclaimed,
-)
+from engine.base import AppliedDepth, Engine, SupportsDepth, SupportsKilled, SupportsPostMortem
 from engine.errors import EngineDead, EngineError, EngineStartError
 from engine.speculation.accounting import Totals
 from engine.supervision.continuation import is_seeded
-from engine.supervision.isolation import PendingStart, PoisonIsolation
-from engine.supervision.losses import LossLog, create_loss
+from engine.supervision.isolation import PoisonIsolation
+from engine.supervision.losses import create_loss
 from engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
     RecoveryObserver,
     RestartPolicy,
-    StallDetector,
     SupervisionTimeouts,
     now,
 )
-from engine.supervision.recovery import (
-    FailureKind,
-    InFlightRequest,
-    RecoverableError,
-    RequestRecovery,
-)
-from engine.types import EngineInfo, EngineRequest, Health, Step
+from engine.supervision.pool import EnginePool, EngineSession, SessionSubmission, close_engine
+from engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
+from engine.types import EngineInfo, EngineRequest, Health
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 30.0
-"""A dead engine that cannot be closed in this time is left behind."""
 BOUND_S = 2.0
-"""An engine confirms a bound on depth in this time, or later."""
+"""The longest ``set_depth`` waits for the engine's confirmation."""
 
 
-@dataclass(slots=True, eq=False)
-class EngineInstance:
-    """One engine, from ready to lost."""
+@dataclass(eq=False)
+class LocalSubmission(SessionSubmission):
+    """One submission of a request to the supervised engine."""
 
-    engine: Engine
-    began: float
-    watch: asyncio.Task[None] = field(init=False)
-    stall_detector: StallDetector = field(default_factory=StallDetector)
-    num_delivered: int = 0
-    """Tokens that clients got of it."""
-    lost: bool = False
-    failure: FailureKind = FailureKind.DIED
-    """Of the requests that were in it."""
-
-
-@dataclass(slots=True, eq=False)
-class EngineSubmission:
-    """See ``engine.supervision.recovery.Place``: one submission of a request to one life."""
-
-    life: EngineInstance
-    pending: PendingStart
-    report: Callable[[EngineInstance, str], None]
-    """What to tell of the life's end."""
-
-    @property
-    def engine(self) -> Engine:
-        return self.life.engine
-
-    @property
-    def started(self) -> bool:
-        return self.pending.started
-
-    def record_step(self, _: Step) -> None:
-        self.life.stall_detector.record_step()
-        self.pending.confirm()
-
-    def record_delivery(self, step: Step) -> None:
-        self.life.num_delivered += len(step.token_ids)
+    report: Callable[[EngineSession, str], None]
+    """Report the loss of the session."""
 
     async def classify(self, error: RecoverableError) -> FailureKind:
         if not isinstance(error, EngineDead):
             raise error
-        self.report(self.life, str(error))
-        return self.life.failure
+        self.report(self.session, str(error))
+        return self.session.failure
 
 
 @dataclass(eq=False)
-class SupervisedEngine:
-    """See ``engine.base.Engine``; ``make`` makes the engines. One event loop."""
+class SupervisedEngine(EnginePool):
+    """See ``engine.base.ResilientEngine``; ``make`` creates the engines. One event loop."""
 
     make: Callable[[], Engine]
     timeouts: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
     observer: RecoveryObserver = field(default_factory=NullRecoveryObserver)
 
     def __post_init__(self) -> None:
-        self._info: EngineInfo | None = None
-        self._life: EngineInstance | None = None
-        self._changed = asyncio.Event()
+        super().__post_init__()
+        self._session: EngineSession | None = None
         self._reason = "Not started yet."
         self._restarts = RestartPolicy(self.timeouts)
-        self._depth: int | None = None
-        self._losses = LossLog()
-        self._unclaimed = Totals()
-        """Of past lives."""
-        self._probation = PoisonIsolation()
-        self._survival = RequestRecovery(self, self.timeouts, self.observer)
+        self._isolation = PoisonIsolation()
+        self._past_unclaimed = Totals()
+        """Of lost sessions."""
+        self._watching: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
-        self._over = asyncio.Event()
-        """There will be no engine any more."""
+        self._given_up = asyncio.Event()
 
     async def start(self) -> EngineInfo:
         engine = self.make()
-        self._info = await self._started(engine)
-        self._begin(engine)
-        return self._info
-
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        return self._survival.generate(self._fixed(request))
+        info = await self._start_engine(engine)
+        self._serve(engine, info)
+        return info
 
     async def set_depth(self, depth: int) -> AppliedDepth:
-        """Bound every request's depth, now and in engines to come."""
-        life = self._life
-        if life is None or self._info is None:
+        """Bound every request's depth, on this engine and on later ones."""
+        session = self._session
+        if session is None:
             raise ValueError("no engine has started yet")
-        if not isinstance(life.engine, SupportsDepth):
+        if not isinstance(session.engine, SupportsDepth):
             raise ValueError("this engine has no depth to set")
         self._depth = depth
-        if not life.lost:
+        if not session.lost:
             with suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(BOUND_S):
-                    return AppliedDepth(await life.engine.set_depth(depth))
-        return AppliedDepth(min(depth, self._info.speculation.depth), pending=True)
+                    return AppliedDepth(await session.engine.set_depth(depth))
+        return AppliedDepth(min(depth, session.info.speculation.depth), pending=True)
 
     async def health(self) -> Health:
-        """From what is known: this answers at once, whatever the engine does."""
-        live = self._alive is not None
+        """From known state: answers at once, whatever the engine does."""
+        live = self._live_session is not None
         return Health(live=live, reason="" if live else self._reason)
 
     async def wait_failed(self) -> str:
-        """Return, with the reason, when there will be no engine any more."""
-        await self._over.wait()
+        """Return, with the reason, when the supervisor has given up."""
+        await self._given_up.wait()
         return self._reason
 
     @property
     def unclaimed(self) -> Totals:
-        """Steps whose tokens went to nobody: those of replays, and those the engines count."""
-        life = self._alive
-        current = Totals() if life is None else _unclaimed(life.engine)
-        return self._unclaimed + self._survival.replayed + current
-
-    @property
-    def losses(self) -> LossLog:
-        """How the last engines were lost, oldest first."""
-        return self._losses
+        return super().unclaimed + self._past_unclaimed
 
     async def aclose(self) -> None:
-        life = self._alive
-        self._end("The engine was closed.")
+        session = self._live_session
+        self._give_up("The engine was closed.")
         if self._replacing is not None:
             self._replacing.cancel()
             with suppress(asyncio.CancelledError):
                 await self._replacing
-        if life is not None:
-            life.lost = True
-            life.watch.cancel()
-            await life.engine.aclose()
-
-    @property
-    def accounts(self) -> bool:
-        return self._info is None or self._info.reports_decode_steps
+        if session is not None:
+            session.lost = True
+            self._stop_watching()
+            await session.engine.aclose()
 
     @property
     def is_closed(self) -> bool:
-        return self._over.is_set()
+        return self._given_up.is_set()
 
     def reset_failures(self) -> None:
-        """See ``engine.supervision.recovery.Host``."""
         self._restarts.reset_failures()
 
     @asynccontextmanager
-    async def submit(self, inflight: InFlightRequest) -> AsyncIterator[EngineSubmission]:
+    async def submit(self, inflight: InFlightRequest) -> AsyncIterator[LocalSubmission]:
         rank = {"strikes": inflight.strikes, "submissions": inflight.submissions}
-        async with self._probation.admit(**rank) as trial:
-            life = await self._living()
-            with life.stall_detector.track():
-                yield EngineSubmission(life, trial, partial(self._lost, cause=LossCause.DIED))
+        async with self._isolation.admit(**rank) as pending:
+            session = await self._wait_session()
+            with session.use():
+                report = partial(self._handle_loss, cause=LossCause.DIED)
+                yield LocalSubmission(session, inflight, pending, report)
 
-    def _fixed(self, request: EngineRequest) -> EngineRequest:
+    def _sessions(self) -> Iterable[EngineSession]:
+        return () if self._live_session is None else (self._live_session,)
+
+    def _bound_depth(self, request: EngineRequest) -> EngineRequest:
         """A seeded request keeps the depth it begins with.
 
         Each draft that is verified takes numbers from the seed's generator: at another depth the
@@ -214,97 +152,92 @@ class SupervisedEngine:
         return replace(request, depth=depth, keeps_depth=True)
 
     @property
-    def _alive(self) -> EngineInstance | None:
-        return None if self._life is None or self._life.lost else self._life
+    def _live_session(self) -> EngineSession | None:
+        return None if self._session is None or self._session.lost else self._session
 
-    async def _living(self) -> EngineInstance:
-        """The engine at hand; waits for one that is on its way. Raises EngineDead."""
-        if self._info is None:
+    async def _wait_session(self) -> EngineSession:
+        """The live session; waits for a restart in progress. Raises EngineDead."""
+        if self._session is None:
             raise EngineDead(self._reason)
         try:
             async with asyncio.timeout(self.timeouts.wait_s):
-                while (life := self._alive) is None:
-                    if self._over.is_set():
+                while (session := self._live_session) is None:
+                    if self.is_closed:
                         raise EngineDead(self._reason)
                     await self._changed.wait()
         except TimeoutError:
             raise EngineDead("No engine came back in time.") from None
-        return life
+        return session
 
-    def _lost(self, life: EngineInstance, reason: str, *, cause: LossCause) -> None:
-        """Begin to replace ``life``, once."""
-        if life.lost:
+    def _handle_loss(self, session: EngineSession, reason: str, *, cause: LossCause) -> None:
+        """Begin to replace ``session``, once."""
+        if session.lost:
             return
-        life.lost = True
-        life.failure = _fate(life, cause)
-        self._unclaimed += _unclaimed(life.engine)
+        session.lost = True
+        session.failure = _classify_loss(session, cause)
+        self._past_unclaimed += session.unclaimed
         self._reason = f"The engine is being restarted ({cause}: {reason})"
-        log.error("the engine was lost (%s): %s", cause, reason)
+        log.error("engine lost (%s): %s", cause, reason)
         self.observer.record_loss(cause)
-        self._restarts.record_end(
-            now() - life.began,
-            useful=life.num_delivered > 0,
-            killed=life.failure is FailureKind.KILLED,
-        )
-        self._replacing = asyncio.create_task(self._replace(life, cause, reason))
+        killed = session.failure is FailureKind.KILLED
+        lived_s = now() - session.started_at
+        self._restarts.record_end(lived_s, useful=session.num_delivered > 0, killed=killed)
+        self._replacing = asyncio.create_task(self._replace(session, cause, reason))
 
-    async def _replace(self, life: EngineInstance, cause: LossCause, reason: str) -> None:
+    async def _replace(self, session: EngineSession, cause: LossCause, reason: str) -> None:
         lost_at = now()
-        life.watch.cancel()
-        await _close(life.engine)
-        await self._record(life.engine, cause, reason, lost_at - life.began)
-        while (info := await self._try_again()) is None:
-            if self._over.is_set():
+        self._stop_watching()
+        await close_engine(session.engine)
+        await self._record_loss(session.engine, cause, reason, lost_at - session.started_at)
+        while (info := await self._restart()) is None:
+            if self.is_closed:
                 return
         self.observer.record_recovery(info, now() - lost_at)
-        log.warning("the engine is back after %.1f s", now() - lost_at)
+        log.warning("engine restarted after %.1f s", now() - lost_at)
 
-    async def _record(
+    async def _record_loss(
         self, engine: Engine, cause: LossCause, reason: str, lived_s: float | None
     ) -> None:
-        """Log how a closed engine ended, and remember it for operators."""
+        """Log how a closed engine ended, and record it for operators."""
         found = await engine.post_mortem() if isinstance(engine, SupportsPostMortem) else None
         loss = create_loss(cause, reason, lived_s, found)
         self._losses.add(loss)
-        words = "".join(f"\n    {line}" for line in loss.log)
-        log.error("cause of the engine's end: %s%s", loss.summary, words)
+        lines = "".join(f"\n    {line}" for line in loss.log)
+        log.error("cause of the engine loss: %s%s", loss.summary, lines)
 
-    async def _try_again(self) -> EngineInfo | None:
+    async def _restart(self) -> EngineInfo | None:
+        """One try. None when it failed, or when there have been too many."""
         if self._restarts.exhausted:
-            self._end(
+            self._give_up(
                 f"The engine was lost {self._restarts.failures} times in a row without serving a "
                 f"token and is not started again. The last time: {self._losses.last.summary}"
             )
             return None
         await asyncio.sleep(self._restarts.pause_s)
+        engine = None
         try:
             engine = self.make()
+            info = await self._start_engine(engine)
+            await self._apply_depth(engine)
         except Exception as error:
-            await self._start_failed(None, error)
+            await self._handle_start_failure(engine, error)
             return None
-        try:
-            info = await self._started(engine)
-            await self._bind(engine)
-        except Exception as error:
-            await self._start_failed(engine, error)
-            return None
-        self._info = info
-        self._begin(engine)
+        self._serve(engine, info)
         return info
 
-    async def _start_failed(self, engine: Engine | None, error: Exception) -> None:
-        """Whatever went wrong: the next start may go well."""
-        told = str(error) if isinstance(error, EngineError) else type(error).__name__
+    async def _handle_start_failure(self, engine: Engine | None, error: Exception) -> None:
+        """Any error counts as a failed start: the next one may succeed."""
         expected = isinstance(error, EngineError)
-        log.error("the engine did not start again: %s", told, exc_info=not expected)
+        reason = str(error) if expected else type(error).__name__
+        log.error("engine restart failed: %s", reason, exc_info=not expected)
         self.observer.record_loss(LossCause.START)
         self._restarts.record_start_failure()
         if engine is not None:
-            await _close(engine)
-            await self._record(engine, LossCause.START, told, None)
-        self._reason = told
+            await close_engine(engine)
+            await self._record_loss(engine, LossCause.START, reason, None)
+        self._reason = reason
 
-    async def _started(self, engine: Engine) -> EngineInfo:
+    async def _start_engine(self, engine: Engine) -> EngineInfo:
         try:
             async with asyncio.timeout(self.timeouts.start_s):
                 return await engine.start()
@@ -314,71 +247,59 @@ class SupervisedEngine:
                 "may take (--engine-start-s)."
             ) from None
 
-    async def _bind(self, engine: Engine) -> None:
-        """Give a new engine the bound in force, also one that comes meanwhile."""
+    async def _apply_depth(self, engine: Engine) -> None:
+        """Give a new engine the bound in force, also one that is set meanwhile."""
         if not isinstance(engine, SupportsDepth):
             return
-        given = None
+        applied = None
         async with asyncio.timeout(self.timeouts.hang_s):
-            while (wanted := self._depth) is not None and wanted != given:
+            while (wanted := self._depth) is not None and wanted != applied:
                 await engine.set_depth(wanted)
-                given = wanted
+                applied = wanted
 
-    def _begin(self, engine: Engine) -> None:
-        self._life = life = EngineInstance(engine, began=now())
-        life.watch = asyncio.create_task(self._watch(life))
-        self._tell()
+    def _serve(self, engine: Engine, info: EngineInfo) -> None:
+        self._info = info
+        self._session = session = EngineSession(engine, info)
+        self._watching = asyncio.create_task(self._watch(session))
+        self._notify()
 
-    def _end(self, reason: str) -> None:
+    def _give_up(self, reason: str) -> None:
         self._reason = reason
-        self._over.set()
-        self._tell()
+        self._given_up.set()
+        self._notify()
 
-    def _tell(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
 
-    async def _watch(self, life: EngineInstance) -> None:
-        while not life.lost:
+    async def _watch(self, session: EngineSession) -> None:
+        while not session.lost:
             await asyncio.sleep(self.timeouts.poll_s)
-            cause, reason = await self._ask(life)
+            cause, reason = await self._check(session)
             if cause is not None:
-                self._lost(life, reason, cause=cause)
+                self._handle_loss(session, reason, cause=cause)
 
-    async def _ask(self, life: EngineInstance) -> tuple[LossCause | None, str]:
-        patience = self.timeouts
+    async def _check(self, session: EngineSession) -> tuple[LossCause | None, str]:
+        """Whether the session is lost, and why. A health check that fails proves nothing."""
+        hang_s, stall_s = self.timeouts.hang_s, self.timeouts.stall_s
         try:
-            async with asyncio.timeout(patience.hang_s):
-                health = await life.engine.health()
+            async with asyncio.timeout(hang_s):
+                health = await session.engine.health()
         except TimeoutError:
-            return LossCause.HUNG, f"no answer for {patience.hang_s:g} s"
+            return LossCause.HUNG, f"no answer for {hang_s:g} s"
         except Exception:
-            log.exception("the engine's health is not known")
+            log.exception("health check failed")
             return None, ""
         if not health.live:
             return LossCause.DIED, health.reason
-        if life.stall_detector.stalled_s > patience.stall_s:
-            return LossCause.HUNG, f"no step for {patience.stall_s:g} s"
+        if session.stall_detector.stalled_s > stall_s:
+            return LossCause.HUNG, f"no step for {stall_s:g} s"
         return None, ""
 
 
-async def _close(engine: Engine) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_S):
-            await engine.aclose()
-    except TimeoutError:
-        log.error("the lost engine could not be closed in %g s", CLOSE_S)
-    except Exception:
-        log.exception("the lost engine could not be closed")
-
-
-def _fate(life: EngineInstance, cause: LossCause) -> FailureKind:
-    """What a loss says about the requests that were in it, before it is closed."""
-    if isinstance(life.engine, SupportsKilled) and life.engine.killed:
+def _classify_loss(session: EngineSession, cause: LossCause) -> FailureKind:
+    """What the loss says about the requests running in the session, before it is closed."""
+    if isinstance(session.engine, SupportsKilled) and session.engine.killed:
         return FailureKind.KILLED
-    crowded = life.stall_detector.num_running > 1
-    return FailureKind.HUNG if cause is LossCause.HUNG and crowded else FailureKind.DIED
-
-
-def _unclaimed(engine: Engine) -> Totals:
-    return engine.unclaimed if isinstance(engine, SupportsUnclaimed) else Totals()
+    shared = cause is LossCause.HUNG and session.is_shared
+    return FailureKind.HUNG if shared else FailureKind.DIED

@@ -197,7 +197,7 @@ async def test_the_request_that_kills_is_found_and_named_among_innocent_ones():
         else:
             assert tokens_of(result) == following(request)
     assert len(notes.lost) == 2
-    assert (await engine.health()).live or await engine._living()
+    assert (await engine.health()).live or await engine._wait_session()
     assert tokens_of(await collect(engine, ask("later"))) == following(ask("later"))
     await engine.aclose()
 
@@ -281,7 +281,7 @@ async def test_twenty_deaths_under_sixteen_streams_with_default_limits(killed):
         assert tokens_of(steps) == following(request)
     assert not notes.outcomes[RecoveryOutcome.LOST]
     assert not notes.outcomes[RecoveryOutcome.QUARANTINED]
-    assert (await engine.health()).live or await engine._living()
+    assert (await engine.health()).live or await engine._wait_session()
     await engine.aclose()
 
 
@@ -416,7 +416,7 @@ async def test_a_bound_is_taken_at_once_whether_the_engine_is_there_or_away():
     async with asyncio.timeout(1):
         assert await engine.set_depth(1) == AppliedDepth(1, pending=True)
     cradle.lives[1].hangs.set()
-    await until(lambda: (life := engine._alive) and life.engine.bounds == [1])
+    await until(lambda: (life := engine._live_session) and life.engine.bounds == [1])
     await engine.aclose()
 
 
