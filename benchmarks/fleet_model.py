@@ -202,11 +202,11 @@ class Simulation:
     def _admitted(self, worker: Worker, job: Job) -> Job:
         """It finds its cached blocks; the last token of a prompt is always computed."""
         prompt = len(job.request.prompt)
-        cached = min(worker.cache.known(job.blocks) * CACHE_BLOCK, prompt - 1)
+        cached = min(worker.cache.count_known(job.blocks) * CACHE_BLOCK, prompt - 1)
         self.prompt_tokens += prompt
         self.cached_tokens += cached
         job.prefill = prompt - cached
-        worker.cache.meet(job.blocks)
+        worker.cache.add(job.blocks)
         return job
 
     def _made(self, worker: Worker, jobs: list[Job], now: float) -> None:
@@ -217,7 +217,7 @@ class Simulation:
                 self.ttft.append(now - job.arrived)
             job.made += tokens
             if job.assignment is not None:
-                job.assignment.charge.made(tokens)
+                job.assignment.charge.record_tokens(tokens)
             if job.made >= job.answer:
                 worker.running.remove(job)
                 self._ended(worker, job, now)
@@ -237,7 +237,7 @@ class Simulation:
         session = job.session
         job.gateway.ended(job.assignment, job.made)
         session.prompt += words(session.dice, job.made)
-        worker.cache.meet(hash_blocks(session.prompt, CACHE_BLOCK, len(session.prompt)))
+        worker.cache.add(hash_blocks(session.prompt, CACHE_BLOCK, len(session.prompt)))
         session.turns -= 1
         if session.turns > 0 and len(session.prompt) < self.trace.longest:
             pause = session.dice.expovariate(1 / self.trace.pause_s)
@@ -272,7 +272,7 @@ class Gateway:
         self._turn = cycle(names) if policy == "round robin" else None
         self._balancer = LoadBalancer(rules)
         for name in names:
-            self._balancer.join(name)
+            self._balancer.add_worker(name)
 
     def place(self, request: EngineRequest) -> tuple[str, Assignment | None]:
         if self._turn is not None:

@@ -24,49 +24,49 @@ class CircuitState(StrEnum):
 
 
 class CircuitBreaker:
-    """Begins half-open: a new worker has to pass a probe, too. ``now`` is any clock in seconds."""
+    """Begins half-open: a new worker must pass a probe, too. ``now`` is any clock in seconds."""
 
-    def __init__(self, rules: BreakerSettings, chance: Callable[[], float] = random) -> None:
-        self._rules = rules
+    def __init__(self, settings: BreakerSettings, chance: Callable[[], float] = random) -> None:
+        self._settings = settings
         self._chance = chance
         self._failures = 0
         self._trouble = 0
         """Openings since the last request that succeeded."""
-        self.circuit = CircuitState.HALF_OPEN
+        self.state = CircuitState.HALF_OPEN
         self.retry_at = 0.0
         self.num_opened = 0
 
     @property
-    def closed(self) -> bool:
-        return self.circuit is CircuitState.CLOSED
+    def is_closed(self) -> bool:
+        return self.state is CircuitState.CLOSED
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """A request made progress."""
         self._failures = self._trouble = 0
 
-    def failed(self, now: float) -> None:
-        """A request did not, through the worker's fault."""
+    def record_failure(self, now: float) -> None:
+        """A request failed through the worker's fault."""
         self._failures += 1
-        if self.closed and self._failures >= self._rules.failures:
+        if self.is_closed and self._failures >= self._settings.failures:
             self.open(now)
 
     def open(self, now: float) -> None:
-        """Give nothing more, until a probe passes."""
-        self.num_opened += self.closed
-        self.circuit = CircuitState.OPEN
-        self.retry_at = now + self._pause()
+        """Send no requests until a probe passes."""
+        self.num_opened += self.is_closed
+        self.state = CircuitState.OPEN
+        self.retry_at = now + self._backoff_s()
         self._trouble += 1
 
-    def probe(self) -> None:
-        """The pause is over."""
-        self.circuit = CircuitState.HALF_OPEN
+    def begin_probe(self) -> None:
+        """The backoff is over."""
+        self.state = CircuitState.HALF_OPEN
 
     def close(self) -> None:
         """The probe passed."""
-        self.circuit = CircuitState.CLOSED
+        self.state = CircuitState.CLOSED
         self._failures = 0
 
-    def _pause(self) -> float:
-        rules = self._rules
-        longest = min(rules.max_backoff_s, rules.backoff_s * 2.0 ** min(self._trouble, 32))
-        return longest * (1 - rules.jitter * self._chance())
+    def _backoff_s(self) -> float:
+        settings = self._settings
+        longest = min(settings.max_backoff_s, settings.backoff_s * 2.0 ** min(self._trouble, 32))
+        return longest * (1 - settings.jitter * self._chance())

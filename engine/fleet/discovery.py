@@ -16,7 +16,7 @@ from engine.errors import redact
 
 
 class DiscoveryError(Exception):
-    """The source cannot be read now; who was known stays. The message names it and the cause, and
+    """The source cannot be read now; known workers stay. The message names source and cause, and
     holds no credentials."""
 
     def __init__(self, message: str) -> None:
@@ -24,7 +24,7 @@ class DiscoveryError(Exception):
 
 
 class WorkerSource(Protocol):
-    """Addresses are opaque here: whoever makes the engines understands them."""
+    """A source of worker addresses, which are opaque strings here."""
 
     @property
     def interval_s(self) -> float:
@@ -32,7 +32,7 @@ class WorkerSource(Protocol):
         ...
 
     async def read(self) -> frozenset[str]:
-        """All workers there are. Raises DiscoveryError."""
+        """The addresses of all workers. Raises DiscoveryError."""
         ...
 
 
@@ -54,8 +54,8 @@ RESOLVE_S = 10.0
 class DnsSource:
     """``name`` is HOST:PORT, or an address with a scheme.
 
-    A name that cannot be resolved changes nothing: when a resolver is away, workers are not. One
-    that stays away is found out by the workers' health.
+    For a headless service: each address of the name is one worker. A name that cannot be resolved
+    changes nothing, because workers do not fail with the resolver; health checks find lost workers.
     """
 
     def __init__(self, name: str, interval_s: float = 5.0) -> None:
@@ -65,7 +65,7 @@ class DnsSource:
         scheme, _, host_port = name.rpartition("://")
         parts = urlsplit(f"//{host_port}")
         if not parts.hostname or parts.port is None:
-            raise ValueError(f"a name of workers is HOST:PORT; given {redact(name)!r}")
+            raise ValueError(f"a DNS name of workers must be HOST:PORT; given {redact(name)!r}")
         self._scheme = scheme or "http"
         self._host, self._port = parts.hostname, parts.port
 
@@ -78,9 +78,9 @@ class DnsSource:
             raise DiscoveryError(f"{self._name}: no answer for {RESOLVE_S:g} s") from None
         except OSError as error:
             raise DiscoveryError(f"{self._name} cannot be resolved: {error}") from error
-        return frozenset(self._url(str(address[0])) for *_, address in found)
+        return frozenset(self._build_url(str(address[0])) for *_, address in found)
 
-    def _url(self, address: str) -> str:
+    def _build_url(self, address: str) -> str:
         host = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
         return f"{self._scheme}://{host}:{self._port}"
 
@@ -90,9 +90,15 @@ STRUCTURED = ("[", "{", "-", "workers:")
 
 
 class FileSource:
-    """``canonical`` gives the one way to write an address, and raises ValueError for what is none.
+    """A file that may change: a new line takes traffic within seconds.
 
-    One file with one bad entry changes nothing, so that a slip of the pen drops no worker.
+        # lines                     # YAML, or JSON
+        http://10.0.0.5:8000        workers:
+        http://10.0.0.6:8000          - http://10.0.0.5:8000
+                                      - url: http://10.0.0.6:8000
+
+    ``canonical`` normalizes an address and raises ValueError for anything else. A file with one bad
+    entry changes nothing, so that a typing error drops no worker.
     """
 
     def __init__(
@@ -113,43 +119,45 @@ class FileSource:
             stat = self._path.stat()
             seen = stat.st_mtime_ns, stat.st_size
             if seen != self._seen:
-                self._addresses = self._parsed(self._path.read_text(encoding="utf-8"))
+                self._addresses = self._parse(self._path.read_text(encoding="utf-8"))
                 self._seen = seen
         except (OSError, UnicodeDecodeError) as error:
             raise DiscoveryError(f"{self._path} cannot be read: {error}") from error
         return self._addresses
 
-    def _parsed(self, text: str) -> frozenset[str]:
-        entries = self._entries(text)
+    def _parse(self, text: str) -> frozenset[str]:
+        entries = self._read_entries(text)
         try:
             return frozenset(map(self._canonical, entries))
         except ValueError as error:
             raise DiscoveryError(f"{self._path}: {error}") from error
 
-    def _entries(self, text: str) -> list[str]:
-        lines = _lines(text)
+    def _read_entries(self, text: str) -> list[str]:
+        lines = _split_lines(text)
         if not lines or not lines[0].startswith(STRUCTURED):
             return lines
         try:
             content = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise DiscoveryError(f"{self._path} is no YAML: {error}") from error
+            raise DiscoveryError(f"{self._path} is not valid YAML: {error}") from error
         if isinstance(content, dict):
             content = content.get("workers")
         if not isinstance(content, list):
-            raise DiscoveryError(f"{self._path} must hold an address a line, or 'workers': a list")
-        return [self._url(item) for item in content]
+            raise DiscoveryError(
+                f"{self._path} must have one address per line, or 'workers': a list"
+            )
+        return [self._read_url(item) for item in content]
 
-    def _url(self, item: Any) -> str:
+    def _read_url(self, item: Any) -> str:
         url = item.get("url") if isinstance(item, dict) else item
         if not isinstance(url, str):
             raise DiscoveryError(
-                f"{self._path}: a worker is an address or has a 'url'; given {item!r}"
+                f"{self._path}: a worker must be an address or have a 'url'; given {item!r}"
             )
         return url.strip()
 
 
-def _lines(text: str) -> list[str]:
-    """Those with something in them, without comments."""
+def _split_lines(text: str) -> list[str]:
+    """Lines that are not empty, without comments."""
     lines = (line.partition(" #")[0].strip() for line in text.splitlines())
     return [line for line in lines if line and not line.startswith("#")]

@@ -1,23 +1,23 @@
-"""Many workers as one engine.
+"""Fleet: many workers as one engine.
 
-Sources say who the workers are (``discovery``), each is tended by itself (``worker.py``), and a
-request goes to the one the balancer picks (``routing.py``). Where a worker is lost, its requests
-go on in another one by the same rules by which a supervisor continues them in its next engine
-(``engine/supervision/recovery.py``). The supervisor restarts the engine it has; a fleet restarts
-nothing: it leaves a worker alone and probes it until it is back.
+Sources list the workers (``discovery.py``), each worker is maintained by itself (``worker.py``),
+and a request goes to the one the load balancer picks (``routing.py``). When a worker is lost, its
+in-flight requests continue on another one, by the same rules by which they continue after a restart
+of the local engine (``engine/supervision/recovery.py``). A fleet restarts nothing: it opens the
+worker's circuit and probes it until it is back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from engine.base import AppliedDepth, Engine, SupportsUnclaimed
+from engine.base import AppliedDepth, Engine
 from engine.errors import (
     EngineDead,
     EngineFailed,
@@ -28,13 +28,10 @@ from engine.errors import (
 )
 from engine.fleet.discovery import DiscoveryError, WorkerSource
 from engine.fleet.routing import Assignment, LoadBalancer, RoutingReason
-from engine.fleet.session import WorkerSession
 from engine.fleet.settings import FleetSettings
 from engine.fleet.status import WorkerStatus
 from engine.fleet.worker import IncompatibleWorker, Worker
-from engine.speculation.accounting import Totals
-from engine.supervision.isolation import PendingStart
-from engine.supervision.losses import LossLog, create_loss
+from engine.supervision.losses import create_loss
 from engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
@@ -42,168 +39,128 @@ from engine.supervision.policy import (
     SupervisionTimeouts,
     now,
 )
-from engine.supervision.recovery import (
-    FailureKind,
-    InFlightRequest,
-    RecoverableError,
-    RequestRecovery,
-)
+from engine.supervision.pool import EnginePool, EngineSession, SessionSubmission
+from engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
 from engine.types import EngineInfo, EngineRequest, Health, Step
 
 log = logging.getLogger(__name__)
 
-SHOWN = 3
-"""Workers whose reasons are told when none serves."""
+MOST_REASONS = 3
+"""Workers whose reasons are given when none serves."""
 
 
-@dataclass(slots=True, eq=False)
-class WorkerSlot:
-    """See ``engine.supervision.recovery.Place``: one submission of a request to one worker."""
+@dataclass(eq=False)
+class WorkerSlot(SessionSubmission):
+    """One submission of a request to one worker."""
 
     fleet: Fleet
-    inflight: InFlightRequest
     worker: Worker
-    link: WorkerSession
-    pending: PendingStart
     assignment: Assignment
 
-    @property
-    def engine(self) -> Engine:
-        return self.link.engine
-
-    @property
-    def started(self) -> bool:
-        return self.pending.started
-
     def record_step(self, step: Step) -> None:
-        if not self.pending.started:
-            self.worker.breaker.succeeded()
-            self.pending.confirm()
+        if not self.started:
+            self.worker.breaker.record_success()
             self.inflight.disprove_refusals()
-        self.link.stall_detector.record_step()
+        super().record_step(step)
         self.assignment.charge.record_tokens(len(step.token_ids))
         self.worker.counts.tokens += len(step.token_ids)
 
-    def record_delivery(self, step: Step) -> None:
-        """The balancer counts what the worker made, delivered or not."""
-
     async def classify(self, error: RecoverableError) -> FailureKind:
-        self.inflight.avoided.add(self.link)
-        fate = await self._fate(error)
+        self.inflight.avoided.add(self.session)
+        kind = await self._classify(error)
         if self.inflight.has_output:
             self.worker.counts.continued += 1
         else:
             self.worker.counts.retried += 1
-        return fate
+        return kind
 
-    async def _fate(self, error: RecoverableError) -> FailureKind:
+    async def _classify(self, error: RecoverableError) -> FailureKind:
         if isinstance(error, EngineOverloaded):
-            if not self.inflight.has_output and not self.fleet.others(self.inflight):
+            if not self.inflight.has_output and not self._has_alternative:
                 raise error
             return FailureKind.NOT_RUN
         if isinstance(error, RequestRejected):
-            return self._doubt(error)
-        self.worker.failed(str(error))
+            return self._doubt_refusal(error)
+        self.worker.record_failure(str(error))
         if isinstance(error, EngineUnreachable):
             return FailureKind.NOT_RUN
-        if not (await self.worker.ask()).live:
-            return FailureKind.HUNG if self.link.stalled else FailureKind.DIED
+        if not (await self.worker.check_health()).live:
+            return self.session.failure
         if isinstance(error, EngineFailed):
             self._try_elsewhere(error)
         return FailureKind.REQUEST_LOST
 
-    def _doubt(self, error: RequestRejected) -> FailureKind:
-        """One worker's word is not enough: if another one runs the request, the first was wrong."""
-        if (
-            self.inflight.has_output
-            or self.inflight.refusals
-            or not self.fleet.others(self.inflight)
-        ):
+    @property
+    def _has_alternative(self) -> bool:
+        return bool(self.fleet.find_alternatives(self.inflight))
+
+    def _doubt_refusal(self, error: RequestRejected) -> FailureKind:
+        """One worker may be wrong: if another one runs the request, the first is at fault."""
+        if self.inflight.has_output or self.inflight.refusals or not self._has_alternative:
             raise error
         wrong = f"it refused a request that another worker ran: {error}"
-        self.inflight.refusals.append(partial(self.worker.failed, wrong))
+        self.inflight.refusals.append(partial(self.worker.record_failure, wrong))
         return FailureKind.NOT_RUN
 
     def _try_elsewhere(self, error: EngineFailed) -> None:
-        """A living worker failed on it: others may, too."""
+        """A healthy worker failed on it: another one may not."""
         self.inflight.failures += 1
-        tried_enough = self.inflight.failures > self.fleet.rules.retries
-        if tried_enough or not self.fleet.others(self.inflight):
+        if self.inflight.failures > self.fleet.settings.retries or not self._has_alternative:
             raise error
 
 
 @dataclass(eq=False)
-class Fleet:
-    """See ``engine.base.Engine``; ``make`` makes an engine for an address. One event loop."""
+class Fleet(EnginePool):
+    """See ``engine.base.ResilientEngine``; ``make`` creates an engine for an address."""
 
     make: Callable[[str], Engine]
     sources: Sequence[WorkerSource]
     timeouts: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
-    rules: FleetSettings = field(default_factory=FleetSettings)
+    settings: FleetSettings = field(default_factory=FleetSettings)
     observer: RecoveryObserver = field(default_factory=NullRecoveryObserver)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.workers: dict[str, Worker] = {}
-        self._balancer = LoadBalancer(self.rules.balance)
-        self._survival = RequestRecovery(self, self.timeouts, self.observer)
-        self._found: dict[int, frozenset[str]] = {}
-        """By source: whom it named last."""
+        self._balancer = LoadBalancer(self.settings.balance)
+        self._discovered: dict[int, frozenset[str]] = {}
+        """The addresses each source returned last."""
         self._background: set[asyncio.Task[None]] = set()
-        self._info: EngineInfo | None = None
-        self._depth: int | None = None
-        self._changed = asyncio.Event()
         self._closed = False
-        self._losses = LossLog()
 
     async def start(self) -> EngineInfo:
-        """Returns when one worker serves. Raises EngineStartError when none does in time."""
+        """Return when one worker serves. Raises EngineStartError when none does in time."""
         for number, source in enumerate(self.sources):
             await self._read(number, source)
             self._run(self._watch(number, source))
         try:
-            async with asyncio.timeout(self.rules.start_s):
+            async with asyncio.timeout(self.settings.start_s):
                 while self._info is None:
                     await self._changed.wait()
         except TimeoutError:
-            waited = f"No worker was ready after {self.rules.start_s:g} s."
-            raise EngineStartError(f"{waited} {self._why_none()}") from None
+            waited = f"No worker was ready after {self.settings.start_s:g} s."
+            raise EngineStartError(f"{waited} {self._explain_no_worker()}") from None
         return self._info
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        return self._survival.generate(self._bounded(request))
-
     async def set_depth(self, depth: int) -> AppliedDepth:
-        """Bound the depth of requests from now on; those that run keep theirs."""
+        """Bound the depth of requests from now on; in-flight requests keep theirs."""
         if self._info is None or not self._info.speculation.per_request:
             raise ValueError("these workers do not let requests choose their depth")
         self._depth = min(depth, self._info.speculation.depth)
         return AppliedDepth(self._depth)
 
     async def wait_failed(self) -> str:
-        """Never: workers may come back as long as there is a gateway."""
+        """Never returns: workers may come back as long as the gateway runs."""
         return str(await asyncio.get_running_loop().create_future())
 
     async def health(self) -> Health:
-        """From what is known: this answers at once, whatever the workers do.
+        """From known state: answers at once, whatever the workers do.
 
-        Anybody may ask ``/ready``: who the workers are is for operators.
+        ``/ready`` is public: it does not name the workers.
         """
         if any(worker.is_serving for worker in self.workers.values()):
             return Health(live=True)
         return Health(live=False, reason=f"None of {len(self.workers)} workers serves.")
-
-    @property
-    def unclaimed(self) -> Totals:
-        """Steps whose tokens went to nobody: those of replays, and those the engines count."""
-        links = (worker.link for worker in self.workers.values())
-        engines = (link.engine for link in links if link is not None)
-        counted = (engine.unclaimed for engine in engines if isinstance(engine, SupportsUnclaimed))
-        return sum(counted, self._survival.replayed)
-
-    @property
-    def losses(self) -> LossLog:
-        """When circuits were opened, and why; oldest first."""
-        return self._losses
 
     async def aclose(self) -> None:
         self._closed = True
@@ -212,40 +169,38 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(worker.aclose() for worker in self.workers.values()))
-        self._tell()
+        self._notify()
 
-    def status(self) -> list[WorkerStatus]:
+    def list_status(self) -> list[WorkerStatus]:
         """Every worker as it is now, by name."""
-        return [self._status(worker) for _, worker in sorted(self.workers.items())]
-
-    @property
-    def accounts(self) -> bool:
-        return self._info is None or self._info.reports_decode_steps
+        return [self._describe(worker) for _, worker in sorted(self.workers.items())]
 
     @property
     def is_closed(self) -> bool:
         return self._closed
-
-    def reset_failures(self) -> None:
-        """Workers restart themselves: there is nothing to forgive."""
 
     @asynccontextmanager
     async def submit(self, inflight: InFlightRequest) -> AsyncIterator[WorkerSlot]:
         async with AsyncExitStack() as inside:
             while True:
                 worker, assignment = await self._assign(inflight)
-                inside.callback(self._left, worker, assignment)
+                inside.callback(self._release, worker, assignment)
                 rank = {"strikes": inflight.strikes, "submissions": inflight.submissions}
-                trial = await inside.enter_async_context(worker.isolation.admit(**rank))
-                if worker.is_serving and (link := worker.link) is not None:
+                pending = await inside.enter_async_context(worker.isolation.admit(**rank))
+                if worker.is_serving and (session := worker.session) is not None:
                     break
-                await inside.aclose()  # lost while the request waited for its trial
-            inside.enter_context(link.running())
-            yield WorkerSlot(self, inflight, worker, link, trial, assignment)
+                await inside.aclose()  # lost while the request waited for isolation
+            inside.enter_context(session.use())
+            yield WorkerSlot(session, inflight, pending, self, worker, assignment)
 
-    def others(self, inflight: InFlightRequest) -> list[Worker]:
-        """Who serves, and is not to be avoided."""
-        return [w for w in self.workers.values() if w.is_serving and w.link not in inflight.avoided]
+    def find_alternatives(self, inflight: InFlightRequest) -> list[Worker]:
+        """Workers that serve and that the request need not avoid."""
+        serving = (worker for worker in self.workers.values() if worker.is_serving)
+        return [worker for worker in serving if worker.session not in inflight.avoided]
+
+    def _sessions(self) -> list[EngineSession]:
+        sessions = (worker.session for worker in self.workers.values())
+        return [session for session in sessions if session is not None]
 
     async def _assign(self, inflight: InFlightRequest) -> tuple[Worker, Assignment]:
         """Waits for a worker. Raises EngineDead."""
@@ -254,31 +209,32 @@ class Fleet:
         since = now() if inflight.waiting_since is None else inflight.waiting_since
         try:
             async with asyncio.timeout_at(since + self.timeouts.wait_s):
-                while not (able := self.others(inflight)):
+                while not (able := self.find_alternatives(inflight)):
                     await self._wait(inflight)
         except TimeoutError:
-            raise EngineDead(f"No worker came back in time. {self._why_none()}") from None
+            reason = self._explain_no_worker()
+            raise EngineDead(f"No worker came back in time. {reason}") from None
         assignment = self._balancer.assign(inflight.request, [worker.name for worker in able])
         worker = self.workers[assignment.name]
-        worker.counts.why[assignment.why] += 1
+        worker.counts.reasons[assignment.reason] += 1
         return worker, assignment
 
     async def _wait(self, inflight: InFlightRequest) -> None:
-        """Until something may be different: a worker comes, or those it avoids have had a pause."""
+        """Until a worker comes, or those the request avoids have had a pause."""
         if self._closed:
             raise EngineDead("The engine was closed.")
         if any(worker.is_serving for worker in self.workers.values()):
             inflight.avoided.clear()
-            await asyncio.sleep(self.rules.pause_s)
+            await asyncio.sleep(self.settings.pause_s)
         else:
             await self._changed.wait()
 
-    def _left(self, worker: Worker, assignment: Assignment) -> None:
+    def _release(self, worker: Worker, assignment: Assignment) -> None:
         assignment.charge.settle()
         if assignment.charge.num_made:
             self._balancer.expected.learn(assignment.charge.num_made)
         if worker.draining:
-            self._part()
+            self._remove_drained()
 
     async def _watch(self, number: int, source: WorkerSource) -> None:
         while True:
@@ -289,95 +245,91 @@ class Fleet:
         try:
             found = await source.read()
         except DiscoveryError as error:
-            log.error("workers stay as they are: %s", error)
+            log.error("discovery failed, workers unchanged: %s", error)
             return
         except Exception:
-            log.exception("workers stay as they are: a source cannot be read")
+            log.exception("discovery failed, workers unchanged")
             return
-        if found != self._found.get(number):
-            self._found[number] = found
-            self._update()
+        if found != self._discovered.get(number):
+            self._discovered[number] = found
+            self._update_workers()
 
-    def _update(self) -> None:
-        """Bring the workers into line with what the sources say."""
-        wanted: frozenset[str] = frozenset().union(*self._found.values())
+    def _update_workers(self) -> None:
+        """Add and drain workers to match what the sources returned."""
+        wanted: frozenset[str] = frozenset().union(*self._discovered.values())
         for name in sorted(wanted - self.workers.keys()):
-            self._join(name)
+            self._add_worker(name)
         for worker in self.workers.values():
             worker.draining = worker.name not in wanted
-        self._part()
-        self._tell()
+        self._remove_drained()
+        self._notify()
 
-    def _join(self, name: str) -> None:
-        log.info("worker %s joins", name)
+    def _add_worker(self, name: str) -> None:
+        log.info("worker %s added", name)
         self.workers[name] = worker = Worker(
             name,
             self.make,
-            self.rules,
+            self.settings,
             self.timeouts.stall_s,
-            self._accept,
-            self._noted,
-            self._given_up,
+            self._check_fit,
+            self._handle_change,
+            self._record_loss,
         )
-        self._balancer.join(name)
-        worker.begin()
+        self._balancer.add_worker(name)
+        worker.start()
 
-    def _part(self) -> None:
-        """From the workers that are no longer wanted and have ended what they ran."""
-        for worker in [w for w in self.workers.values() if w.draining and w.idle]:
-            log.info("worker %s leaves", worker.name)
+    def _remove_drained(self) -> None:
+        """Remove workers that are no longer wanted and have no in-flight requests."""
+        for worker in [w for w in self.workers.values() if w.draining and w.is_idle]:
+            log.info("worker %s removed", worker.name)
             del self.workers[worker.name]
-            self._balancer.leave(worker.name)
+            self._balancer.remove_worker(worker.name)
             self._run(worker.aclose())
 
-    def _accept(self, info: EngineInfo) -> None:
-        """Make a new worker one of ours. Raises Misfit."""
+    def _check_fit(self, info: EngineInfo) -> None:
+        """Whether a new worker fits the others. Raises IncompatibleWorker."""
         if self._info is not None:
-            _check_fit(info, self._info)
+            check_compatible(info, self._info)
 
-    def _bounded(self, request: EngineRequest) -> EngineRequest:
+    def _bound_depth(self, request: EngineRequest) -> EngineRequest:
         if self._depth is None:
             return request
         depth = self._depth if request.depth is None else min(request.depth, self._depth)
         return replace(request, depth=depth)
 
-    def _noted(self, worker: Worker) -> None:
-        """A worker began to serve, or does not."""
-        if worker.is_serving and worker.link is not None:
-            self._info = self._info or worker.link.info
-            self._balancer.join(worker.name)
-        self._part()
-        self._tell()
+    def _handle_change(self, worker: Worker) -> None:
+        """A worker began or ceased to serve."""
+        if worker.is_serving and worker.session is not None:
+            self._info = self._info or worker.session.info
+            self._balancer.add_worker(worker.name)
+        self._remove_drained()
+        self._notify()
 
-    def _given_up(self, worker: Worker, cause: LossCause) -> None:
+    def _record_loss(self, worker: Worker, cause: LossCause) -> None:
         self._losses.add(create_loss(cause, worker.reason, None, None, worker.name))
 
-    def _why_none(self) -> str:
+    def _explain_no_worker(self) -> str:
         if not self.workers:
             return "There are no workers."
         reasons = [f"{worker.name}: {worker.reason}" for worker in self.workers.values()]
-        more = f" and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
-        return f"No worker serves ({'; '.join(reasons[:SHOWN])}{more})."
+        more = f" and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
+        return f"No worker serves ({'; '.join(reasons[:MOST_REASONS])}{more})."
 
-    def _status(self, worker: Worker) -> WorkerStatus:
-        tally = worker.counts
+    def _describe(self, worker: Worker) -> WorkerStatus:
+        counts = worker.counts
         return WorkerStatus(
             name=worker.name,
             state=worker.state,
             reason=worker.reason,
-            running=0 if worker.link is None else worker.link.stall_detector.num_running,
+            running=0 if worker.session is None else worker.session.stall_detector.num_running,
             outstanding=self._balancer.load(worker.name).tokens,
-            requests={why.value: tally.why[why] for why in RoutingReason},
-            tokens=tally.tokens,
-            retried=tally.retried,
-            continued=tally.continued,
+            requests={reason.value: counts.reasons[reason] for reason in RoutingReason},
+            tokens=counts.tokens,
+            retried=counts.retried,
+            continued=counts.continued,
             openings=worker.breaker.num_opened,
             counted=worker.counted,
         )
-
-    def _tell(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -385,8 +337,8 @@ class Fleet:
         task.add_done_callback(self._background.discard)
 
 
-def _check_fit(info: EngineInfo, ours: EngineInfo) -> None:
-    """Whether a request that began elsewhere can go on there. Raises Misfit."""
+def check_compatible(info: EngineInfo, ours: EngineInfo) -> None:
+    """Whether a request that began elsewhere can continue there. Raises IncompatibleWorker."""
     for what in ("model", "vocab_size", "reports_decode_steps", "accounts_at_end"):
         theirs, wanted = getattr(info, what), getattr(ours, what)
         if theirs != wanted:

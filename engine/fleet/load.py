@@ -18,7 +18,7 @@ from hashlib import blake2b
 
 
 class WorkerLoad:
-    """The work of one worker."""
+    """The load of one worker, in tokens."""
 
     __slots__ = ("requests", "tokens")
 
@@ -26,12 +26,12 @@ class WorkerLoad:
         self.tokens = 0.0
         self.requests = 0
 
-    def take(self, prefill: float, output: float, weight: float = 1.0) -> LoadCharge:
+    def add_charge(self, prefill: float, output: float, weight: float = 1.0) -> LoadCharge:
         return LoadCharge(self, prefill, output, weight)
 
 
 class LoadCharge:
-    """One request's part of a load, from submission to ``settle``."""
+    """One request's share of a load, from submission to ``settle``."""
 
     __slots__ = ("_left", "_load", "_output", "_weight", "num_made")
 
@@ -45,12 +45,12 @@ class LoadCharge:
         load.requests += 1
 
     def record_tokens(self, tokens: int) -> None:
-        """It made tokens. A request that makes more than expected still weighs its next one."""
+        """A request that generates more than expected still weighs its next token."""
         self.num_made += tokens
         self._weigh(max(1.0, self._output - self.num_made) * self._weight)
 
     def settle(self) -> None:
-        """It is over. Call once."""
+        """The request has ended. Call once."""
         self._weigh(0.0)
         self._load.requests -= 1
         if not self._load.requests:
@@ -62,13 +62,13 @@ class LoadCharge:
 
 
 class OutputEstimate:
-    """How many tokens an answer will have: as many as those before it, within its own limit."""
+    """Expected length of an answer: the running mean of earlier ones, within its own limit."""
 
     def __init__(self, first: float = 256.0, forget: float = 0.02) -> None:
         self.mean = first
         self._forget = forget
 
-    def of(self, max_tokens: int) -> float:
+    def estimate(self, max_tokens: int) -> float:
         return min(float(max_tokens), self.mean)
 
     def learn(self, tokens: int) -> None:
@@ -76,15 +76,15 @@ class OutputEstimate:
 
 
 BlockHashes = Sequence[bytes]
-"""Entry i names the first i + 1 blocks of a prompt."""
+"""Entry i is the hash of the first i + 1 blocks of a prompt."""
 
 
 def hash_blocks(
     prompt: Sequence[int], block: int, most: int, salt: str | None = None
 ) -> list[bytes]:
-    """The names of the leading whole blocks, ``most`` at most.
+    """The hashes of at most ``most`` leading whole blocks.
 
-    Prompts with different salts share nothing: the workers' caches do not, either.
+    Prompts with different salts share nothing, as in the workers' caches.
     """
     raw = array("I", prompt[: block * most])
     digest = blake2b((salt or "").encode(), digest_size=8)
@@ -96,29 +96,29 @@ def hash_blocks(
 
 
 class PrefixMemory:
-    """Blocks one worker has met, the least recently used forgotten first.
+    """Blocks that one worker has received, with least-recently-used eviction.
 
-    A guess at its cache: nobody asks the worker.
+    An estimate of its cache: the worker itself is not asked.
     """
 
     def __init__(self, blocks: int) -> None:
         self._most = blocks
-        self._met: OrderedDict[bytes, None] = OrderedDict()
+        self._blocks: OrderedDict[bytes, None] = OrderedDict()
 
-    def meet(self, names: BlockHashes) -> None:
-        """The worker gets a prompt. Its first block is the last to be forgotten."""
+    def add(self, names: BlockHashes) -> None:
+        """Record a prompt. Its first block is evicted last."""
         for name in reversed(names):
-            self._met[name] = None
-            self._met.move_to_end(name)
-        while len(self._met) > self._most:
-            self._met.popitem(last=False)
+            self._blocks[name] = None
+            self._blocks.move_to_end(name)
+        while len(self._blocks) > self._most:
+            self._blocks.popitem(last=False)
 
-    def known(self, names: BlockHashes) -> int:
-        """How many leading blocks of a prompt it has met."""
+    def count_known(self, names: BlockHashes) -> int:
+        """The number of leading blocks of a prompt that it holds."""
         for at, name in enumerate(names):
-            if name not in self._met:
+            if name not in self._blocks:
                 return at
         return len(names)
 
     def __len__(self) -> int:
-        return len(self._met)
+        return len(self._blocks)

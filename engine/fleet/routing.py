@@ -21,18 +21,18 @@ from engine.types import EngineRequest
 
 
 class RoutingReason(StrEnum):
-    """What decided where a request went."""
+    """Why a request went to a worker."""
 
     SESSION = "session"
-    """Its session's worker."""
+    """The worker of its session."""
     PREFIX = "prefix"
-    """The worker that has met most of its prompt; of equals, the one with the least to do."""
+    """The worker that knows most of its prompt; of equals, the least loaded one."""
     HASH = "hash"
-    """Nobody has met its prompt: the first worker by hash."""
+    """No worker knows its prompt: the first worker by hash."""
     SPILLED = "spilled"
-    """The worker it belonged to had too much to do."""
+    """The worker it belonged to was overloaded."""
     LEAST = "least"
-    """Nothing to go by but load: the prompt is shorter than a block."""
+    """The prompt is shorter than a block: the least loaded worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Candidate:
 
     name: str
     load: float
-    """Tokens it has before it."""
+    """Tokens it has yet to process."""
     known: int = 0
-    """Leading blocks of the prompt that it has met."""
+    """Leading blocks of the prompt that it knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """What a request asks for."""
+    """What routing needs to know of a request."""
 
     tie: bytes
     """Anything that differs from request to request."""
@@ -59,7 +59,7 @@ class RoutingRequest:
 
 
 def order_by_hash(key: bytes, names: Sequence[str]) -> list[str]:
-    """All ``names``, in an order of the key's own (highest random weight).
+    """``names`` in an order that depends on the key (highest random weight).
 
     When a name joins or leaves, the order of the others stays: 1/n of the keys move, to it or
     from it.
@@ -67,100 +67,102 @@ def order_by_hash(key: bytes, names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: blake2b(name.encode(), key=key, digest_size=8).digest())
 
 
-def compute_bound(loads: Sequence[float], cost: float, rules: RoutingSettings) -> float:
+def compute_bound(loads: Sequence[float], cost: float, settings: RoutingSettings) -> float:
     """The load above which a worker is passed over. One worker is always at or below it."""
     mean = (sum(loads) + cost) / len(loads)
-    return max((1 + rules.epsilon) * mean, rules.slack)
+    return max((1 + settings.epsilon) * mean, settings.slack)
 
 
 def choose_least_loaded(candidates: Sequence[Candidate], tie: bytes) -> Candidate:
-    """The one with the least to do; which of equals, the tie decides."""
+    """The one with the least load; ``tie`` decides between equals."""
     lightest = min(candidate.load for candidate in candidates)
     equals = [candidate for candidate in candidates if candidate.load == lightest]
-    return _ordered(equals, tie)[0]
+    return _order(equals, tie)[0]
 
 
 def order_candidates(
-    candidates: Sequence[Candidate], wish: RoutingRequest
+    candidates: Sequence[Candidate], request: RoutingRequest
 ) -> tuple[RoutingReason, list[Candidate]]:
-    """All of them, in the order the request would like."""
-    if wish.session is not None:
-        return RoutingReason.SESSION, _ordered(candidates, _digest(wish.session))
-    assert wish.key is not None
-    order = _ordered(candidates, wish.key)
+    """All of them, in the request's order of preference."""
+    if request.session is not None:
+        return RoutingReason.SESSION, _order(candidates, _digest(request.session))
+    assert request.key is not None
+    order = _order(candidates, request.key)
     if any(candidate.known for candidate in order):
         return RoutingReason.PREFIX, sorted(order, key=lambda c: (-c.known, c.load))
     return RoutingReason.HASH, order
 
 
 def choose_worker(
-    candidates: Sequence[Candidate], wish: RoutingRequest, rules: RoutingSettings
+    candidates: Sequence[Candidate], request: RoutingRequest, settings: RoutingSettings
 ) -> tuple[Candidate, RoutingReason]:
-    """One of ``candidates``, of which there is at least one."""
-    if wish.session is None and wish.key is None:
-        return choose_least_loaded(candidates, wish.tie), RoutingReason.LEAST
-    why, order = order_candidates(candidates, wish)
-    most = compute_bound([candidate.load for candidate in candidates], wish.cost, rules)
+    """Choose one of ``candidates``, which must not be empty."""
+    if request.session is None and request.key is None:
+        return choose_least_loaded(candidates, request.tie), RoutingReason.LEAST
+    reason, order = order_candidates(candidates, request)
+    most = compute_bound([candidate.load for candidate in candidates], request.cost, settings)
     at = next(at for at, candidate in enumerate(order) if candidate.load <= most)
-    return order[at], why if at == 0 else RoutingReason.SPILLED
+    return order[at], reason if at == 0 else RoutingReason.SPILLED
 
 
-def _ordered(candidates: Sequence[Candidate], key: bytes) -> list[Candidate]:
+def _order(candidates: Sequence[Candidate], key: bytes) -> list[Candidate]:
     by_name = {candidate.name: candidate for candidate in candidates}
     return [by_name[name] for name in order_by_hash(key, list(by_name))]
 
 
 def _digest(text: str) -> bytes:
-    """Keys of any length, as short as blake2b wants them."""
+    """A key short enough for blake2b."""
     return blake2b(text.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where a request goes; settle its charge when it is over."""
+    """The worker for a request; settle its charge when the request ends."""
 
     name: str
-    why: RoutingReason
+    reason: RoutingReason
     charge: LoadCharge
     known_tokens: int
-    """Leading tokens of its prompt that the worker has met."""
+    """Leading tokens of its prompt that the worker knows."""
 
 
 class LoadBalancer:
-    """Knows workers by name. Not thread-safe."""
+    """Routes requests by the load and the known prefixes of each worker. Not thread-safe."""
 
-    def __init__(self, rules: RoutingSettings) -> None:
-        self.rules = rules
+    def __init__(self, settings: RoutingSettings) -> None:
+        self.settings = settings
         self.expected = OutputEstimate()
         self._loads: dict[str, WorkerLoad] = {}
         self._memories: dict[str, PrefixMemory] = {}
 
-    def join(self, name: str) -> None:
-        """A worker comes, or comes back: its cache is empty, what runs in it still runs."""
+    def add_worker(self, name: str) -> None:
+        """Add a worker, or one that came back: its cache is empty, its requests still run."""
         self._loads.setdefault(name, WorkerLoad())
-        self._memories[name] = PrefixMemory(self.rules.memory_blocks)
+        self._memories[name] = PrefixMemory(self.settings.memory_blocks)
 
-    def leave(self, name: str) -> None:
+    def remove_worker(self, name: str) -> None:
         del self._loads[name], self._memories[name]
 
     def load(self, name: str) -> WorkerLoad:
         return self._loads[name]
 
     def assign(self, request: EngineRequest, among: Collection[str]) -> Assignment:
-        """To one of ``among``, of which there is at least one."""
-        rules = self.rules
-        names = hash_blocks(request.prompt, rules.block, rules.most_blocks, request.cache_salt)
+        """Assign the request to one of ``among``, which must not be empty."""
+        settings = self.settings
+        names = hash_blocks(
+            request.prompt, settings.block, settings.most_blocks, request.cache_salt
+        )
         candidates = [
-            Candidate(name, self._loads[name].tokens, self._memories[name].known(names))
+            Candidate(name, self._loads[name].tokens, self._memories[name].count_known(names))
             for name in sorted(among)
         ]
-        output = self.expected.of(request.sampling.max_tokens)
-        cost = len(request.prompt) + output * rules.output_weight
-        key = names[min(len(names), rules.key_blocks) - 1] if names else None
-        wish = RoutingRequest(request.id.encode()[-64:], cost, request.affinity, key)
-        chosen, why = choose_worker(candidates, wish, rules)
-        self._memories[chosen.name].meet(names)
-        known = min(chosen.known * rules.block, len(request.prompt))
+        output = self.expected.estimate(request.sampling.max_tokens)
+        cost = len(request.prompt) + output * settings.output_weight
+        key = names[min(len(names), settings.key_blocks) - 1] if names else None
+        routed = RoutingRequest(request.id.encode()[-64:], cost, request.affinity, key)
+        chosen, reason = choose_worker(candidates, routed, settings)
+        self._memories[chosen.name].add(names)
+        known = min(chosen.known * settings.block, len(request.prompt))
         prefill = len(request.prompt) - known
-        charge = self._loads[chosen.name].take(prefill, output, rules.output_weight)
-        return Assignment(chosen.name, why, charge, known)
+        charge = self._loads[chosen.name].add_charge(prefill, output, settings.output_weight)
+        return Assignment(chosen.name, reason, charge, known)

@@ -1,4 +1,4 @@
-"""What an operator may decide about a fleet."""
+"""Fleet settings: what an operator may decide about routing, circuit breakers and maintenance."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ class RoutingSettings:
     """Which worker gets a request. Amounts are tokens."""
 
     block: int = 64
-    """Tokens of a prompt that are told apart as one; best a multiple of the workers' own block."""
+    """Prompt tokens per block; best a multiple of the workers' own block size."""
     key_blocks: int = 4
-    """Leading blocks that decide where a prompt goes which no worker is known to have met."""
+    """Leading blocks that decide where a prompt goes which no worker is known to have cached."""
     most_blocks: int = 512
-    """Leading blocks of a prompt that are looked at."""
+    """Leading blocks of a prompt that are considered."""
     memory_blocks: int = 1 << 16
     """Blocks remembered per worker: about what its prefix cache holds."""
     epsilon: float = 0.25
     """A worker with more than (1 + epsilon) times the mean load is passed over."""
     slack: float = 8192.0
-    """Load below which no worker is passed over: waiting so long costs less than moving."""
+    """Load below which no worker is passed over: waiting costs less than a cold cache."""
     output_weight: float = 1.0
-    """What an output token weighs beside a prompt token."""
+    """Weight of an output token relative to a prompt token."""
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """When a worker is left alone, and for how long. Seconds unless it says otherwise."""
+    """When a circuit opens, and for how long. Seconds unless stated otherwise."""
 
     failures: int = 3
-    """Failures of requests in a row."""
+    """Failed requests in a row."""
     backoff_s: float = 1.0
     """Pause before the first probe; doubles with each probe that fails."""
     max_backoff_s: float = 10.0
     jitter: float = 0.5
-    """Part of the pause that is left to chance, so that gateways do not probe in step."""
+    """Random fraction of the pause, so that several gateways do not probe in step."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """How a fleet is tended. Seconds unless it says otherwise."""
+    """How workers are maintained. Seconds unless stated otherwise."""
 
     start_s: float = 600.0
-    """A fleet none of whose workers serves after this time does not start."""
+    """The fleet does not start when no worker serves after this time."""
     poll_s: float = 2.0
-    """Pause between two questions for a worker's health."""
+    """Pause between two health checks of a worker."""
     ask_s: float = 5.0
-    """A worker that leaves the question unanswered this long has missed it."""
+    """A worker that does not answer a health check in this time has missed it."""
     missed: int = 3
-    """Questions missed in a row after which a worker is given up and its requests move."""
+    """Missed health checks in a row after which the circuit opens and requests move."""
     count_s: float = 15.0
     """Pause between two readings of a worker's own counters."""
     admit_s: float = 60.0
-    """A worker that starts or comes back must answer and make a token in this time."""
+    """A worker that starts or comes back must answer and generate a token in this time."""
     retries: int = 1
-    """Other workers that are tried with a request which a living worker failed on."""
+    """Other workers to try with a request on which a healthy worker failed."""
     pause_s: float = 0.2
-    """Before a request goes back to a worker it has been to."""
+    """Pause before a request returns to a worker it has been to."""
     balance: RoutingSettings = field(default_factory=RoutingSettings)
     breaker: BreakerSettings = field(default_factory=BreakerSettings)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from engine.fleet.status import WorkerStatus
-from engine.fleet.worker import WorkerState
+from engine.fleet.status import WorkerState, WorkerStatus
 from observability.labels import OTHER
 from observability.metrics.base import MetricGroup
 

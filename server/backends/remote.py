@@ -66,7 +66,7 @@ class RemoteBackend:
         return self._fleet
 
     def workers(self) -> Iterable[WorkerStatus]:
-        return () if self._fleet is None else self._fleet.status()
+        return () if self._fleet is None else self._fleet.list_status()
 
     def _drive(self, address: str) -> Engine:
         return remote_engine(self._addresses[address], self._model, self._access)

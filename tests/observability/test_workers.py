@@ -5,8 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from engine.fleet.routing import RoutingReason
-from engine.fleet.status import WorkerStatus
-from engine.fleet.worker import WorkerState
+from engine.fleet.status import WorkerState, WorkerStatus
 from engine.speculation.accounting import Totals
 from observability.debug import summarize_speculation
 from observability.metrics.workers import MOST

@@ -23,7 +23,7 @@ def ask(prompt, name: str = "r", tokens: int = 10, **fields) -> EngineRequest:
 def balancer(*names: str, rules: RoutingSettings = RULES) -> LoadBalancer:
     made = LoadBalancer(rules)
     for name in names:
-        made.join(name)
+        made.add_worker(name)
     return made
 
 
@@ -42,10 +42,10 @@ def test_salted_prompts_share_nothing():
 
 def test_a_memory_forgets_what_was_used_least_and_ends_first():
     memory = PrefixMemory(3)
-    memory.meet([b"a", b"b"])
-    memory.meet([b"x", b"y"])
-    assert memory.known([b"x", b"y"]) == 2
-    assert memory.known([b"a", b"b"]) == 1, "the end of the older one went first"
+    memory.add([b"a", b"b"])
+    memory.add([b"x", b"y"])
+    assert memory.count_known([b"x", b"y"]) == 2
+    assert memory.count_known([b"a", b"b"]) == 1, "the end of the older one went first"
     assert len(memory) == 3
 
 
@@ -54,17 +54,21 @@ def test_a_memory_is_bounded_and_knows_what_it_met_last(prompts):
     memory = PrefixMemory(8)
     for prompt in prompts:
         names = [bytes(prompt[: at + 1]) for at in range(len(prompt))]
-        memory.meet(names)
-        assert memory.known(names) == len(names)
+        memory.add(names)
+        assert memory.count_known(names) == len(names)
         assert len(memory) <= 8
 
 
 def test_a_conversation_that_grows_stays_and_weighs_what_is_new():
     fleet = balancer("a", "b", "c")
     first = fleet.assign(ask(range(8)), ["a", "b", "c"])
-    assert (first.why, first.known_tokens) == (RoutingReason.HASH, 0)
+    assert (first.reason, first.known_tokens) == (RoutingReason.HASH, 0)
     second = fleet.assign(ask(range(16)), ["a", "b", "c"])
-    assert (second.why, second.name, second.known_tokens) == (RoutingReason.PREFIX, first.name, 8)
+    assert (second.reason, second.name, second.known_tokens) == (
+        RoutingReason.PREFIX,
+        first.name,
+        8,
+    )
     assert fleet.load(first.name).tokens == (8 + 10) + (16 - 8 + 10)
     assert fleet.load(first.name).requests == 2
 
@@ -89,7 +93,7 @@ def test_two_gateways_agree_where_a_new_prompt_goes():
 def test_a_worker_that_comes_back_has_forgotten_and_still_carries_what_runs():
     fleet = balancer("a")
     fleet.assign(ask(range(8)), ["a"])
-    fleet.join("a")
+    fleet.add_worker("a")
     again = fleet.assign(ask(range(8)), ["a"])
     assert again.known_tokens == 0
     assert fleet.load("a").requests == 2
@@ -97,8 +101,8 @@ def test_a_worker_that_comes_back_has_forgotten_and_still_carries_what_runs():
 
 def test_a_charge_shrinks_with_every_token_and_leaves_nothing():
     load = WorkerLoad()
-    charge = load.take(100, 10)
-    other = load.take(7, 1)
+    charge = load.add_charge(100, 10)
+    other = load.add_charge(7, 1)
     assert load.tokens == 118
     charge.record_tokens(1)
     assert load.tokens == 9 + 8, "its prompt is prefilled with the first token"
@@ -115,7 +119,7 @@ def test_a_charge_shrinks_with_every_token_and_leaves_nothing():
 @given(st.lists(st.tuples(st.integers(0, 500), st.lists(st.integers(0, 40), max_size=5))))
 def test_loads_end_at_nothing(requests):
     load = WorkerLoad()
-    charges = [load.take(prefill, 20, 1.5) for prefill, _ in requests]
+    charges = [load.add_charge(prefill, 20, 1.5) for prefill, _ in requests]
     for charge, (_, made) in zip(charges, requests, strict=True):
         for tokens in made:
             charge.record_tokens(tokens)
@@ -127,10 +131,10 @@ def test_loads_end_at_nothing(requests):
 
 def test_expectations_follow_what_was_seen_within_the_requests_limit():
     expected = OutputEstimate(first=100, forget=0.5)
-    assert (expected.of(30), expected.of(4000)) == (30, 100)
+    assert (expected.estimate(30), expected.estimate(4000)) == (30, 100)
     for _ in range(20):
         expected.learn(600)
-    assert expected.of(4000) == pytest.approx(600, rel=0.01)
+    assert expected.estimate(4000) == pytest.approx(600, rel=0.01)
 
 
 def test_a_long_answer_weighs_as_its_weight_says():

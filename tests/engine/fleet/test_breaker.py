@@ -19,19 +19,19 @@ def closed(chance: float = 0.0) -> CircuitBreaker:
 
 
 def test_it_begins_by_probing():
-    assert CircuitBreaker(RULES).circuit is CircuitState.HALF_OPEN
+    assert CircuitBreaker(RULES).state is CircuitState.HALF_OPEN
 
 
 def test_failures_in_a_row_open_it_and_no_others():
     breaker = closed()
     for _ in range(5):
-        breaker.failed(0.0)
-        breaker.failed(0.0)
-        breaker.succeeded()
-    assert breaker.closed
+        breaker.record_failure(0.0)
+        breaker.record_failure(0.0)
+        breaker.record_success()
+    assert breaker.is_closed
     for _ in range(3):
-        breaker.failed(7.0)
-    assert breaker.circuit is CircuitState.OPEN
+        breaker.record_failure(7.0)
+    assert breaker.state is CircuitState.OPEN
     assert (breaker.retry_at, breaker.num_opened) == (8.0, 1)
 
 
@@ -40,10 +40,10 @@ def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_success():
     for _ in range(6):
         breaker.open(0.0)
         pauses.append(breaker.retry_at)
-        breaker.probe()
+        breaker.begin_probe()
         breaker.close()
     assert pauses == [1, 2, 4, 8, 10, 10]
-    breaker.succeeded()
+    breaker.record_success()
     breaker.open(0.0)
     assert breaker.retry_at == 1
 
@@ -60,14 +60,14 @@ def test_what_still_runs_while_it_is_open_moves_nothing():
     breaker.open(5.0)
     at = breaker.retry_at
     for _ in range(9):
-        breaker.failed(6.0)
-    assert (breaker.circuit, breaker.retry_at, breaker.num_opened) == (CircuitState.OPEN, at, 1)
+        breaker.record_failure(6.0)
+    assert (breaker.state, breaker.retry_at, breaker.num_opened) == (CircuitState.OPEN, at, 1)
 
 
 def test_a_probe_that_fails_opens_it_without_counting_as_another_opening():
     breaker = closed()
     breaker.open(0.0)
-    breaker.probe()
+    breaker.begin_probe()
     breaker.open(1.0)
     assert breaker.retry_at == pytest.approx(3.0)
     assert breaker.num_opened == 1

@@ -19,7 +19,7 @@ from engine.errors import (
     RequestRejected,
 )
 from engine.fleet.settings import BreakerSettings
-from engine.fleet.worker import WorkerState
+from engine.fleet.status import WorkerState
 from engine.scripted import DEFAULT_INFO
 from engine.speculation.accounting import Account, Totals
 from engine.supervision.policy import RecoveryOutcome
@@ -268,7 +268,7 @@ async def test_requests_wait_while_no_worker_serves_and_go_on_with_the_first():
     health = await place.fleet.health()
     assert not health.live
     assert health.reason == "None of 2 workers serves."
-    assert "a: connection refused; b: connection refused" in place.fleet._why_none()
+    assert "a: connection refused; b: connection refused" in place.fleet._explain_no_worker()
     waiting = asyncio.create_task(collect(place.fleet, ask()))
     place["b"].up = True
     assert tokens_of(await waiting) == following(ask())
@@ -317,7 +317,7 @@ async def test_status_tells_of_every_worker():
     await until_serving(place, 1)
     await collect(place.fleet, ask(affinity="s"))
     await until(lambda: place.fleet.workers["a"].counted)
-    a, b = place.fleet.status()
+    a, b = place.fleet.list_status()
     assert (a.name, a.state, a.reason) == ("a", WorkerState.SERVING, "")
     assert (a.requests["session"], a.tokens, a.running, a.outstanding) == (1, 12, 0, 0)
     assert a.counted.acceptance_length == 2.5

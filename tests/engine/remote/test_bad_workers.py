@@ -213,7 +213,7 @@ async def test_streams_survive_a_worker_that_turns_bad(seed):
             )
             await fleet.start()
             await _soon(lambda: all(worker.is_serving for worker in fleet.workers.values()))
-            link = fleet.workers["bad"].link
+            link = fleet.workers["bad"].session
             link.engine._connection = WorkerConnection(Upstream.parse(bad.url), QUICK)
             for name in chance.sample(sorted(ANSWERS), 5):
                 bad.talks["/"] = ANSWERS[name]

@@ -55,9 +55,9 @@ async def test_there_may_be_none(path, text):
     ("text", "said"),
     [
         ("http://a:1\nftp://b:2", "no address: ftp://b:2"),
-        ("workers: 7", "must hold an address a line"),
-        ("workers:\n  - {name: x}", "has a 'url'"),
-        ("workers:\n  - [", "is no YAML"),
+        ("workers: 7", "must have one address per line"),
+        ("workers:\n  - {name: x}", "have a 'url'"),
+        ("workers:\n  - [", "is not valid YAML"),
         ("hello there", "no address: hello there"),
     ],
 )
