@@ -40,10 +40,9 @@ from observability.observed import InstrumentedEngine
 from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.served import Served
 from server.app import create_app
-from server.generation.generate import Path
 from server.generation.parsers import Parsers, Vocabulary
+from server.generation.pipeline import Pipeline, ServedModel
 
 DEMO = File(__file__).parent.parent / "engine" / "demo" / "target"
 INFO = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="scripted"))
@@ -94,15 +93,15 @@ def make_app(engine: Engine, observing: bool) -> ASGIApp:
     """The gateway as the composition root builds it."""
     renderer = Renderer()
     parsers = Parsers(Vocabulary.from_tokenizers(renderer.tokenizer), "hermes", "qwen3")
-    served = Served(("demo",), 3, True, {})
+    served = ServedModel(("demo",), 3, True, {})
     gateway = Gateway(models=("demo",), created=1)
     if not observing:
-        gateway.open(Path(engine, INFO, renderer, parsers, served, SpeculationPolicy()))
+        gateway.open(Pipeline(engine, INFO, renderer, parsers, served, SpeculationPolicy()))
         return create_app(gateway)
     telemetry = Telemetry(TelemetrySettings(models=("demo",), lanes=("speculative", "plain")))
     gateway.observer = telemetry
     observed = InstrumentedEngine(engine, telemetry)
-    gateway.open(Path(observed, INFO, renderer, parsers, served, SpeculationPolicy()))
+    gateway.open(Pipeline(observed, INFO, renderer, parsers, served, SpeculationPolicy()))
     log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     return TelemetryMiddleware(create_app(gateway, make_routes(telemetry)), log)
 

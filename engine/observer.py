@@ -58,7 +58,7 @@ class RequestFacts:
     lane: str
     workload: str
     template: str
-    """``server.generation.slices.fingerprint`` of system prompt and tool schemas; may be empty."""
+    """``server.generation.job.fingerprint`` of system prompt and tool schemas; may be empty."""
     stream: bool
     prompt_tokens: int
     """Tokens of one prompt (the longest, when a request holds several)."""

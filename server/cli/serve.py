@@ -34,14 +34,13 @@ from server.access.memory import MemoryWatch, sources
 from server.apis.responses import encryption
 from server.apis.responses.upkeep import keep_up
 from server.apis.shared.gateway import Controls, Gateway
-from server.apis.shared.served import Served
 from server.app import create_app
 from server.backends import Backend, open_backend
 from server.cli.command_line import CommandLine, read_again
 from server.cli.console import Progress, banner
 from server.cli.listener import LAST_WORDS_S, Drain, Hooks, Tls, bind, serve, url_of
-from server.generation.generate import Path
 from server.generation.parsers import Parsers
+from server.generation.pipeline import Pipeline, ServedModel
 from server.generation.trials import Trials
 from server.http.connection_limits import Gate, Limits, raise_file_limit
 from server.http.cross_origin import CrossOrigin, names_of
@@ -176,7 +175,7 @@ class Serving:
         info = self._backend.described(await self._engine.start())
         served = _served(self._gateway, info, self._parsers, self._settings, self._backend)
         probe = self._backend.probe
-        path = Path(
+        path = Pipeline(
             self._engine,
             info,
             self._backend.renderer,
@@ -343,9 +342,9 @@ def _telemetry(backend: Backend, settings: Settings) -> TelemetrySettings:
 
 def _served(
     gateway: Gateway, info: EngineInfo, parsers: Parsers, settings: Settings, backend: Backend
-) -> Served:
+) -> ServedModel:
     named = settings.reasoning_field
-    return Served(
+    return ServedModel(
         models=gateway.models,
         adapters=frozenset(backend.adapters),
         depth=info.speculation.depth,

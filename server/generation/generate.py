@@ -11,9 +11,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from engine.base import Engine
 from engine.errors import EngineError, RequestRejected
 from engine.events import (
     Event,
@@ -28,20 +27,17 @@ from engine.events import (
 from engine.observer import Ending, Observation, Observer, RequestFacts
 from engine.rendering.limits import PromptTooLong
 from engine.speculation.accounting import Account
-from engine.speculation.policy import SpeculationPolicy
-from engine.types import EngineInfo, EngineRequest, FinishReason, Step
-from server.access.admission import Admission
+from engine.types import EngineRequest, FinishReason, Step
 from server.access.budget import charge
-from server.apis.shared.served import Served
 from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow
 from server.generation.context import context_overflow, render_newest, room_for_messages, shorten
 from server.generation.context import prompt_limits as limits_of
 from server.generation.deadline import Deadline
 from server.generation.grammar import constraint
 from server.generation.job import Job, PromptSource
-from server.generation.parsers import Parser, Parsers
-from server.generation.prompt import Conversation, Prompt, Renderer, encode, render
-from server.generation.trials import Trials
+from server.generation.parsers import Parser
+from server.generation.pipeline import Pipeline
+from server.generation.prompt import Conversation, Prompt, encode, render
 
 Batch = tuple[int, list[Event]]
 """The choice, and what one engine step made of it; never an empty list."""
@@ -56,23 +52,8 @@ ENDINGS: dict[type[Exception], Ending] = {
 """The first that fits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    """What a request meets on its way."""
-
-    engine: Engine
-    info: EngineInfo
-    renderer: Renderer
-    parsers: Parsers
-    served: Served
-    policy: SpeculationPolicy
-    admission: Admission = field(default_factory=Admission)
-    trials: Trials | None = None
-    """Where constraints are tried out first, if anywhere."""
-
-
 async def events(
-    job: Job, path: Path, observer: Observer, arrived: float
+    job: Job, path: Pipeline, observer: Observer, arrived: float
 ) -> AsyncGenerator[Batch, None]:
     """All choices of a job, as they come. Raises GatewayError or EngineError.
 
@@ -127,7 +108,7 @@ def _told(observation: Observation) -> Iterator[None]:
         observation.end(ending)
 
 
-def _decided(job: Job, path: Path) -> Job:
+def _decided(job: Job, path: Pipeline) -> Job:
     """The job with its adapter, and the depth and the lane that the policy in force gives it."""
     decision = path.policy.decide(job.id, job.workload, job.key, job.depth)
     adapter = job.model if job.model in path.served.adapters else None
@@ -152,7 +133,7 @@ def _facts(
     )
 
 
-async def make_prompts(job: Job, path: Path) -> list[Prompt]:
+async def make_prompts(job: Job, path: Pipeline) -> list[Prompt]:
     """Render and measure. Raises InvalidRequest."""
     try:
         return [await _prompt(source, job, path) for source in job.prompts]
@@ -160,7 +141,7 @@ async def make_prompts(job: Job, path: Path) -> list[Prompt]:
         raise context_overflow(job.api, error.at_least, 0, path.info.max_model_len) from None
 
 
-async def _prompt(source: PromptSource, job: Job, path: Path) -> Prompt:
+async def _prompt(source: PromptSource, job: Job, path: Pipeline) -> Prompt:
     longest = path.info.max_model_len
     limits = limits_of(job.truncate_prompt, job.truncation_side, longest)
     match source:
@@ -177,7 +158,7 @@ async def _prompt(source: PromptSource, job: Job, path: Path) -> Prompt:
     return path.parsers.read(token_ids) if job.parses else Prompt(tuple(token_ids))
 
 
-def _requests(job: Job, path: Path, prompts: Sequence[Prompt]) -> list[EngineRequest]:
+def _requests(job: Job, path: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:
     """One per choice. Raises InvalidRequest."""
     parsers, longest = path.parsers, path.info.max_model_len
     requests = []
@@ -192,7 +173,7 @@ def _requests(job: Job, path: Path, prompts: Sequence[Prompt]) -> list[EngineReq
     return requests
 
 
-def _reading(job: Job, path: Path, prompt: Prompt) -> _Reading:
+def _reading(job: Job, path: Pipeline, prompt: Prompt) -> _Reading:
     parser = path.parsers.make(job, prompt.starts_in)
     return _Reading(job, parser, Account(), prompt.token_ids)
 
@@ -200,7 +181,7 @@ def _reading(job: Job, path: Path, prompt: Prompt) -> _Reading:
 async def _choice(
     index: int,
     request: EngineRequest,
-    path: Path,
+    path: Pipeline,
     reading: _Reading,
     observation: Observation,
 ) -> AsyncGenerator[Batch, None]:

@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
+
+from engine.observer import CHAT, REASONING, STRUCTURED, TOOLS
 from engine.types import Constraint, EngineRequest, Sampling
 from server.access.caller import Caller
 from server.generation.context import Side, fit
 from server.generation.prompt import Conversation, Prompt
 from server.generation.text_grammar import TextGrammar
+
+
+def classify_workload(
+    named: str | None,
+    known: Collection[str],
+    *,
+    tools: bool,
+    structured: bool,
+    reasoning: bool,
+) -> str:
+    """The name the client gave if it is a configured one, else what the request asks for.
+
+    An unknown name is ignored, never passed on: it would become a label value.
+    """
+    if named is not None and named in known:
+        return named
+    if structured:
+        return STRUCTURED
+    if tools:
+        return TOOLS
+    return REASONING if reasoning else CHAT
+
+
+def fingerprint(system: Iterable[str], tools: object = None) -> str:
+    """Eight hex digits that stand for system prompts and tool schemas; empty without either."""
+    texts = [text for text in system if text]
+    if not texts and not tools:
+        return ""
+    content = orjson.dumps([texts, tools], option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(content).hexdigest()[:8]
+
 
 PromptSource = Conversation | str | tuple[int, ...]
 """What a prompt is made of: a chat template's input, text, or the token ids themselves."""

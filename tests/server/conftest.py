@@ -29,10 +29,9 @@ from engine.types import (
     TokenLogprob,
 )
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.served import Served
 from server.app import create_app
-from server.generation.generate import Path
 from server.generation.parsers import Parsers, Vocabulary
+from server.generation.pipeline import Pipeline, ServedModel
 from server.http.middleware import Direct
 from server.http.response import Timing
 from server.store.sql import Retention, SqlStore
@@ -98,17 +97,17 @@ class Lab:
         self.gateway.open(self.path())
         self.app = create_app(self.gateway)
 
-    def path(self) -> Path:
+    def path(self) -> Pipeline:
         info = EngineInfo("demo", 256, 2048, SpeculationInfo("eagle3.1", self.depth, summary="x"))
         parsers = Parsers(
             self.vocabulary(),
             self.tool_parser,
             self.reasoning_parser,
         )
-        served = Served(
+        served = ServedModel(
             ("demo", "alias"), self.depth, self.tool_parser is not None, {}, vocab_size=2048
         )
-        return Path(self.engine, info, self.renderer, parsers, served, SpeculationPolicy())
+        return Pipeline(self.engine, info, self.renderer, parsers, served, SpeculationPolicy())
 
     def vocabulary(self) -> Vocabulary:
         tokenizer = self.renderer.tokenizer

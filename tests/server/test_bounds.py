@@ -8,8 +8,8 @@ import pytest
 
 from server.access.budget import Quota
 from server.access.keys import Key, KeyRing, digest_of
-from server.apis.shared.media import Unreadable
 from server.apis.shared.notices import Notices
+from server.apis.shared.template import MediaPolicy
 
 SECRET = "k" * 20
 HEADERS = {"authorization": f"Bearer {SECRET}"}
@@ -116,5 +116,5 @@ def test_only_the_beginning_of_a_name_is_looked_at():
     began = time.process_time()
     for _ in range(10):
         Notices().note("a b " * 2_000_000)
-        Unreadable(True).text("a b " * 2_000_000, "messages[0]")
+        MediaPolicy(True).text("a b " * 2_000_000, "messages[0]")
     assert time.process_time() - began < 1

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.generation.slices import fingerprint, workload
+from server.generation.job import classify_workload, fingerprint
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from server.generation.slices import fingerprint, workload
 )
 def test_only_configured_names_pass(named, asked, want):
     kinds = {kind: kind == asked for kind in ("tools", "structured", "reasoning")}
-    assert workload(named, {"batch"}, **kinds) == want
+    assert classify_workload(named, {"batch"}, **kinds) == want
 
 
 def test_fingerprint_stands_for_system_prompt_and_tools():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,22 +17,27 @@ from server.apis.chat.request import (
     NamedFunctionChoice,
     Tool,
 )
-from server.apis.shared import sampling as fields
 from server.apis.shared import tools
 from server.apis.shared.constraints import constraint
 from server.apis.shared.reasoning import chat_budget, chat_effort, chat_kwargs, includes_reasoning
-from server.apis.shared.served import Served, depth, model_of
 from server.apis.shared.template import own_template, template_kwargs
 from server.apis.shared.template_messages import template_messages
+from server.apis.shared.to_job import (
+    make_job,
+    make_sampling,
+    model_of,
+    read_prompt_logprobs,
+    service_tier,
+)
 from server.apis.shared.tools import read_text_grammar
 from server.errors import InvalidRequest
-from server.generation import slices as slicing
 from server.generation.job import Job, ToolPolicy
+from server.generation.pipeline import ServedModel
 from server.generation.prompt import Conversation
 from server.generation.text_grammar import TextGrammar
 
 
-def chat_job(request: ChatRequest, served: Served, workload: str | None = None) -> Job:
+def chat_job(request: ChatRequest, served: ServedModel, workload: str | None = None) -> Job:
     """Raises InvalidRequest or NotFound; nothing has been started by then.
 
     ``workload`` is the slice the client names in its header, if any.
@@ -43,71 +47,42 @@ def chat_job(request: ChatRequest, served: Served, workload: str | None = None) 
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     conversation = _conversation(request, policy, served)
-    param, wanted = constraint(request, request.response_format)
-    return Job(
+    job = make_job(
+        request,
+        served,
         id=f"chatcmpl-{uuid.uuid4().hex}",
         api="chat",
         model=model,
-        created=int(time.time()),
         sampling=_sampling(request, served),
-        n=request.n or 1,
-        stop=fields.stops(request.stop),
-        include_stop=bool(request.include_stop_str_in_output),
-        skip_special_tokens=request.skip_special_tokens is not False,
-        stream=bool(request.stream),
-        include_usage=fields.include_usage(request),
-        continuous_usage=fields.continuous_usage(request),
-        include_reasoning=includes_reasoning(request),
-        spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
-        return_token_ids=bool(request.return_token_ids),
-        returns_prompt_text=bool(request.return_prompt_text),
-        token_names=fields.token_names(request),
-        tells_prompt=bool(request.return_token_ids or request.return_prompt_text)
-        or request.prompt_logprobs is not None,
-        gives_prompt_logprobs=request.prompt_logprobs is not None,
         prompts=(conversation,),
-        truncate_prompt=request.truncate_prompt_tokens,
-        truncation_side=request.truncation_side or "left",
-        tool_policy=policy,
-        constraint=wanted,
-        grammar_param=param,
-        repeated=fields.service_tier(request.service_tier),
-        depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
-        priority=request.priority or 0,
-        cache_salt=request.cache_salt,
+        policy=policy,
+        constraint=constraint(request, request.response_format),
+        reasons=chat_effort(request) not in (None, "none"),
+        workload=workload,
+    )
+    return replace(
+        job,
+        include_reasoning=includes_reasoning(request),
+        returns_prompt_text=bool(request.return_prompt_text),
+        tells_prompt=job.tells_prompt or bool(request.return_prompt_text),
+        repeated=service_tier(request.service_tier),
         affinity=request.session_id or request.prompt_cache_key or request.user,
-        workload=slicing.workload(
-            workload,
-            served.workloads,
-            tools=policy.choice != "none",
-            structured=wanted is not None,
-            reasoning=chat_effort(request) not in (None, "none"),
-        ),
-        template=template_of(conversation),
     )
 
 
-def _sampling(request: ChatRequest, served: Served) -> Sampling:
-    sampling = fields.sampling(
+def _sampling(request: ChatRequest, served: ServedModel) -> Sampling:
+    sampling = make_sampling(
         request,
         served,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        prompt_logprobs=fields.prompt_logprobs(request),
+        prompt_logprobs=read_prompt_logprobs(request),
     )
     budget = chat_budget(request, served)
     return sampling if budget is None else replace(sampling, thinking_token_budget=budget)
 
 
-def template_of(conversation: Conversation) -> str:
-    """Which system prompt and tools, as a fingerprint."""
-    system = (
-        str(m["content"]) for m in conversation.messages if m["role"] in ("system", "developer")
-    )
-    return slicing.fingerprint(system, list(conversation.tools) or None)
-
-
-def _policy(request: ChatRequest, served: Served) -> ToolPolicy:
+def _policy(request: ChatRequest, served: ServedModel) -> ToolPolicy:
     offered, custom = offered_tools(request.tools or ())
     parallel = request.parallel_tool_calls
     hosted = {t.type: t.type for t in request.tools or () if isinstance(t, HostedTool)}
@@ -147,7 +122,7 @@ def _choice(request: ChatRequest) -> tools.ToolSelection | None:
             return tools.ToolSelection(mode)
 
 
-def _conversation(request: ChatRequest, policy: ToolPolicy, served: Served) -> Conversation:
+def _conversation(request: ChatRequest, policy: ToolPolicy, served: ServedModel) -> Conversation:
     reasoning = chat_kwargs(request)
     documents = {"documents": request.documents} if request.documents else {}
     verbosity = {"verbosity": request.verbosity} if request.verbosity else {}

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 from server.apis.completions.request import MAX_PROMPTS, CompletionRequest
-from server.apis.shared import sampling as fields
 from server.apis.shared.constraints import constraint
-from server.apis.shared.served import Served, depth, model_of
+from server.apis.shared.to_job import make_job, make_sampling, model_of, read_prompt_logprobs
 from server.errors import InvalidRequest
-from server.generation import slices as slicing
 from server.generation.job import Job, PromptSource
+from server.generation.pipeline import ServedModel
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's; a completion without a limit would run to the end of the context."""
 
 
-def completion_job(request: CompletionRequest, served: Served, workload: str | None = None) -> Job:
+def completion_job(
+    request: CompletionRequest, served: ServedModel, workload: str | None = None
+) -> Job:
     """Raises InvalidRequest or NotFound; nothing has been started by then."""
     model = model_of(request.model, served)
     prompts = _prompts(request, served.vocab_size)
@@ -29,55 +30,33 @@ def completion_job(request: CompletionRequest, served: Served, workload: str | N
             f"{len(prompts)} prompts with 'n' of {n} make more than {MAX_PROMPTS} choices.",
             param="prompt",
         )
-    param, wanted = constraint(request, request.response_format)
-    return Job(
+    job = make_job(
+        request,
+        served,
         id=f"cmpl-{uuid.uuid4().hex}",
         api="completions",
         model=model,
-        created=int(time.time()),
-        sampling=fields.sampling(
+        sampling=make_sampling(
             request,
             served,
             max_tokens=_max_tokens(request),
             logprobs=request.logprobs,
-            prompt_logprobs=fields.prompt_logprobs(
+            prompt_logprobs=read_prompt_logprobs(
                 request, request.logprobs if request.echo else None
             ),
         ),
         prompts=prompts,
-        n=n,
-        stop=fields.stops(request.stop),
-        include_stop=bool(request.include_stop_str_in_output),
-        skip_special_tokens=request.skip_special_tokens is not False,
-        stream=bool(request.stream),
-        include_usage=fields.include_usage(request),
-        continuous_usage=fields.continuous_usage(request),
+        constraint=constraint(request, request.response_format),
+        workload=workload,
+    )
+    return replace(
+        job,
         parses=False,
         echo=bool(request.echo),
-        token_names=fields.token_names(request),
         echo_only=request.max_tokens == 0,
+        tells_prompt=job.tells_prompt or bool(request.echo),
         add_special_tokens=request.add_special_tokens is not False,
-        spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
-        return_token_ids=bool(request.return_token_ids),
-        tells_prompt=bool(
-            request.echo or request.return_token_ids or request.prompt_logprobs is not None
-        ),
-        gives_prompt_logprobs=request.prompt_logprobs is not None,
-        truncate_prompt=request.truncate_prompt_tokens,
-        truncation_side=request.truncation_side or "left",
-        constraint=wanted,
-        grammar_param=param,
-        depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
-        priority=request.priority or 0,
-        cache_salt=request.cache_salt,
         affinity=request.session_id or request.user,
-        workload=slicing.workload(
-            workload,
-            served.workloads,
-            tools=False,
-            structured=wanted is not None,
-            reasoning=False,
-        ),
     )
 
 

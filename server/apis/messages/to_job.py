@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import time
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from engine.types import Sampling
-from server.apis.chat.to_job import template_of
 from server.apis.messages.client_tools import client_function
 from server.apis.messages.request import CountTokensRequest, MessagesRequest, MessageTool
-from server.apis.shared import sampling as fields
 from server.apis.shared import tools
 from server.apis.shared.blocks import system_message, template_messages
-from server.apis.shared.constraints import schema_constraint
+from server.apis.shared.constraints import NO_CONSTRAINT, schema_constraint
 from server.apis.shared.reasoning import effort_kwargs, thinking_kwargs
-from server.apis.shared.served import Served, depth, model_of
 from server.apis.shared.template import own_template, template_kwargs
+from server.apis.shared.to_job import default_sampling, make_job, model_of, read_stops
 from server.errors import InvalidRequest
-from server.generation import slices as slicing
 from server.generation.job import Job, ToolPolicy
+from server.generation.pipeline import ServedModel
 from server.generation.prompt import Conversation
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -27,39 +25,31 @@ FORMAT = "output_config.format"
 FUNCTION_TYPES = (None, "custom", "function")
 
 
-def messages_job(request: MessagesRequest, served: Served, workload: str | None = None) -> Job:
+def messages_job(request: MessagesRequest, served: ServedModel, workload: str | None = None) -> Job:
     """Raises InvalidRequest or NotFound; nothing has been started by then."""
     model = model_of(request.model, served)
     policy = _policy(request, served)
     talk = conversation(request, policy, served)
     shape = request.output_config.format if request.output_config else None
     wanted = schema_constraint(shape.schema_, f"{FORMAT}.schema", strict=True) if shape else None
-    thinks = request.thinking is not None and request.thinking.type != "disabled"
-    return Job(
+    job = make_job(
+        request,
+        served,
         id=f"msg_{uuid.uuid4().hex[:24]}",
         api="messages",
         model=model,
-        created=int(time.time()),
         sampling=_sampling(request, served),
         prompts=(talk,),
-        stop=fields.stops(request.stop_sequences, "stop_sequences"),
-        stream=bool(request.stream),
+        policy=policy,
+        constraint=(FORMAT, wanted) if wanted else NO_CONSTRAINT,
+        reasons=request.thinking is not None and request.thinking.type != "disabled",
+        workload=workload,
+    )
+    return replace(
+        job,
+        stop=read_stops(request.stop_sequences, "stop_sequences"),
         tells_prompt=True,
-        spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
-        tool_policy=policy,
-        constraint=wanted,
-        grammar_param=FORMAT if shape else "tools",
-        depth=depth(request.num_speculative_tokens, None, served),
-        cache_salt=request.cache_salt,
         affinity=_affinity(request),
-        workload=slicing.workload(
-            workload,
-            served.workloads,
-            tools=policy.choice != "none",
-            structured=wanted is not None,
-            reasoning=thinks,
-        ),
-        template=template_of(talk),
     )
 
 
@@ -69,13 +59,15 @@ def _affinity(request: MessagesRequest) -> str | None:
     return named if isinstance(named, str) and named else None
 
 
-def counted_conversation(request: CountTokensRequest, served: Served) -> Conversation:
+def counted_conversation(request: CountTokensRequest, served: ServedModel) -> Conversation:
     """The conversation whose tokens are to be counted."""
     model_of(request.model, served)
     return conversation(request, _policy(request, served), served)
 
 
-def conversation(request: CountTokensRequest, policy: ToolPolicy, served: Served) -> Conversation:
+def conversation(
+    request: CountTokensRequest, policy: ToolPolicy, served: ServedModel
+) -> Conversation:
     """A last message of the assistant is the beginning of the answer."""
     continued = request.messages[-1].role == "assistant"
     asked = request.chat_template_kwargs
@@ -92,25 +84,15 @@ def conversation(request: CountTokensRequest, policy: ToolPolicy, served: Served
     )
 
 
-def _sampling(request: MessagesRequest, served: Served) -> Sampling:
-    defaults = served.sampling
-
-    def given(name: str, neutral: float) -> Any:
-        value = getattr(request, name, None)
-        return defaults.get(name, neutral) if value is None else value
-
-    return Sampling(
+def _sampling(request: MessagesRequest, served: ServedModel) -> Sampling:
+    return replace(
+        default_sampling(request, served),
         max_tokens=request.max_tokens,
         thinking_token_budget=_budget(request, served),
-        temperature=given("temperature", 1.0),
-        top_p=given("top_p", 1.0),
-        top_k=max(0, int(given("top_k", 0))),
-        min_p=given("min_p", 0.0),
-        repetition_penalty=given("repetition_penalty", 1.0),
     )
 
 
-def _budget(request: MessagesRequest, served: Served) -> int | None:
+def _budget(request: MessagesRequest, served: ServedModel) -> int | None:
     """Every client of Anthropic's sends one, so where the engine can keep none it is a wish."""
     enabled = request.thinking is not None and request.thinking.type == "enabled"
     keeps = served.thinking_budget is True
@@ -125,7 +107,7 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     return kwargs
 
 
-def _policy(request: CountTokensRequest, served: Served) -> ToolPolicy:
+def _policy(request: CountTokensRequest, served: ServedModel) -> ToolPolicy:
     asked = request.tool_choice
     offered, hosted = _offered(request)
     if asked is None:

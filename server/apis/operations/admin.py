@@ -16,7 +16,7 @@ from server.apis.shared.gateway import Controls, Gateway
 from server.apis.shared.request import RequestModel, parse
 from server.apis.shared.route import describe_body
 from server.errors import InvalidRequest, Unavailable
-from server.generation.generate import Path
+from server.generation.pipeline import Pipeline
 from server.http.body import read_body
 from server.settings import ConfigError
 
@@ -126,7 +126,7 @@ def _require_controls(gateway: Gateway) -> Controls:
     return gateway.controls
 
 
-def _check(rules: SpeculationRules, bound: int | None, path: Path, gateway: Gateway) -> None:
+def _check(rules: SpeculationRules, bound: int | None, path: Pipeline, gateway: Gateway) -> None:
     """Raises InvalidRequest for names and depths that would have no effect."""
     known = path.served.workloads
     _check_names("workload_flags", rules.workload_flags, known)

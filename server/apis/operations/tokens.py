@@ -19,11 +19,11 @@ from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Many, RequestModel, parse
 from server.apis.shared.route import admit, count_prompt_tokens, describe_body
 from server.apis.shared.sampling_fields import TokenId
-from server.apis.shared.served import check_model
 from server.apis.shared.template import own_template, template_kwargs
 from server.apis.shared.template_messages import template_messages
+from server.apis.shared.to_job import check_model
 from server.errors import InvalidRequest
-from server.generation.generate import Path
+from server.generation.pipeline import Pipeline
 from server.generation.prompt import Conversation, encode, render
 from server.http.body import read_body
 from server.http.response import json_response
@@ -87,7 +87,7 @@ def router(gateway: Gateway) -> APIRouter:
     return routes
 
 
-def _answer(asked: TokenizeRequest, tokens: list[int], path: Path) -> dict[str, Any]:
+def _answer(asked: TokenizeRequest, tokens: list[int], path: Pipeline) -> dict[str, Any]:
     out: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": path.info.max_model_len,
@@ -99,7 +99,7 @@ def _answer(asked: TokenizeRequest, tokens: list[int], path: Path) -> dict[str, 
     return out
 
 
-async def _tokens(asked: TokenizeRequest, path: Path, limits: RenderLimits) -> list[int]:
+async def _tokens(asked: TokenizeRequest, path: Pipeline, limits: RenderLimits) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
     if asked.prompt is not None:
@@ -113,7 +113,7 @@ async def _tokens(asked: TokenizeRequest, path: Path, limits: RenderLimits) -> l
     return await render(_conversation(asked, path), path.renderer, limits)
 
 
-def _conversation(asked: TokenizeRequest, path: Path) -> Conversation:
+def _conversation(asked: TokenizeRequest, path: Pipeline) -> Conversation:
     continued = bool(asked.continue_final_message)
     prompt = asked.add_generation_prompt
     return Conversation(

@@ -17,8 +17,8 @@ from server.apis.responses.request import (
     ReasoningItem,
     ResponsesRequest,
 )
-from server.apis.shared.media import Unreadable, is_newest, join, placeholder
 from server.apis.shared.notices import ignore
+from server.apis.shared.template import MediaPolicy, is_newest, join, placeholder
 from server.apis.shared.template_messages import custom_call, parsed_arguments
 from server.apis.shared.tools import flat_name
 from server.errors import InvalidRequest
@@ -64,7 +64,7 @@ def given_items(
         _reference(item, f"{param}[{at}]")
         if isinstance(item, ItemReference)
         else _listed(
-            _checked(item, f"{param}[{at}]", decrypt, Unreadable(replaces and not newest[at]))
+            _checked(item, f"{param}[{at}]", decrypt, MediaPolicy(replaces and not newest[at]))
         )
         for at, item in enumerate(items)
         if not _left_out(item, param)
@@ -90,7 +90,7 @@ def _left_out(item: InputItem, param: str) -> bool:
     return True
 
 
-def _checked(item: InputItem, path: str, decrypt: Decrypt, media: Unreadable) -> dict[str, Any]:
+def _checked(item: InputItem, path: str, decrypt: Decrypt, media: MediaPolicy) -> dict[str, Any]:
     if isinstance(item, OtherItem):
         raise InvalidRequest(
             f"'{path}' has type '{item.type}', which has no place here: this gateway has no "
@@ -119,7 +119,7 @@ def _decrypted(token: str, path: str, decrypt: Decrypt) -> str:
         ) from None
 
 
-def _check_parts(parts: Iterable[Part], path: str, media: Unreadable) -> None:
+def _check_parts(parts: Iterable[Part], path: str, media: MediaPolicy) -> None:
     for at, part in enumerate(parts):
         if part.type not in (*TEXT_PARTS, "refusal"):
             media.text(part.type, f"{path}.content[{at}]")

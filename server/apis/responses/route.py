@@ -27,10 +27,10 @@ from server.apis.responses.to_job import check_keeping, responses_job
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import parse
 from server.apis.shared.route import WORKLOAD_HEADER, assign_caller, describe_body, make_rendering
-from server.apis.shared.served import Served
 from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
-from server.generation.generate import Path, events
+from server.generation.generate import events
 from server.generation.job import Job
+from server.generation.pipeline import Pipeline, ServedModel
 from server.http import sse
 from server.http.body import read_body
 from server.http.response import (
@@ -82,7 +82,7 @@ class Desk:
             return await self._in_background(making, path, source)
         return self._now(making, path, source)
 
-    def _now(self, making: _Making, path: Path, source: Batches) -> Response:
+    def _now(self, making: _Making, path: Pipeline, source: Batches) -> Response:
         job, timing = making.job, self._gateway.timing
         if job.stream:
             stream = ResponseStream(job, make_rendering(path), making.thinking)
@@ -91,7 +91,7 @@ class Desk:
         fold = ResponseFold(job, make_rendering(path), making.thinking)
         return FoldedResponse(making.kept(source, fold.building), fold, openai_body)
 
-    async def _in_background(self, making: _Making, path: Path, source: Batches) -> Response:
+    async def _in_background(self, making: _Making, path: Pipeline, source: Batches) -> Response:
         job = making.job
         stream = LoggedStream(job, make_rendering(path), making.thinking)
         await making.begin(stream.building)
@@ -207,7 +207,7 @@ class Desk:
 
 
 def _read(
-    body: bytes, reader: Callable[[str], str], served: Served
+    body: bytes, reader: Callable[[str], str], served: ServedModel
 ) -> tuple[ResponsesRequest, Items]:
     asked = parse(body, ResponsesRequest)
     return asked, input_items(asked, reader, served.replaces_media)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.types import Constraint, Sampling
 from server.apis.chat.request import JsonObjectFormat
-from server.apis.chat.to_job import template_of
 from server.apis.responses.items import Item, messages
 from server.apis.responses.request import (
     ENCRYPTED,
@@ -19,7 +18,6 @@ from server.apis.responses.request import (
     ResponsesRequest,
 )
 from server.apis.responses.tools import CLIENT_TOOLS, response_policy
-from server.apis.shared import sampling as fields
 from server.apis.shared.constraints import (
     NamedConstraint,
     read_structured_outputs,
@@ -28,18 +26,18 @@ from server.apis.shared.constraints import (
 )
 from server.apis.shared.notices import ignore
 from server.apis.shared.reasoning import effort_kwargs
-from server.apis.shared.served import Served, depth, model_of
 from server.apis.shared.template import own_template, template_kwargs
+from server.apis.shared.to_job import make_job, make_sampling, model_of
 from server.errors import InvalidRequest
-from server.generation import slices as slicing
 from server.generation.job import Job, ToolPolicy
+from server.generation.pipeline import ServedModel
 from server.generation.prompt import Conversation
 
 
 def responses_job(
     request: ResponsesRequest,
     items: Sequence[Item],
-    served: Served,
+    served: ServedModel,
     workload: str | None = None,
 ) -> Job:
     """``items`` are the whole conversation, what was said before included.
@@ -50,39 +48,28 @@ def responses_job(
     _check_included(request)
     policy = response_policy(request, served)
     talk = _conversation(request, items, policy, served)
-    param, wanted = require_single([*_text_format(request), *read_structured_outputs(request)])
+    wanted = require_single([*_text_format(request), *read_structured_outputs(request)])
     sampling = _sampling(request, served)
     effort = request.reasoning.effort if request.reasoning else None
-    return Job(
+    job = make_job(
+        request,
+        served,
         id=f"resp_{uuid.uuid4().hex}",
         api="responses",
         model=model,
-        created=int(time.time()),
         sampling=sampling,
         prompts=(talk,),
-        stop=fields.stops(request.stop),
-        include_stop=bool(request.include_stop_str_in_output),
-        skip_special_tokens=request.skip_special_tokens is not False,
-        stream=bool(request.stream),
+        policy=policy,
+        constraint=wanted,
+        reasons=effort not in (None, "none"),
+        workload=workload,
+    )
+    return replace(
+        job,
         include_reasoning=request.include_reasoning is not False,
         drops_oldest=request.truncation == "auto",
-        spec_metrics=fields.spec_metrics(request.per_request_spec_decode_metrics, served),
-        tool_policy=policy,
-        constraint=wanted,
-        grammar_param=param,
         repeated=_repeated(request, sampling) | {"model": model},
-        depth=depth(request.num_speculative_tokens, request.vllm_xargs, served),
-        priority=request.priority or 0,
-        cache_salt=request.cache_salt,
         affinity=request.session_id or request.prompt_cache_key or request.user,
-        workload=slicing.workload(
-            workload,
-            served.workloads,
-            tools=policy.choice != "none",
-            structured=wanted is not None,
-            reasoning=effort not in (None, "none"),
-        ),
-        template=template_of(talk),
     )
 
 
@@ -108,7 +95,7 @@ def check_keeping(request: ResponsesRequest) -> None:
 
 
 def _conversation(
-    request: ResponsesRequest, items: Sequence[Item], policy: ToolPolicy, served: Served
+    request: ResponsesRequest, items: Sequence[Item], policy: ToolPolicy, served: ServedModel
 ) -> Conversation:
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
     said = list(messages(items))
@@ -126,9 +113,9 @@ def _conversation(
     )
 
 
-def _sampling(request: ResponsesRequest, served: Served) -> Sampling:
+def _sampling(request: ResponsesRequest, served: ServedModel) -> Sampling:
     wants_logprobs = LOGPROBS in (request.include or ())
-    return fields.sampling(
+    return make_sampling(
         request,
         served,
         max_tokens=request.max_output_tokens,

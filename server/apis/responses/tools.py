@@ -16,10 +16,10 @@ from server.apis.responses.request import (
 from server.apis.shared import tools
 from server.apis.shared.notices import ignore
 from server.apis.shared.request import MAX_TOOLS
-from server.apis.shared.served import Served
 from server.apis.shared.tools import read_text_grammar
 from server.errors import InvalidRequest
 from server.generation.job import Namespaced, ToolPolicy
+from server.generation.pipeline import ServedModel
 from server.generation.text_grammar import TextGrammar
 
 CLIENT_TOOLS = ("function", "custom", "namespace")
@@ -41,7 +41,7 @@ class Offered:
         return str(self.function["function"]["name"])
 
 
-def response_policy(request: ResponsesRequest, served: Served) -> ToolPolicy:
+def response_policy(request: ResponsesRequest, served: ServedModel) -> ToolPolicy:
     """Raises InvalidRequest."""
     offered = list(_offered(request.tools or (), "tools"))
     if len(offered) > MAX_TOOLS:

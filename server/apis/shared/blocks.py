@@ -15,8 +15,8 @@ from server.apis.messages.request import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from server.apis.shared.media import Unreadable, is_newest, join
 from server.apis.shared.request import OpenModel
+from server.apis.shared.template import MediaPolicy, is_newest, join
 
 
 def system_message(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
@@ -35,13 +35,13 @@ def template_messages(request: CountTokensRequest, replaces: bool) -> Iterator[d
         if isinstance(message.content, str):
             yield {"role": message.role, "content": message.content}
         elif message.role == "assistant":
-            yield _assistant(message.content, path, Unreadable(replaces))
+            yield _assistant(message.content, path, MediaPolicy(replaces))
         else:
-            here = Unreadable(replaces and not newest[at])
-            yield from _from_user(message, message.content, path, here, Unreadable(replaces))
+            here = MediaPolicy(replaces and not newest[at])
+            yield from _from_user(message, message.content, path, here, MediaPolicy(replaces))
 
 
-def _assistant(blocks: Sequence[Block], path: str, media: Unreadable) -> dict[str, Any]:
+def _assistant(blocks: Sequence[Block], path: str, media: MediaPolicy) -> dict[str, Any]:
     text: list[str] = []
     thinking: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -70,8 +70,8 @@ def _from_user(
     message: InputMessage,
     blocks: Sequence[Block],
     path: str,
-    media: Unreadable,
-    in_results: Unreadable,
+    media: MediaPolicy,
+    in_results: MediaPolicy,
 ) -> Iterator[dict[str, Any]]:
     """Results of tools are messages of their own; the text around them is one message each."""
     text: list[str] = []
@@ -87,7 +87,7 @@ def _from_user(
         yield {"role": message.role, "content": "\n".join(text)}
 
 
-def _result(block: ToolResultBlock, path: str, media: Unreadable) -> dict[str, Any]:
+def _result(block: ToolResultBlock, path: str, media: MediaPolicy) -> dict[str, Any]:
     content = block.content
     if not isinstance(content, str):
         texts = [_text(part, f"{path}[{at}]", media) for at, part in enumerate(content or ())]
@@ -95,7 +95,7 @@ def _result(block: ToolResultBlock, path: str, media: Unreadable) -> dict[str, A
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
-def _text(block: OpenModel, path: str, media: Unreadable) -> str:
+def _text(block: OpenModel, path: str, media: MediaPolicy) -> str:
     if isinstance(block, TextBlock):
         return block.text
     readable = _readable(block.model_dump())

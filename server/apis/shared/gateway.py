@@ -17,7 +17,7 @@ from server.access.memory import MemoryWatch
 from server.apis.responses.background import Runs
 from server.apis.responses.encryption import ReasoningCipher
 from server.errors import Unavailable
-from server.generation.generate import Path
+from server.generation.pipeline import Pipeline
 from server.http.cross_origin import CrossOrigin
 from server.http.response import Timing
 from server.store.base import ResponseStore
@@ -71,7 +71,7 @@ class Gateway:
     """How the last engines or workers were lost."""
     under_way: int = 0
     """Requests that may take memory and are not over."""
-    path: Path | None = None
+    path: Pipeline | None = None
     state: str = "starting"
     """starting, ready or stopping."""
 
@@ -80,7 +80,7 @@ class Gateway:
         key = caller.get().key
         return "" if key is None else key.owner
 
-    def require(self) -> Path:
+    def require(self) -> Pipeline:
         """The way through, or a refusal that says when to come back."""
         if self.path is None or self.state != "ready":
             raise Unavailable(
@@ -90,7 +90,7 @@ class Gateway:
             )
         return self.path
 
-    def open(self, path: Path) -> None:
+    def open(self, path: Pipeline) -> None:
         self.path = path
         self.state = "ready"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.apis.chat.request import ChatRequest, ThinkingOptions
-from server.apis.shared.served import Served
+from server.generation.pipeline import ServedModel
 
 
 def effort_kwargs(effort: str | None) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def chat_kwargs(request: ChatRequest) -> dict[str, Any]:
     return kwargs
 
 
-def chat_budget(request: ChatRequest, served: Served) -> int | None:
+def chat_budget(request: ChatRequest, served: ServedModel) -> int | None:
     """The bound of the reasoning in other words than vLLM's.
 
     As on messages, it has no effect where the engine does not know how reasoning ends.

@@ -19,8 +19,9 @@ from server.apis.shared.response import Rendering
 from server.errors import Forbidden
 from server.generation.context import context_overflow
 from server.generation.deadline import Deadline
-from server.generation.generate import Path, events
+from server.generation.generate import events
 from server.generation.job import Job
+from server.generation.pipeline import Pipeline
 from server.http.response import ErrorBody, Fold, FoldedResponse, StreamedResponse, StreamEncoder
 
 WORKLOAD_HEADER = "x-eaglegate-workload"
@@ -36,7 +37,7 @@ class Wire:
     error_body: ErrorBody
 
 
-def make_rendering(path: Path) -> Rendering:
+def make_rendering(path: Pipeline) -> Rendering:
     pieces = path.parsers.vocabulary.pieces
     return Rendering(pieces, path.info.speculation.depth, path.served.reasoning_fields)
 
@@ -55,7 +56,7 @@ def assign_caller(job: Job, who: Caller) -> Job:
     return replace(job, caller=who, key=key.name)
 
 
-def answer(job: Job, path: Path, gateway: Gateway, wire: Wire, arrived: float) -> Response:
+def answer(job: Job, path: Pipeline, gateway: Gateway, wire: Wire, arrived: float) -> Response:
     """The response that runs ``job`` when it is sent. Raises Forbidden."""
     job = assign_caller(job, caller.get())
     source = events(job, path, gateway.observer, arrived)
@@ -70,7 +71,7 @@ CONTEXTS = 4
 
 
 @asynccontextmanager
-async def admit(path: Path, arrived: float) -> AsyncIterator[None]:
+async def admit(path: Pipeline, arrived: float) -> AsyncIterator[None]:
     """Enter, in time; what is done inside takes no place in the engine. Raises GatewayError."""
     who = caller.get()
     deadline = Deadline(who.timeout_s, arrived)
@@ -80,7 +81,7 @@ async def admit(path: Path, arrived: float) -> AsyncIterator[None]:
 
 
 async def count_prompt_tokens(
-    path: Path, api: str, arrived: float, count: Callable[[RenderLimits], Awaitable[list[int]]]
+    path: Pipeline, api: str, arrived: float, count: Callable[[RenderLimits], Awaitable[list[int]]]
 ) -> list[int]:
     """The tokens of a prompt that nothing is generated for. Raises GatewayError."""
     longest = path.info.max_model_len

@@ -1,20 +1,75 @@
-"""What a request may give the chat template: variables of its own, never a name of the engine's."""
+"""What a chat template is given: text in place of media, variables, a request's own template.
+
+A text model reads no images, audio or files. In what the user asks now they are refused. In earlier
+messages and in tool results a placeholder takes their place, or else every later request of the
+conversation would fail; with ``--history-media refuse`` these are refused, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.rendering.messages import GLOBALS, RESERVED
-from server.apis.shared.served import Served
+from server.apis.shared.notices import note
 from server.errors import InvalidRequest
+from server.generation.pipeline import ServedModel
+
+END = " omitted: this model reads text only]"
+UNCLEAN = re.compile(r"[^a-z0-9_]")
+MAX_KIND = 40
+"""Characters of a type that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPolicy:
+    """Where a message stands, as far as what it holds besides text."""
+
+    replaced: bool
+    """A placeholder takes its place."""
+
+    def text(self, kind: str, path: str) -> str:
+        """The placeholder of a part of type ``kind``. Raises InvalidRequest where it is refused."""
+        kind = kind[:MAX_KIND]
+        if not self.replaced:
+            raise InvalidRequest(
+                f"'{path}' has type '{kind}'; this model reads text only. Leave it out.",
+                param=path,
+            )
+        note(f"messages[].content[{kind}]")
+        return placeholder(kind)
+
+
+def placeholder(kind: str) -> str:
+    return f"[{_short_kind(kind)}{END}"
+
+
+def join(texts: Sequence[str], between: str = "") -> str:
+    """The texts of a message's parts; a placeholder has a line of its own."""
+    placed = any(text.endswith(END) for text in texts)
+    return ("\n" if placed else between).join(texts)
+
+
+def is_newest(roles: Sequence[str]) -> list[bool]:
+    """Of each message, whether the user asks with it now: nothing of the assistant's follows."""
+    last = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
+    return [role == "user" and at > last for at, role in enumerate(roles)]
+
+
+def _short_kind(kind: str) -> str:
+    """image_url and input_image -> image"""
+    name = UNCLEAN.sub("", kind[:MAX_KIND].lower())
+    return name.removeprefix("input_").removesuffix("_url") or "content"
+
 
 PARAM = "chat_template_kwargs"
 MAX_TEMPLATE_CHARS = 256 << 10
 
 
 def template_kwargs(
-    served: Served, asked: Mapping[str, Any] | None, **meant: Any
+    served: ServedModel, asked: Mapping[str, Any] | None, **meant: Any
 ) -> dict[str, Any]:
     """The operator's, what other fields mean (``meant``), the request's own: the last one counts.
 
@@ -32,7 +87,7 @@ def template_kwargs(
 
 
 def own_template(
-    served: Served, asked: Mapping[str, Any] | None, named: str | None = None
+    served: ServedModel, asked: Mapping[str, Any] | None, named: str | None = None
 ) -> str | None:
     """The request's own template, where the operator trusts those. Raises InvalidRequest.
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from server.apis.chat.request import Message, TextPart
-from server.apis.shared.media import Unreadable, is_newest, join
+from server.apis.shared.template import MediaPolicy, is_newest, join
 from server.parsing.free_text import ARGUMENT
 
 OTHER_TEXT = ("input_text", "output_text")
@@ -21,12 +21,12 @@ def template_messages(messages: Sequence[Message], replaces: bool) -> list[dict[
     """``replaces``: a placeholder stands for what is no text. Raises InvalidRequest."""
     newest = is_newest([message.role for message in messages])
     return [
-        _message(message, at, Unreadable(replaces and not newest[at]))
+        _message(message, at, MediaPolicy(replaces and not newest[at]))
         for at, message in enumerate(messages)
     ]
 
 
-def _message(message: Message, at: int, media: Unreadable) -> dict[str, Any]:
+def _message(message: Message, at: int, media: MediaPolicy) -> dict[str, Any]:
     out = message.model_dump(exclude_none=True)
     if isinstance(message.content, list):
         texts = (
@@ -56,7 +56,7 @@ def custom_call(id: str, name: str, text: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": function}
 
 
-def _part_text(part: Any, path: str, media: Unreadable) -> str:
+def _part_text(part: Any, path: str, media: MediaPolicy) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, TextPart):

@@ -10,11 +10,11 @@ from typing import Any
 from server.apis.chat.request import CustomFormat
 from server.apis.shared.constraints import check_bounds, check_readable, check_schema
 from server.apis.shared.notices import ignore
-from server.apis.shared.served import Served
 from server.apis.shared.strict_schema import check_strict
 from server.errors import InvalidRequest
 from server.generation.job import Namespaced, ToolPolicy
 from server.generation.lark_grammar import lark_grammar
+from server.generation.pipeline import ServedModel
 from server.generation.regex import regex_grammar
 from server.generation.text_grammar import BadGrammar, TextGrammar
 from server.parsing.free_text import PARAMETERS
@@ -55,7 +55,7 @@ def make_policy(
     tools: Sequence[OfferedTool],
     choice: ToolSelection | None,
     parallel: bool | None,
-    served: Served,
+    served: ServedModel,
     *,
     custom: Mapping[str, TextGrammar | None] | None = None,
     namespaces: Mapping[str, Namespaced] | None = None,
@@ -101,7 +101,9 @@ def _check_hosted(
         raise demands_hosted(next(iter(hosted.values())))
 
 
-def _check_offered(tools: Sequence[OfferedTool], choice: ToolSelection, served: Served) -> None:
+def _check_offered(
+    tools: Sequence[OfferedTool], choice: ToolSelection, served: ServedModel
+) -> None:
     if not tools:
         raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
     if not served.tools:

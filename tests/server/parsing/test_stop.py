@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.apis.shared.sampling import MAX_STOP_CHARS, stops
+from server.apis.shared.to_job import MAX_STOP_CHARS, read_stops
 from server.errors import InvalidRequest
 from server.parsing.stop import StopText
 
@@ -73,9 +73,9 @@ def test_time_is_linear_in_the_text():
 
 
 def test_length_is_bounded_and_the_rule_is_said():
-    assert stops("x" * MAX_STOP_CHARS) == ("x" * MAX_STOP_CHARS,)
+    assert read_stops("x" * MAX_STOP_CHARS) == ("x" * MAX_STOP_CHARS,)
     with pytest.raises(InvalidRequest, match=f"at most {MAX_STOP_CHARS} characters.*400000"):
-        stops(["ok", "x" * 400_000])
+        read_stops(["ok", "x" * 400_000])
 
 
 def test_the_longest_stops_are_prepared_in_linear_time():

@@ -1,0 +1,318 @@
+"""Request to Job: the fields and rules that several APIs share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from engine.types import RepetitionStop, Sampling
+from server.apis.shared.constraints import NamedConstraint
+from server.apis.shared.notices import ignore
+from server.apis.shared.sampling_fields import EngineFields, RepetitionDetection, SamplingFields
+from server.errors import InvalidRequest, NotFound
+from server.generation.job import Job, PromptSource, ToolPolicy, classify_workload, fingerprint
+from server.generation.pipeline import ServedModel
+from server.generation.prompt import Conversation
+
+MAX_DEPTH_PARAM = "num_speculative_tokens"
+MAX_BAD_WORDS_BYTES = 512
+"""vLLM has room for 1024 tokens; a word may take one a byte, with and without a space before."""
+MAX_STOP_CHARS = 1024
+"""In one stop sequence: what may begin one is held back from the client."""
+
+
+class JobFields(Protocol):
+    """What the requests of all APIs have."""
+
+    @property
+    def stream(self) -> bool | None: ...
+
+    @property
+    def num_speculative_tokens(self) -> int | None: ...
+
+    @property
+    def per_request_spec_decode_metrics(self) -> str | None: ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+
+def make_job(
+    request: JobFields,
+    served: ServedModel,
+    *,
+    id: str,
+    api: str,
+    model: str,
+    sampling: Sampling,
+    prompts: tuple[PromptSource, ...],
+    constraint: NamedConstraint | tuple[str, None],
+    workload: str | None,
+    reasons: bool = False,
+    policy: ToolPolicy | None = None,
+) -> Job:
+    """The fields of a Job that every API fills in the same way. Raises InvalidRequest.
+
+    ``workload`` is the slice that the client names in its header; ``reasons`` says whether it asks
+    for reasoning.
+    """
+    policy = policy or ToolPolicy()
+    param, wanted = constraint
+    job = Job(
+        id=id,
+        api=api,
+        model=model,
+        created=int(time.time()),
+        sampling=sampling,
+        prompts=prompts,
+        stream=bool(request.stream),
+        spec_metrics=request.per_request_spec_decode_metrics or served.spec_metrics,
+        tool_policy=policy,
+        constraint=wanted,
+        grammar_param=param,
+        depth=requested_depth(
+            request.num_speculative_tokens,
+            request.vllm_xargs if isinstance(request, EngineFields) else None,
+            served,
+        ),
+        cache_salt=request.cache_salt,
+        workload=classify_workload(
+            workload,
+            served.workloads,
+            tools=policy.choice != "none",
+            structured=wanted is not None,
+            reasoning=reasons,
+        ),
+        template=_fingerprint_prompt(prompts[0]),
+    )
+    if isinstance(request, EngineFields):
+        job = _add_engine_fields(job, request)
+    return _add_sampling_fields(job, request) if isinstance(request, SamplingFields) else job
+
+
+def _add_engine_fields(job: Job, request: EngineFields) -> Job:
+    return replace(
+        job,
+        stop=read_stops(request.stop),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        priority=request.priority or 0,
+    )
+
+
+def _add_sampling_fields(job: Job, request: SamplingFields) -> Job:
+    options = request.stream_options
+    if options is not None and not request.stream:
+        raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
+    include_usage = options is not None and bool(options.include_usage)
+    return replace(
+        job,
+        n=request.n or 1,
+        include_usage=include_usage,
+        continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
+        return_token_ids=bool(request.return_token_ids),
+        token_names="ids" if request.return_tokens_as_token_ids else "text",
+        tells_prompt=bool(request.return_token_ids) or request.prompt_logprobs is not None,
+        gives_prompt_logprobs=request.prompt_logprobs is not None,
+        truncate_prompt=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side or "left",
+    )
+
+
+def _fingerprint_prompt(prompt: PromptSource) -> str:
+    """Which system prompt and tools, as a fingerprint."""
+    if not isinstance(prompt, Conversation):
+        return ""
+    system = (str(m["content"]) for m in prompt.messages if m["role"] in ("system", "developer"))
+    return fingerprint(system, list(prompt.tools) or None)
+
+
+def default_sampling(request: object, served: ServedModel) -> Sampling:
+    """Each field as the client asks, else as the model's generation config says, else neutral."""
+
+    def choose(name: str, neutral: float) -> Any:
+        value = getattr(request, name, None)
+        return served.sampling.get(name, neutral) if value is None else value
+
+    return Sampling(
+        max_tokens=int(served.sampling.get("max_tokens", 0)),
+        temperature=choose("temperature", 1.0),
+        top_p=choose("top_p", 1.0),
+        top_k=max(0, int(choose("top_k", 0))),
+        min_p=choose("min_p", 0.0),
+        repetition_penalty=choose("repetition_penalty", 1.0),
+    )
+
+
+def make_sampling(
+    request: EngineFields,
+    served: ServedModel,
+    *,
+    max_tokens: int | None = None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> Sampling:
+    sampling = default_sampling(request, served)
+    return replace(
+        sampling,
+        max_tokens=max_tokens or sampling.max_tokens,
+        min_tokens=request.min_tokens or 0,
+        seed=request.seed,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias=_read_logit_bias(request.logit_bias or {}, served.vocab_size),
+        allowed_token_ids=_read_allowed_ids(request.allowed_token_ids or (), served.vocab_size),
+        bad_words=_read_bad_words(request.bad_words or ()),
+        thinking_token_budget=thinking_budget(request.thinking_token_budget, served),
+        repetition=_read_repetition(request.repetition_detection),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _read_repetition(asked: RepetitionDetection | None) -> RepetitionStop | None:
+    if asked is None:
+        return None
+    if asked.min_pattern_size > asked.max_pattern_size:
+        raise InvalidRequest(
+            "'repetition_detection.min_pattern_size' must not be above 'max_pattern_size'; given "
+            f"{asked.min_pattern_size} and {asked.max_pattern_size}.",
+            param="repetition_detection",
+        )
+    return RepetitionStop(asked.max_pattern_size, max(1, asked.min_pattern_size), asked.min_count)
+
+
+def thinking_budget(asked: int | None, served: ServedModel) -> int | None:
+    """-1 sets no bound, as in vLLM."""
+    if asked is None or asked == -1:
+        return None
+    if served.thinking_budget is False:
+        raise InvalidRequest(
+            f"'thinking_token_budget' of {asked} cannot be kept: the engine does not know how this "
+            "model's reasoning ends. Leave it out, or start with --reasoning-parser or "
+            "--reasoning-config.",
+            param="thinking_token_budget",
+        )
+    return asked
+
+
+def _read_allowed_ids(token_ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
+    """Each once. Raises InvalidRequest."""
+    beyond = next((t for t in token_ids if vocab_size is not None and t >= vocab_size), None)
+    if beyond is not None:
+        raise InvalidRequest(
+            f"'allowed_token_ids' holds token id {beyond}; this model's ids are below "
+            f"{vocab_size}.",
+            param="allowed_token_ids",
+        )
+    return tuple(dict.fromkeys(token_ids))
+
+
+def _read_bad_words(words: Sequence[str]) -> tuple[str, ...]:
+    if any(not word.strip() for word in words):
+        raise InvalidRequest(
+            "An entry of 'bad_words' must hold more than blanks: blanks at its beginning are left "
+            "out. To ban a token of blanks, give its id in 'logit_bias'.",
+            param="bad_words",
+        )
+    size = sum(len(word.encode()) + 1 for word in words)
+    if size > MAX_BAD_WORDS_BYTES:
+        raise InvalidRequest(
+            f"The entries of 'bad_words' may take {MAX_BAD_WORDS_BYTES} bytes together, one more "
+            f"for each entry; given {size}. Leave some out.",
+            param="bad_words",
+        )
+    return tuple(words)
+
+
+def read_prompt_logprobs(request: SamplingFields, echoed: int | None = None) -> int | None:
+    """``echoed``: how many ``echo`` needs. Raises InvalidRequest."""
+    asked = request.prompt_logprobs
+    if asked is not None and request.stream:
+        raise InvalidRequest(
+            "'prompt_logprobs' goes with whole answers; leave out 'stream': true.",
+            param="prompt_logprobs",
+        )
+    if None not in (asked, echoed) and asked != echoed:
+        raise InvalidRequest(
+            f"'echo' gives the prompt's log probabilities, too: 'prompt_logprobs' of {asked} must "
+            f"equal 'logprobs' of {echoed}, or be left out.",
+            param="prompt_logprobs",
+        )
+    return echoed if asked is None else asked
+
+
+def read_stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
+    given = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in given:
+        raise InvalidRequest(f"A sequence in '{param}' must not be empty.", param=param)
+    longest = max(map(len, given), default=0)
+    if longest > MAX_STOP_CHARS:
+        raise InvalidRequest(
+            f"A sequence in '{param}' may have at most {MAX_STOP_CHARS} characters; given one of "
+            f"{longest}. Shorten it.",
+            param=param,
+        )
+    return given
+
+
+def service_tier(asked: str | None) -> dict[str, str]:
+    """There is one tier, ``default``; a request that names any hears which one served it."""
+    return {} if asked is None else {"service_tier": "default"}
+
+
+def _read_logit_bias(bias: Mapping[str, float], vocab_size: int | None) -> dict[int, float]:
+    for key in bias:
+        if not (key.isascii() and key.isdecimal()) or int(key) >= (vocab_size or 1 << 62):
+            limit = "" if vocab_size is None else f" below {vocab_size}"
+            raise InvalidRequest(
+                f"Keys of 'logit_bias' are token ids{limit}; given '{key[:40]}'.",
+                param="logit_bias",
+            )
+    return {int(key): value for key, value in bias.items()}
+
+
+def model_of(asked: str | None, served: ServedModel) -> str:
+    """The name to answer under: the one given, or without one that of the model there is."""
+    name = asked or served.models[0]
+    check_model(name, served)
+    return name
+
+
+def check_model(model: str, served: ServedModel) -> None:
+    if model not in served.models:
+        raise NotFound(
+            f"The model '{model}' does not exist here. This gateway serves: "
+            f"{', '.join(served.models)}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def requested_depth(
+    asked: int | None, xargs: Mapping[str, Any] | None, served: ServedModel
+) -> int | None:
+    """Draft tokens per step asked for by the request, 0..K, or None."""
+    for name in xargs or ():
+        if name != MAX_DEPTH_PARAM:
+            ignore(f"vllm_xargs.{name}")
+    value = asked if asked is not None else (xargs or {}).get(MAX_DEPTH_PARAM)
+    if value is None:
+        return None
+    if not isinstance(value, int) or not 0 <= value <= served.depth:
+        raise InvalidRequest(
+            f"'{MAX_DEPTH_PARAM}' must be a whole number from 0 to {served.depth}, the engine's "
+            f"depth; given {value!r}.",
+            param=MAX_DEPTH_PARAM,
+        )
+    if value != served.depth and not served.depth_per_request:
+        raise InvalidRequest(
+            f"'{MAX_DEPTH_PARAM}' cannot be chosen here: the workers draft {served.depth} tokens "
+            f"for everybody; given {value}. Leave it out.",
+            param=MAX_DEPTH_PARAM,
+        )
+    return value
