@@ -41,6 +41,7 @@ ARGUMENTS = (
 OURS = (
     "--scheduler-cls=engine.vllm_backend.scheduler.server_scheduler",
     "--worker-extension-cls=engine.vllm_backend.worker.DepthWorker",
+    "--middleware=engine.vllm_backend.steering.AllowSteering",
 )
 STOCK = ("--per-request-spec-decode-metrics=detailed",)
 ENVIRONMENT = {

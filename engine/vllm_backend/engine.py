@@ -34,11 +34,10 @@ from engine.types import (
     Sampling,
     Step,
 )
-from engine.vllm_backend import translate
+from engine.vllm_backend import steering, translate
 from engine.vllm_backend.accounts import choose_reader
 from engine.vllm_backend.child_log import ChildLog, redact_cause
 from engine.vllm_backend.describe import describe_engine
-from engine.vllm_backend.names import WORKER
 from engine.vllm_backend.outputs import StepOutputProcessor, StepQueue, take_over
 from engine.vllm_backend.statistics import BatchedStatLogger
 from engine.vllm_fields import is_reasoning_ended
@@ -100,7 +99,7 @@ class VllmEngine:
             llm = await self._load_in_thread()
             self._llm = llm
             self._processes = _find_processes(llm)
-            allow_logits_processors(llm)
+            steering.allow(llm.input_processor)
             info = describe_engine(llm.vllm_config)
             self._outputs = take_over(llm, choose_reader(info))
             await self._load_adapters(llm)
@@ -244,12 +243,6 @@ def _name_exit(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"exit status {code}"
-
-
-def allow_logits_processors(llm: AsyncLLM) -> None:
-    """Take ``min_p`` and ``logit_bias`` beside a draft: ``steering.py`` applies them to drafts."""
-    if llm.vllm_config.parallel_config.worker_extension_cls == WORKER:
-        llm.input_processor.speculative_config = None
 
 
 async def _kill_loading(loading: asyncio.Task[AsyncLLM], others: set[BaseProcess]) -> None:

@@ -9,12 +9,13 @@ from the same distribution. The second model runner (GPU) applies both to every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.sample.logits_processor import (
     BUILTIN_LOGITS_PROCESSORS,
     LogitBiasLogitsProcessor,
@@ -24,6 +25,34 @@ from vllm.v1.sample.logits_processor import (
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from engine.vllm_backend.names import WORKER
+
+
+class AllowSteering:
+    """``vllm serve --middleware``: its API process takes both fields where our worker runs.
+
+    Requests pass through; what matters is that the API process makes one.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self._app = app
+        validate = InputProcessor._validate_params
+
+        def validate_params(processor: InputProcessor, *args: Any, **kwargs: Any) -> Any:
+            allow(processor)
+            return validate(processor, *args, **kwargs)
+
+        InputProcessor._validate_params = validate_params
+
+    async def __call__(self, *asgi: Any) -> None:
+        await self._app(*asgi)
+
+
+def allow(processor: InputProcessor) -> None:
+    """vLLM refuses both fields where it knows of a draft, and else only the replay of traces."""
+    if processor.vllm_config.parallel_config.worker_extension_cls == WORKER:
+        processor.speculative_config = None
 
 
 def build_logitsprocs(

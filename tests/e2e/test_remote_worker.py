@@ -103,6 +103,20 @@ def test_answers_and_accounts_are_those_of_an_engine_in_process(gateway, demo_ga
         }
 
 
+@pytest.mark.parametrize("field", ["logit_bias", "min_p"])
+def test_fields_that_steer_sampling_pass_beside_a_draft(gateway, demo_gateway, field):
+    free = said(ask(demo_gateway, LONG))
+    (token, *_) = httpx.post(
+        f"{demo_gateway.url}/tokenize", json={"prompt": " cat", "add_special_tokens": False}
+    ).json()["tokens"]
+    fields = {"logit_bias": {token: -100}} if field == "logit_bias" else {"min_p": 0.2}
+    fields["per_request_spec_decode_metrics"] = "summary"
+    here, there = ask(demo_gateway, LONG, **fields), ask(gateway, LONG, **fields)
+    assert said(there) == said(here)
+    assert (said(there) != free) == (field == "logit_bias")
+    assert drafts(there)["num_accepted_draft_tokens"] > 0
+
+
 def test_totals_are_the_workers_own(gateway, worker):
     idle(worker)
     before = totals(gateway), theirs(worker)

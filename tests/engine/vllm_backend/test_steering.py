@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.sample.logits_processor import (
     BatchUpdateBuilder,
     LogitBiasLogitsProcessor,
@@ -17,6 +19,7 @@ from vllm.v1.sample.logits_processor import (
 )
 
 from engine.vllm_backend import steering
+from engine.vllm_backend.names import WORKER
 
 VOCABULARY = 50
 COUNTS = [2, 0, 3, 1]
@@ -99,3 +102,31 @@ def test_without_drafts_there_is_nothing_to_do() -> None:
     empty = torch.empty(0, VOCABULARY)
     got = steering.apply_to_drafts(lambda *given: given[1], sampler, empty, sampling, metadata)
     assert got.shape == (0, VOCABULARY)
+
+
+@pytest.mark.parametrize(("extension", "refused"), [(WORKER, False), ("mine.Extension", True)])
+async def test_a_server_takes_both_fields_where_our_worker_runs(
+    monkeypatch: pytest.MonkeyPatch, extension: str, refused: bool
+) -> None:
+    def verify(processor: Any, params: SamplingParams) -> str:
+        params._validate_spec_decode(processor.speculative_config)
+        return "taken"
+
+    async def app(*asgi: Any) -> None:
+        passed.append(asgi)
+
+    passed: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(InputProcessor, "_validate_params", verify)
+    await steering.AllowSteering(app)("scope", "receive", "send")
+    assert passed == [("scope", "receive", "send")]
+    parallel = SimpleNamespace(worker_extension_cls=extension)
+    processor: Any = SimpleNamespace(
+        vllm_config=SimpleNamespace(parallel_config=parallel), speculative_config=object()
+    )
+    validate: Any = InputProcessor._validate_params
+    for params in PARAMS:
+        if refused:
+            with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
+                validate(processor, params)
+        else:
+            assert validate(processor, params) == "taken"
