@@ -4,7 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: serve install install-dev test test-fast clients clients-newest mutants lint format bench lock audit clean
+# Processes of the fast tests: as many as there are cores, eight at most.
+PROCESSES := -n auto --maxprocesses 8 --dist worksteal
+# Two engines at a time: the tests of one file, or those that share an engine, stay in one process.
+ENGINES := -n 2 --dist loadgroup --no-loadscope-reorder --durations 30
+
+.PHONY: serve install install-dev install-light test test-fast coverage clients clients-newest mutants lint format bench lock audit clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -15,14 +20,20 @@ install:  ## set up .venv from the lock; does nothing the second time
 install-dev:
 	@$(PYTHON) scripts/install.py --dev
 
-# The fast tests side by side, with their coverage; then those with a real engine, one at a time.
-# 5 is pytest's status for no tests, which ARGS can bring about in one of the two.
-test: install-dev  ## every test, those on the real engine too
-	@$(BIN)/python -m pytest -m "not slow" -n 2 --cov $(ARGS) || [ $$? -eq 5 ]
-	@$(BIN)/python -m pytest -m slow --durations=30 $(ARGS) || [ $$? -eq 5 ]
+install-light:  ## set up .venv-light: the gateway and its tests without vLLM and torch
+	@$(PYTHON) scripts/install.py --light
 
-test-fast: install-dev  ## the tests that need no engine
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+# 5 is pytest's status for no tests, which ARGS can bring about in any of the three.
+test: install-dev  ## every test: the fast ones, those with real engines, those that measure alone
+	@$(BIN)/python -m pytest -m "not slow" $(PROCESSES) $(ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m "slow and not alone" $(ENGINES) $(ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m alone --durations 10 $(ARGS) || [ $$? -eq 5 ]
+
+test-fast: install-light  ## the tests that need no engine, nor vLLM or torch installed
+	@.venv-light/bin/python -m pytest -m "not slow" $(PROCESSES) $(ARGS)
+
+coverage:  ## the same with their line coverage; HTML with ARGS="--cov-report html"
+	@$(MAKE) --no-print-directory test-fast ARGS="--cov $(ARGS)"
 
 mutants: install-dev  ## mutation testing of the modules that guard isolation, billing and loss
 	@$(BIN)/python -m tests.mutation $(ARGS)
@@ -56,6 +67,6 @@ audit:  ## check the locks against the advisories PyPI knows; says so where it c
 	@$(PYTHON) scripts/audit.py
 
 clean:
-	rm -rf .venv .clients .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-light .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 include training/training.mk

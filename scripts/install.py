@@ -1,7 +1,8 @@
 """Make .venv and install what the locks pin; says what it does, and does nothing twice.
 
-    python3 scripts/install.py [--dev]
+    python3 scripts/install.py [--dev | --light]
 
+``--light`` makes .venv-light, without vLLM and torch: enough to develop and test the gateway.
 Needs only Python and its venv module. torch's CPU wheel is taken from where pip finds it by itself,
 else from PyTorch's own CPU index.
 """
@@ -14,12 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
-PYTHON = VENV / "bin" / "python"
-LOG = VENV / "install.log"
+FULL = ROOT / ".venv"
+LIGHT = ROOT / ".venv-light"
 TORCH_VERSION = "2.13.0"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 HEARTBEAT_S = 5.0
@@ -30,48 +31,74 @@ def main(argv: Sequence[str]) -> int:
     if sys.version_info < (3, 11):  # noqa: UP036
         print(f"eaglegate needs Python 3.11 or newer; this is {platform.python_version()}.")
         return 1
-    locks = [ROOT / "requirements/cpu.lock"]
-    if "--dev" in argv:
-        locks.append(ROOT / "requirements/dev.lock")
-    steps = [lock for lock in locks if not _installed(lock)]
-    if not steps:
+    if "--light" in argv:
+        return _set_up(Environment(LIGHT), ("light", "dev"))
+    return _set_up(Environment(FULL), ("cpu", "dev") if "--dev" in argv else ("cpu",))
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment and what is noted in it."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "install.log"
+
+    def stamp(self, lock: Path) -> Path:
+        return self.folder / f".installed-{lock.stem}"
+
+    def has(self, lock: Path) -> bool:
+        stamp = self.stamp(lock)
+        return self.python.exists() and stamp.exists() and stamp.read_text() == _digest(lock)
+
+
+def _set_up(environment: Environment, names: Sequence[str]) -> int:
+    locks = [ROOT / "requirements" / f"{name}.lock" for name in names]
+    missing = [lock for lock in locks if not environment.has(lock)]
+    if not missing:
         return 0
-    if not PYTHON.exists():
-        _say("making .venv")
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-    return 0 if all(_install(lock) for lock in steps) else _failed()
+    if not environment.python.exists():
+        _say(f"making {environment.folder.name}")
+        subprocess.run([sys.executable, "-m", "venv", str(environment.folder)], check=True)
+    if all(_install(environment, lock) for lock in missing):
+        return 0
+    return _report_failure(environment)
 
 
-def _install(lock: Path) -> bool:
-    if lock.stem == "cpu" and not _install_torch():
+def _install(environment: Environment, lock: Path) -> bool:
+    if lock.stem == "cpu" and not _install_torch(environment):
         return False
     count = sum(1 for line in lock.read_text().splitlines() if line[:1].isalpha())
-    done = _pip(
-        f"installing {count} packages of {lock.name}",
-        "--no-deps",
-        "--require-hashes",
-        "-r",
-        str(lock),
-    ) and _pip("installing eaglegate itself", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    what = f"installing {count} packages of {lock.name}"
+    done = _pip(environment, what, "--no-deps", "--require-hashes", "-r", str(lock)) and _pip(
+        environment, "installing eaglegate itself",
+        "--no-deps", "--no-build-isolation", "-e", str(ROOT),
+    )  # fmt: skip
     if done:
-        _stamp(lock).write_text(_digest(lock))
+        environment.stamp(lock).write_text(_digest(lock))
     return done
 
 
-def _install_torch() -> bool:
+def _install_torch(environment: Environment) -> bool:
     local = "" if platform.system() == "Darwin" else "+cpu"
     wheel = f"torch=={TORCH_VERSION}{local}"
-    return _pip(f"installing {wheel}", "--no-deps", wheel) or _pip(
-        f"installing {wheel} from PyTorch's CPU index",
+    return _pip(environment, f"installing {wheel}", "--no-deps", wheel) or _pip(
+        environment, f"installing {wheel} from PyTorch's CPU index",
         "--no-deps", "--index-url", TORCH_INDEX, wheel,
     )  # fmt: skip
 
 
-def _pip(what: str, *arguments: str) -> bool:
-    """Run pip; tell every few seconds how far it is. True when it went well."""
+def _pip(environment: Environment, what: str, *arguments: str) -> bool:
+    """Run pip and print its progress every few seconds. True when it succeeds."""
     _say(what)
-    command = [str(PYTHON), "-m", "pip", "install", "--progress-bar", "off", *arguments]
-    with LOG.open("a") as log:
+    command = [str(environment.python), "-m", "pip", "install", "--progress-bar", "off", *arguments]
+    with environment.log.open("a") as log:
         log.write(f"\n$ {' '.join(command)}\n")
         log.flush()
         running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -79,24 +106,14 @@ def _pip(what: str, *arguments: str) -> bool:
             try:
                 return running.wait(HEARTBEAT_S) == 0
             except subprocess.TimeoutExpired:
-                _say(f"  ... {_where()}")
+                _say(f"  ... {_progress(environment.log)}")
 
 
-def _where() -> str:
-    """How far pip is."""
-    run = LOG.read_text(errors="replace").rpartition("\n$ ")[2]
+def _progress(log: Path) -> str:
+    run = log.read_text(errors="replace").rpartition("\n$ ")[2]
     if "Installing collected packages" in run:
         return "unpacking"
     return f"{run.count('Collecting ')} fetched"
-
-
-def _installed(lock: Path) -> bool:
-    stamp = _stamp(lock)
-    return PYTHON.exists() and stamp.exists() and stamp.read_text() == _digest(lock)
-
-
-def _stamp(lock: Path) -> Path:
-    return VENV / f".installed-{lock.stem}"
 
 
 def _digest(lock: Path) -> str:
@@ -109,9 +126,9 @@ def _say(what: str) -> None:
     print(f"[{time.monotonic() - STARTED:6.1f} s] {what}", flush=True)
 
 
-def _failed() -> int:
-    print(f"Installation failed; the end of {LOG}:", flush=True)
-    print("\n".join(LOG.read_text(errors="replace").splitlines()[-15:]))
+def _report_failure(environment: Environment) -> int:
+    print(f"Installation failed; the end of {environment.log}:", flush=True)
+    print("\n".join(environment.log.read_text(errors="replace").splitlines()[-15:]))
     return 1
 
 

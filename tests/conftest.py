@@ -26,7 +26,7 @@ SLOW_LIMIT_S = 900
 fails its test and not the whole run."""
 
 
-SLOW_MODULE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.slow\b", re.MULTILINE)
+SLOW_MODULE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(slow|alone)\b", re.MULTILINE)
 NEEDS_ENGINE = (
     "engine/vllm_backend",
     "faults/test_start_faults.py",
@@ -50,8 +50,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
+        if item.get_closest_marker("alone"):
+            item.add_marker("slow")
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
+
+
+def _group(item: pytest.Item) -> str:
+    """The engine a slow test shares with other files, else its file."""
+    fixtures = getattr(item, "fixturenames", ())
+    if "engine" in fixtures or "plain_engine" in fixtures:
+        return "engine"
+    return "demo_gateway" if "demo_gateway" in fixtures else str(item.path)
 
 
 @dataclass(frozen=True)

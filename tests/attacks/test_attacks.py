@@ -16,7 +16,7 @@ from tests.attacks.fields import ENDPOINTS, attacks
 from tests.attacks.run import run, running
 from tests.attacks.watch import Watch
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 P99_S = 0.1
 GROWTH = 1 << 30

@@ -14,7 +14,7 @@ from server.access.memory import ProcessTree
 from tests.conftest import serving
 from tests.workers import GATEWAY, scripted_worker
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 MIB = 1 << 20
 ROOM = 64 * MIB

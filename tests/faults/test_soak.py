@@ -35,7 +35,7 @@ def one_core():
     os.sched_setaffinity(0, cores)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.usefixtures("one_core")
 def test_nothing_grows_while_it_serves(tmp_path):
     store = ("--responses-store", f"sqlite:///{tmp_path}/responses.sqlite")

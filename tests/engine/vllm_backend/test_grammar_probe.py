@@ -19,7 +19,7 @@ from engine.types import Constraint
 from engine.vllm_backend.arguments import DEMO
 from engine.vllm_backend.grammar_probe import MAX_BYTES, GrammarProbe
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 ENUM = json.dumps({"enum": [f"value-{number}" for number in range(20_000)]})
 CONTENT = {"type": "json_schema", "json_schema": {"type": "object"}}
