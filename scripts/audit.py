@@ -28,7 +28,7 @@ from scripts.install import TORCH_VERSION  # noqa: E402
 PIP_AUDIT = "pip-audit==2.10.1"
 PROBE = "https://pypi.org/pypi/pip/25.0/json"
 TIMEOUT_S = 15
-LOCKS = tuple(ROOT / "requirements" / f"{name}.lock" for name in ("cpu", "cuda", "dev", "light"))
+LOCKS = tuple(ROOT / "requirements" / f"{name}.lock" for name in ("cpu", "cuda", "dev"))
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", re.MULTILINE)
 IGNORED = ROOT / "requirements" / "audit-ignored.txt"
 
