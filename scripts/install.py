@@ -15,8 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 FULL = ROOT / ".venv"
@@ -36,8 +36,7 @@ def main(argv: Sequence[str]) -> int:
     return _set_up(Environment(FULL), ("cpu", "dev") if "--dev" in argv else ("cpu",))
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """A virtual environment and what is noted in it."""
 
     folder: Path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -40,7 +39,6 @@ def pip(monkeypatch):
 def install(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("install", ROOT / "scripts" / "install.py")
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "install", module)
     spec.loader.exec_module(module)
     for name in ("FULL", "LIGHT"):
         python = tmp_path / name / "bin" / "python"
