@@ -32,7 +32,7 @@ from server.access.admission import Admission, Bounds
 from server.access.keys import KeyRing, exposure, load
 from server.access.memory import MemoryWatch, sources
 from server.apis.responses import encryption
-from server.apis.responses.upkeep import keep_up
+from server.apis.responses.upkeep import maintain_store
 from server.apis.shared.gateway import Controls, Gateway
 from server.app import create_app
 from server.backends import Backend, open_backend
@@ -41,7 +41,7 @@ from server.cli.console import Progress, banner
 from server.cli.listener import LAST_WORDS_S, Drain, Hooks, Tls, bind, serve, url_of
 from server.generation.parsers import Parsers
 from server.generation.pipeline import Pipeline, ServedModel
-from server.generation.trials import Trials
+from server.generation.trials import ConstraintTrials
 from server.http.connection_limits import Gate, Limits, raise_file_limit
 from server.http.cross_origin import CrossOrigin, names_of
 from server.http.response import Timing
@@ -152,7 +152,7 @@ class Serving:
         drain = Drain(self._gateway, self._admission, self._settings.drain_s, self._engine.aclose)
         hooks = Hooks(drain, self._reload)
         watching = asyncio.create_task(self._gateway.memory.run())
-        upkeep = asyncio.create_task(keep_up(self._gateway))
+        upkeep = asyncio.create_task(maintain_store(self._gateway))
         try:
             return await serve(
                 self._app,
@@ -183,7 +183,7 @@ class Serving:
             served,
             self._policy,
             self._admission,
-            None if probe is None else Trials(probe),
+            None if probe is None else ConstraintTrials(probe),
         )
         self._gateway.open(path)
         self._gateway.memory.settle()
@@ -202,7 +202,7 @@ class Serving:
         self._admission.classes = ring.classes
         self._gateway.request_timeout_s = fresh.request_timeout_s
         self._gateway.body_timeout_s = fresh.body_timeout_s
-        if named := encryption.named_keys(fresh):
+        if named := encryption.read_configured_keys(fresh):
             self._gateway.cipher = encryption.ReasoningCipher(named)
         self._policy.rules = replace(self._policy.rules, key_depths=ring.depths)
         return {"keys": len(ring.keys), "bounds": asdict(self._admission.bounds)}
@@ -318,13 +318,13 @@ def _store(settings: Settings, progress: Progress) -> ResponseStore | None:
 
 def _cipher(settings: Settings, progress: Progress) -> encryption.ReasoningCipher:
     """Raises ConfigError for keys that were named and cannot be used."""
-    if named := encryption.named_keys(settings):
+    if named := encryption.read_configured_keys(settings):
         return encryption.ReasoningCipher(named)
     store = settings.responses_store
     directory = sqlite_directory(default_url() if store == "auto" else store)
     try:
         if directory is not None:
-            return encryption.ReasoningCipher(encryption.load_or_make(directory))
+            return encryption.ReasoningCipher(encryption.load_or_make_keys(directory))
         why = "there is no SQLite store to keep a key beside"
     except OSError as error:
         why = f"no key can be kept: {error}"

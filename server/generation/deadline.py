@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from server.errors import DeadlineExceeded
 
-Item = TypeVar("Item")
+Yielded = TypeVar("Yielded")
 
 
 class Deadline:
@@ -39,11 +39,11 @@ class Deadline:
                 "--request-timeout-s)."
             ) from None
 
-    def kept(self, source: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+    def kept(self, source: AsyncGenerator[Yielded, None]) -> AsyncGenerator[Yielded, None]:
         """``source``, which is closed when the deadline comes."""
         return source if self.at is None else self._kept(source)
 
-    async def _kept(self, source: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+    async def _kept(self, source: AsyncGenerator[Yielded, None]) -> AsyncGenerator[Yielded, None]:
         async with aclosing(source) as items:
             while True:
                 async with self.limit():

@@ -33,7 +33,7 @@ from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow
 from server.generation.context import context_overflow, render_newest, room_for_messages, shorten
 from server.generation.context import prompt_limits as limits_of
 from server.generation.deadline import Deadline
-from server.generation.grammar import constraint
+from server.generation.grammar import answer_constraint
 from server.generation.job import Job, PromptSource
 from server.generation.parsers import Parser
 from server.generation.pipeline import Pipeline
@@ -163,7 +163,7 @@ def _requests(job: Job, path: Pipeline, prompts: Sequence[Prompt]) -> list[Engin
     parsers, longest = path.parsers, path.info.max_model_len
     requests = []
     for at, prompt in enumerate(prompts):
-        wanted = constraint(
+        wanted = answer_constraint(
             job, prompt.starts_in, parsers.reasoning, parsers.tool_parser, reasoned=prompt.reasoned
         )
         requests += [

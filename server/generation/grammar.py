@@ -19,7 +19,7 @@ from server.parsing.frames import FRAMES, Format, Frame, calls, is_held, matchin
 from server.parsing.message import Reasoning
 
 
-def constraint(
+def answer_constraint(
     job: Job,
     starts_in: Phase,
     reasoning: Reasoning,
@@ -39,13 +39,13 @@ def constraint(
         return _on_channels(job)
     thinks = bool(reasoning.ends) and job.parses and not reasoned
     if not thinks and job.constraint is not None and job.tool_policy.choice == "none":
-        return _bounded(job.constraint)
+        return _bound_white_space(job.constraint)
     answer = _answer(job, tool_parser)
     elements = [*_thinking(starts_in, reasoning), answer] if thinks else [answer]
     return _tag({"type": "sequence", "elements": elements} if thinks else answer)
 
 
-def _bounded(constraint: Constraint) -> Constraint:
+def _bound_white_space(constraint: Constraint) -> Constraint:
     """JSON goes through the same grammar with and without reasoning: its white space is bounded."""
     if constraint.kind in ("json_schema", "json_object"):
         return _tag(content_format(constraint))
@@ -68,7 +68,7 @@ def needs_grammar(policy: ToolPolicy) -> bool:
 
 
 def holds_calls(job: Job) -> bool:
-    """Whether the grammar of ``constraint`` holds any call to JSON that is whole."""
+    """Whether the grammar of ``answer_constraint`` holds any call to JSON that is whole."""
     if job.constraint is not None:
         return job.constraint.kind != "structural_tag"
     return needs_grammar(job.tool_policy)

@@ -181,15 +181,15 @@ class _Body:
                 return Repeat(self.node(parts[0]), *_bounds(parts[1:]))
             case "name":
                 name = _plain(str(parts[0]))
-                return self._followed(Rule(self.prefix + name), _is_terminal(name))
+                return self._add_ignored(Rule(self.prefix + name), _is_terminal(name))
             case "literal":
-                return self._followed(_literal(str(parts[0])))
+                return self._add_ignored(_literal(str(parts[0])))
             case "literal_range":
-                return self._followed(_range(str(parts[0]), str(parts[1])))
+                return self._add_ignored(_range(str(parts[0]), str(parts[1])))
             case _:
                 raise BadGrammar("a grammar here cannot have templates")
 
-    def _followed(self, node: Node, terminal: bool = True) -> Node:
+    def _add_ignored(self, node: Node, terminal: bool = True) -> Node:
         return Sequence((node, IGNORED)) if self.spaced and terminal else node
 
 
@@ -206,17 +206,17 @@ def _literal(written: str) -> Node:
     body, _, flags = written[1:].rpartition(written[0])
     if written[0] == "/":
         return regex_node(body.replace("\\/", "/"), sum(FLAGS.get(flag, 0) for flag in flags))
-    return text(_unescaped(body), ignore_case=flags == "i")
+    return text(_unescape(body), ignore_case=flags == "i")
 
 
 def _range(first: str, last: str) -> Node:
-    low, high = _unescaped(first[1:-1]), _unescaped(last[1:-1])
+    low, high = _unescape(first[1:-1]), _unescape(last[1:-1])
     if len(low) != 1 or len(high) != 1 or low > high:
         raise BadGrammar(f"it has no range {first[:16]}..{last[:16]}")
     return chars([(ord(low), ord(high))])
 
 
-def _unescaped(body: str) -> str:
+def _unescape(body: str) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ from engine.types import EngineInfo
 from server.access.admission import Admission
 from server.generation.parsers import Parsers
 from server.generation.prompt import Renderer
-from server.generation.trials import Trials
+from server.generation.trials import ConstraintTrials
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,5 +57,5 @@ class Pipeline:
     served: ServedModel
     policy: SpeculationPolicy
     admission: Admission = field(default_factory=Admission)
-    trials: Trials | None = None
+    trials: ConstraintTrials | None = None
     """Where constraints are tried out first, if anywhere."""

@@ -34,7 +34,7 @@ class ConstraintProbe(Protocol):
         ...
 
 
-class Trials:
+class ConstraintTrials:
     def __init__(self, probe: ConstraintProbe, bounds: Bounds = BOUNDS) -> None:
         self._probe = probe
         self.queue = Admission(bounds)

@@ -14,7 +14,7 @@ from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.keys import Key, KeyRing, digest_of
 from server.apis.responses.background import HOLD_S
-from server.apis.responses.frame_log import FrameLog, Whole
+from server.apis.responses.frame_log import FrameLog, ResponseSnapshot
 from server.errors import StoreFailed
 from tests.server.conftest import Lab, call
 from tests.server.test_responses import URL, said
@@ -247,7 +247,9 @@ def test_a_log_gives_back_what_it_was_given_and_stays_small(monkeypatch):
     monkeypatch.setattr("server.apis.responses.frame_log.MOST_BYTES", 3000)
     log, frames = FrameLog(), []
     for at in range(600):
-        frames.append(Whole(at, "x") if at % 100 == 0 else b"event %d: " % at + b"y" * (at % 70))
+        frames.append(
+            ResponseSnapshot(at, "x") if at % 100 == 0 else b"event %d: " % at + b"y" * (at % 70)
+        )
         log.append(frames[-1])
         assert log.num_bytes <= 3000 + 2100
     assert log.end == 600

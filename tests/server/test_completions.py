@@ -11,8 +11,8 @@ from engine.events import ContentDelta, LogprobsDelta, TokensDelta
 from engine.types import FinishReason, PositionLogprobs, Step, TokenLogprob
 from server.apis.completions.request import CompletionRequest
 from server.apis.completions.response import CompletionFold
-from server.apis.completions.to_job import completion_job
-from server.apis.shared.route import make_rendering as make_rendering
+from server.apis.completions.to_job import make_completion_job
+from server.apis.shared.route import make_encoding_context
 
 
 async def complete(lab, **fields):
@@ -185,8 +185,8 @@ def _folding_s(job, rendering, num_steps: int) -> float:
 def test_a_whole_answer_is_folded_in_linear_time(lab):
     path = lab.gateway.require()
     request = CompletionRequest(model="demo", prompt="x", logprobs=1, return_token_ids=True)
-    job = completion_job(request, path.served, None)
-    rendering = make_rendering(path)
+    job = make_completion_job(request, path.served, None)
+    rendering = make_encoding_context(path)
     few, many = 1_000, 16_000
     ratio = min(
         (_folding_s(job, rendering, many) / many) / (_folding_s(job, rendering, few) / few)

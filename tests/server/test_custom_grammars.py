@@ -8,7 +8,7 @@ import pytest
 
 from engine.events import Phase
 from engine.types import FinishReason
-from server.generation.grammar import constraint
+from server.generation.grammar import answer_constraint
 from server.generation.job import ToolPolicy
 from server.generation.lark_grammar import lark_grammar
 from server.parsing.fold import fold
@@ -52,7 +52,7 @@ def call_text(frame: Frame, text: str) -> str:
 @pytest.mark.parametrize("choice", ["required", "auto"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_lets_a_match_through_and_reads_it_back(lab, name, choice):
-    wanted = constraint(job(tool_policy=policy(choice)), Phase.CONTENT, THINK, name)
+    wanted = answer_constraint(job(tool_policy=policy(choice)), Phase.CONTENT, THINK, name)
     text = call_text(FRAMES[name], ADDED)
     assert accepts(lab, wanted, text)
     assert not accepts(lab, wanted, call_text(FRAMES[name], ADDED.replace("+print", "print")))

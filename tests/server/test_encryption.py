@@ -12,8 +12,8 @@ from cryptography.fernet import Fernet
 from server.apis.responses.encryption import (
     CannotDecrypt,
     ReasoningCipher,
-    load_or_make,
-    named_keys,
+    load_or_make_keys,
+    read_configured_keys,
     read_keys,
 )
 from server.cli.serve import _cipher
@@ -65,7 +65,7 @@ def test_the_first_of_several_keys_encrypts(tmp_path):
     assert ReasoningCipher([TWO]).decrypt(both.encrypt("new", ""), "") == "new"
     assert not notes
     settings = Settings(encryption_key=(ONE,), encryption_key_file=str(file))
-    assert named_keys(settings) == [ONE, TWO, ONE]
+    assert read_configured_keys(settings) == [ONE, TWO, ONE]
 
 
 def test_a_key_is_made_beside_the_store_and_found_again(tmp_path):
@@ -81,7 +81,7 @@ def test_a_key_is_made_beside_the_store_and_found_again(tmp_path):
 
 def test_those_who_start_at_once_have_the_same_key(tmp_path):
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: load_or_make(tmp_path), range(32)))
+        found = list(pool.map(lambda _: load_or_make_keys(tmp_path), range(32)))
     assert len({tuple(keys) for keys in found}) == 1
     assert len(list(tmp_path.iterdir())) == 1
 

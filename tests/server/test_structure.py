@@ -12,7 +12,7 @@ from engine.events import Phase
 from engine.scripted import steps
 from engine.types import Constraint, FinishReason, Sampling
 from server.errors import InvalidRequest
-from server.generation.grammar import constraint
+from server.generation.grammar import answer_constraint
 from server.generation.job import Job, ToolPolicy
 from server.parsing.fold import fold
 from server.parsing.frames import FRAMES
@@ -92,7 +92,7 @@ def test_what_the_grammar_lets_through_the_parser_reads(lab, name):
     frame = FRAMES[name]
     call = call_text(name, "get_weather", CALL)
     text = frame.section[0] + call + frame.separator + call + frame.section[1]
-    wanted = constraint(job(tool_policy=REQUIRED), Phase.CONTENT, THINK, name)
+    wanted = answer_constraint(job(tool_policy=REQUIRED), Phase.CONTENT, THINK, name)
     assert accepts(lab, wanted, text)
     assert accepts(lab, wanted, f"<think>\nhm\n</think>\n\n{text}")
     vocabulary = Vocabulary.from_tokenizers(lab.renderer.tokenizer)
@@ -106,7 +106,7 @@ def test_what_the_grammar_lets_through_the_parser_reads(lab, name):
 @pytest.mark.parametrize("name", [n for n in FORMATS if FRAMES[n].style == "json"])
 def test_what_is_no_call_is_not_let_through(lab, name):
     frame = FRAMES[name]
-    wanted = constraint(job(tool_policy=REQUIRED), Phase.CONTENT, THINK, name)
+    wanted = answer_constraint(job(tool_policy=REQUIRED), Phase.CONTENT, THINK, name)
 
     def whole(*calls: str) -> str:
         return frame.section[0] + frame.separator.join(calls) + frame.section[1]
@@ -115,7 +115,7 @@ def test_what_is_no_call_is_not_let_through(lab, name):
     assert not accepts(lab, wanted, whole(call_text(name, "nobody", CALL)))
     assert not accepts(lab, wanted, whole(call_text(name, "get_weather", '{"city": 1}')))
     one = dataclasses.replace(REQUIRED, parallel=False)
-    single = constraint(job(tool_policy=one), Phase.CONTENT, THINK, name)
+    single = answer_constraint(job(tool_policy=one), Phase.CONTENT, THINK, name)
     call = call_text(name, "get_weather", CALL)
     assert accepts(lab, single, whole(call))
     assert not accepts(lab, single, whole(call, call))
@@ -124,7 +124,7 @@ def test_what_is_no_call_is_not_let_through(lab, name):
 def test_strict_tools_leave_the_text_free(lab):
     strict = {"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}
     policy = ToolPolicy((strict, TOOLS[1]), "auto")
-    wanted = constraint(job(tool_policy=policy), Phase.CONTENT, THINK, "hermes")
+    wanted = answer_constraint(job(tool_policy=policy), Phase.CONTENT, THINK, "hermes")
     assert accepts(lab, wanted, "It rains.")
     assert accepts(lab, wanted, "Let me see." + call_text("hermes", "get_weather", CALL))
     assert accepts(lab, wanted, call_text("hermes", "get_time", '{"a": 1}'))
@@ -142,12 +142,12 @@ def test_strict_tools_leave_the_text_free(lab):
     ],
 )
 def test_reasoning_is_free_and_content_is_not(lab, kind, good, bad):
-    wanted = constraint(job(constraint=kind), Phase.CONTENT, THINK, None)
+    wanted = answer_constraint(job(constraint=kind), Phase.CONTENT, THINK, None)
     assert accepts(lab, wanted, good)
     assert accepts(lab, wanted, f"<think>\nfree {bad}\n</think>\n\n{good}")
     assert not accepts(lab, wanted, bad)
     assert not accepts(lab, wanted, f"<think>\nhm\n</think>\n\n{bad}")
-    opened = constraint(job(constraint=kind), Phase.REASONING, THINK, None)
+    opened = answer_constraint(job(constraint=kind), Phase.REASONING, THINK, None)
     assert accepts(lab, opened, f"free {bad}\n</think>\n\n{good}")
     assert not accepts(lab, opened, good)
 
@@ -155,21 +155,23 @@ def test_reasoning_is_free_and_content_is_not(lab, kind, good, bad):
 def test_a_reasoning_that_the_prompt_has_closed_is_not_opened_again(lab):
     both = job(constraint=Constraint("json_object"), tool_policy=ToolPolicy(TOOLS, "auto"))
     for asked in (job(constraint=Constraint("json_object")), both):
-        wanted = constraint(asked, Phase.CONTENT, THINK, "hermes", reasoned=True)
+        wanted = answer_constraint(asked, Phase.CONTENT, THINK, "hermes", reasoned=True)
         assert accepts(lab, wanted, '{"a": 1}')
         assert not accepts(lab, wanted, '<think>\nhm\n</think>\n\n{"a": 1}')
 
 
 def test_content_or_calls_where_both_are_wanted(lab):
     both = job(constraint=Constraint("regex", "[0-9]+"), tool_policy=ToolPolicy(TOOLS, "auto"))
-    wanted = constraint(both, Phase.CONTENT, THINK, "hermes")
+    wanted = answer_constraint(both, Phase.CONTENT, THINK, "hermes")
     assert accepts(lab, wanted, "12")
     assert accepts(lab, wanted, call_text("hermes", "get_weather", CALL))
     assert not accepts(lab, wanted, "twelve")
 
 
 def test_white_space_in_json_is_bounded(lab):
-    wanted = constraint(job(constraint=Constraint("json_object")), Phase.CONTENT, THINK, None)
+    wanted = answer_constraint(
+        job(constraint=Constraint("json_object")), Phase.CONTENT, THINK, None
+    )
     assert accepts(lab, wanted, '{\n    "a": 1\n}')
     assert not accepts(lab, wanted, '{"a":' + "\n" * 40 + "1}")
 
@@ -179,10 +181,10 @@ def test_on_channels_the_engine_waits_for_the_content(lab):
 
     harmony = reasoning_format("openai_gptoss")
     asked = job(constraint=Constraint("json_object"))
-    wanted = constraint(asked, Phase.CONTENT, harmony, "openai")
+    wanted = answer_constraint(asked, Phase.CONTENT, harmony, "openai")
     assert wanted == Constraint("json_object", after_reasoning=True)
     with pytest.raises(InvalidRequest, match="cannot be forced"):
-        constraint(job(tool_policy=REQUIRED), Phase.CONTENT, harmony, "openai")
+        answer_constraint(job(tool_policy=REQUIRED), Phase.CONTENT, harmony, "openai")
 
 
 async def test_a_forced_call_may_spell_its_markers(lab):

@@ -13,7 +13,7 @@ from server.access.admission import Bounds
 from server.access.caller import Visitor
 from server.access.keys import Key, KeyRing, digest_of
 from server.errors import InvalidRequest, TooManyRequests
-from server.generation.trials import Trials
+from server.generation.trials import ConstraintTrials
 from tests.server.conftest import DEMO
 
 FLOOD, VICTIM = "flood-key-0123456789", "victim-key-0123456789"
@@ -57,7 +57,7 @@ async def settle() -> None:
 
 async def test_keys_take_turns():
     probe = Probe()
-    trials = Trials(probe)
+    trials = ConstraintTrials(probe)
     tasks = [asyncio.ensure_future(trials.check(regex(f"a{at}"), ANN, "f")) for at in range(20)]
     await settle()
     tasks.append(asyncio.ensure_future(trials.check(regex("b"), BOB, "f")))
@@ -72,7 +72,7 @@ async def test_keys_take_turns():
 
 async def test_the_queue_is_bounded_and_the_flood_is_what_is_refused():
     probe = Probe()
-    trials = Trials(probe, Bounds(running=1, queued=4))
+    trials = ConstraintTrials(probe, Bounds(running=1, queued=4))
     tasks = [asyncio.ensure_future(trials.check(regex(f"a{at}"), ANN, "f")) for at in range(1)]
     await settle()
     tasks += [asyncio.ensure_future(trials.check(regex(f"a{at}"), ANN, "f")) for at in range(1, 9)]
@@ -95,7 +95,7 @@ async def test_the_queue_is_bounded_and_the_flood_is_what_is_refused():
 async def test_a_verdict_names_the_field():
     probe = Probe()
     probe.finish(10)
-    trials = Trials(probe)
+    trials = ConstraintTrials(probe)
     with pytest.raises(InvalidRequest, match="too complex") as refused:
         await trials.check(regex("bad"), ANN, "response_format")
     assert refused.value.param == "response_format"
@@ -107,7 +107,7 @@ async def test_a_verdict_names_the_field():
 
 async def test_one_whose_client_leaves_ends_before_the_next_begins():
     probe = Probe()
-    trials = Trials(probe)
+    trials = ConstraintTrials(probe)
     left = asyncio.ensure_future(trials.check(regex("a bad one"), ANN, "f"))
     await settle()
     waiting = asyncio.ensure_future(trials.check(regex("c"), ANN, "f"))
@@ -127,7 +127,7 @@ async def test_one_whose_client_leaves_ends_before_the_next_begins():
 async def test_known_verdicts_need_no_place_in_a_full_queue():
     probe = Probe()
     probe.verdicts |= {"known", "known and bad"}
-    trials = Trials(probe, Bounds(running=1, queued=0))
+    trials = ConstraintTrials(probe, Bounds(running=1, queued=0))
     with pytest.raises(TooManyRequests):
         await trials.check(regex("new"), ANN, "f")
     await trials.check(regex("known"), ANN, "f")
@@ -137,7 +137,7 @@ async def test_known_verdicts_need_no_place_in_a_full_queue():
 
 async def test_four_mebibytes_of_constraints_wait_at_most():
     probe = Probe()
-    trials = Trials(probe)
+    trials = ConstraintTrials(probe)
     tasks = [asyncio.ensure_future(trials.check(regex("a"), ANN, "f"))]
     await settle()
     long = "b" * (4 << 20)
@@ -154,7 +154,7 @@ async def test_four_mebibytes_of_constraints_wait_at_most():
 async def test_the_queue_learns_from_trials_that_came_to_a_verdict():
     probe = Probe()
     probe.finish(9)
-    trials = Trials(probe)
+    trials = ConstraintTrials(probe)
     with pytest.raises(InvalidRequest):
         await trials.check(regex("bad"), ANN, "f")
     assert trials.queue.rate.wait_s(1, 1) is None
@@ -167,7 +167,7 @@ async def test_a_trial_that_is_cancelled_leaves_its_place():
         async def check(self, constraint: Constraint) -> None:
             raise asyncio.CancelledError
 
-    trials = Trials(Stopped())
+    trials = ConstraintTrials(Stopped())
     with pytest.raises(asyncio.CancelledError):
         await trials.check(regex("a"), ANN, "f")
     await settle()
@@ -177,7 +177,7 @@ async def test_a_trial_that_is_cancelled_leaves_its_place():
 
 async def test_a_deadline_that_the_queue_cannot_meet_keeps_its_code():
     probe = Probe()
-    trials = Trials(probe)
+    trials = ConstraintTrials(probe)
     trials.queue.rate.note(10.0)
     tasks = [asyncio.ensure_future(trials.check(regex(f"a{at}"), ANN, "f")) for at in range(2)]
     await settle()
@@ -208,7 +208,7 @@ def schema(at: int, body: str = "[a-z]{0,3}") -> dict[str, object]:
 
 async def test_trials_hold_no_place_in_the_engine(probed):
     probe = Probe()
-    probed.gateway.open(replace(probed.gateway.path, trials=Trials(probe)))
+    probed.gateway.open(replace(probed.gateway.path, trials=ConstraintTrials(probe)))
     admission = probed.gateway.path.admission
     admission.bounds = Bounds(running=1, queued=1024)
     flood = [
@@ -252,7 +252,7 @@ BAD_TOOL = {"name": "f", "parameters": BAD_SCHEMA}
 async def test_the_field_that_was_given_is_named(lab, url, body, param):
     probe = Probe()
     probe.finish(1)
-    lab.gateway.open(replace(lab.gateway.path, trials=Trials(probe)))
+    lab.gateway.open(replace(lab.gateway.path, trials=ConstraintTrials(probe)))
     answer = await lab.post(f"/v1/{url}", body)
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
 
@@ -263,7 +263,7 @@ async def test_a_pattern_whose_client_left_is_not_the_next_one_s_fault(probed):
     from engine.vllm_backend.grammar_probe import GrammarProbe
 
     probe = GrammarProbe(str(DEMO), limit_s=1.0)
-    probed.gateway.open(replace(probed.gateway.path, trials=Trials(probe)))
+    probed.gateway.open(replace(probed.gateway.path, trials=ConstraintTrials(probe)))
     try:
         assert (await ask(probed, VICTIM, response_format=schema(0))).status == 200
         evil = asyncio.ensure_future(

@@ -15,17 +15,17 @@ def _type_of(value: Any) -> Any:
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
-def _custom_or_not(value: Any) -> str:
+def _call_tag(value: Any) -> str:
     return "Custom" if _type_of(value) == "custom" else "Function"
 
 
-def _kind_of_tool(value: Any) -> str:
+def _tool_tag(value: Any) -> str:
     kind = _type_of(value)
     hosted = isinstance(kind, str) and kind not in ("function", "custom")
-    return "Hosted" if hosted else _custom_or_not(value)
+    return "Hosted" if hosted else _call_tag(value)
 
 
-CUSTOM_OR_NOT = Discriminator(_custom_or_not)
+CALL_DISCRIMINATOR = Discriminator(_call_tag)
 """Between two models tagged Custom and Function; what is neither is told so by the latter."""
 
 
@@ -45,7 +45,7 @@ class OtherPart(OpenModel):
     type: str
 
 
-def _kind_of_part(value: Any) -> str:
+def _part_tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     if isinstance(value, str):
         return "Plain"
@@ -53,14 +53,14 @@ def _kind_of_part(value: Any) -> str:
 
 
 _PARTS = {"text": "Text", "refusal": "Refusal"}
-Part = Annotated[
+ChatPart = Annotated[
     Annotated[str, Tag("Plain")]
     | Annotated[TextPart, Tag("Text")]
     | Annotated[RefusalPart, Tag("Refusal")]
     | Annotated[OtherPart, Tag("Other")],
-    Discriminator(_kind_of_part),
+    Discriminator(_part_tag),
 ]
-Content = str | Many[Part] | None
+ChatContent = str | Many[ChatPart] | None
 
 
 class FunctionCall(OpenModel):
@@ -87,7 +87,7 @@ class CustomToolCall(OpenModel):
 
 ToolCall = Annotated[
     Annotated[FunctionToolCall, Tag("Function")] | Annotated[CustomToolCall, Tag("Custom")],
-    CUSTOM_OR_NOT,
+    CALL_DISCRIMINATOR,
 ]
 
 
@@ -95,9 +95,9 @@ Role = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 """OpenAI's, or one that the model's template has besides: observation, ipython, ..."""
 
 
-class Message(OpenModel):
+class ChatMessage(OpenModel):
     role: Role
-    content: Content = None
+    content: ChatContent = None
     name: str | None = None
     tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -120,16 +120,16 @@ class FunctionTool(RequestModel):
     function: Function
 
 
-class TextGrammar(OpenModel):
+class CustomGrammar(OpenModel):
     syntax: Literal["lark", "regex"] | None = None
     definition: str | None = None
 
 
-class CustomFormat(TextGrammar):
+class CustomFormat(CustomGrammar):
     """What the text of a custom tool must look like; Responses have no ``grammar`` in between."""
 
     type: Literal["text", "grammar"]
-    grammar: TextGrammar | None = None
+    grammar: CustomGrammar | None = None
 
 
 class Custom(RequestModel):
@@ -149,21 +149,21 @@ class HostedTool(OpenModel):
     type: str
 
 
-Tool = Annotated[
+ChatTool = Annotated[
     Annotated[FunctionTool, Tag("Function")]
     | Annotated[CustomTool, Tag("Custom")]
     | Annotated[HostedTool, Tag("Hosted")],
-    Discriminator(_kind_of_tool),
+    Discriminator(_tool_tag),
 ]
 
 
-class Named(RequestModel):
+class ToolName(RequestModel):
     name: str
 
 
 class NamedFunctionChoice(RequestModel):
     type: Literal["function"] = "function"
-    function: Named
+    function: ToolName
 
     @property
     def name(self) -> str:
@@ -172,7 +172,7 @@ class NamedFunctionChoice(RequestModel):
 
 class NamedCustomChoice(RequestModel):
     type: Literal["custom"]
-    custom: Named
+    custom: ToolName
 
     @property
     def name(self) -> str:
@@ -189,7 +189,7 @@ class AllowedToolsChoice(RequestModel):
     allowed_tools: AllowedTools
 
 
-ToolChoice = (
+ChatToolChoice = (
     Literal["none", "auto", "required"]
     | NamedFunctionChoice
     | NamedCustomChoice
@@ -264,9 +264,9 @@ class ChatRequest(SamplingFields, CacheHints):
     """OpenAI's fields for a text model, and the extensions known from ``vllm serve``."""
 
     model: str | None = None
-    messages: Annotated[Many[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    tools: Annotated[Many[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
+    messages: Annotated[Many[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[Many[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: ReasoningEffort | None = None

@@ -21,7 +21,7 @@ from engine.events import (
 )
 from engine.types import PositionLogprobs
 from server.apis.shared.response import (
-    Rendering,
+    EncodingContext,
     list_logprobs,
     list_prompt_logprobs,
     usage_object,
@@ -37,7 +37,7 @@ FUNCTION_DELTA: Final = b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}
 CUSTOM_DELTA: Final = b'"tool_calls":[{"index":%d,"custom":{"input":%b}}]'
 
 
-def called(start: ToolCallStart, text: str) -> dict[str, Any]:
+def call_object(start: ToolCallStart, text: str) -> dict[str, Any]:
     """A tool call with its arguments, or the text of a custom tool."""
     if start.custom:
         return {"id": start.id, "type": "custom", "custom": {"name": start.name, "input": text}}
@@ -45,7 +45,7 @@ def called(start: ToolCallStart, text: str) -> dict[str, Any]:
     return {"id": start.id, "type": "function", "function": function}
 
 
-def finish_fields(finish: Finish, job: Job, rendering: Rendering) -> dict[str, Any]:
+def finish_fields(finish: Finish, job: Job, rendering: EncodingContext) -> dict[str, Any]:
     """A choice's end. ``stop_reason`` is vLLM's: which of the client's stops ended it."""
     asked = isinstance(finish.stop, str) or finish.stop in job.sampling.stop_token_ids
     fields: dict[str, Any] = {
@@ -57,7 +57,7 @@ def finish_fields(finish: Finish, job: Job, rendering: Rendering) -> dict[str, A
     return fields
 
 
-def prompt_fields(echo: PromptEcho, job: Job, rendering: Rendering) -> dict[str, Any]:
+def prompt_fields(echo: PromptEcho, job: Job, rendering: EncodingContext) -> dict[str, Any]:
     """vLLM's ``prompt_token_ids``, ``prompt_text`` and ``prompt_logprobs``, as asked for."""
     token_ids = echo.token_ids
     fields: dict[str, Any] = {}
@@ -70,7 +70,7 @@ def prompt_fields(echo: PromptEcho, job: Job, rendering: Rendering) -> dict[str,
     return fields
 
 
-def answer_metrics(ends: list[Finish], job: Job, rendering: Rendering) -> dict[str, Any]:
+def answer_metrics(ends: list[Finish], job: Job, rendering: EncodingContext) -> dict[str, Any]:
     """vLLM's place for the metrics, the answer itself, where there is one choice only."""
     metrics = rendering.metrics(job, ends[0]) if len(ends) == 1 else None
     return {} if metrics is None else {"metrics": metrics}
@@ -82,7 +82,7 @@ class ChatStream:
     What is the same in all chunks is encoded once; a delta then costs one string.
     """
 
-    def __init__(self, job: Job, rendering: Rendering) -> None:
+    def __init__(self, job: Job, rendering: EncodingContext) -> None:
         self._job = job
         self._rendering = rendering
         head = {
@@ -170,7 +170,7 @@ class ChatStream:
             case ToolCallStart(index):
                 if event.custom:
                     self._custom.add((choice, index))
-                return b'"tool_calls":' + orjson.dumps([{"index": index, **called(event, "")}])
+                return b'"tool_calls":' + orjson.dumps([{"index": index, **call_object(event, "")}])
             case _:
                 return b""
 
@@ -192,7 +192,7 @@ class ChatStream:
         return self._heads[choice] + delta + b"}," + rest + b"]" + self._tail
 
 
-class _Choice:
+class _ChoiceFold:
     """One choice being folded."""
 
     def __init__(self) -> None:
@@ -238,17 +238,17 @@ class _Choice:
             message |= dict.fromkeys(reasoning_fields, "".join(self.reasoning))
         if self.calls:
             pairs = zip(self.calls, self.arguments, strict=True)
-            message["tool_calls"] = [called(start, "".join(pieces)) for start, pieces in pairs]
+            message["tool_calls"] = [call_object(start, "".join(pieces)) for start, pieces in pairs]
         return message
 
 
 class ChatFold:
     """Folds the same events into one ``chat.completion``."""
 
-    def __init__(self, job: Job, rendering: Rendering) -> None:
+    def __init__(self, job: Job, rendering: EncodingContext) -> None:
         self._job = job
         self._rendering = rendering
-        self._choices = [_Choice() for _ in range(job.num_choices)]
+        self._choices = [_ChoiceFold() for _ in range(job.num_choices)]
 
     def add(self, choice: int, events: list[Event]) -> None:
         for event in events:

@@ -11,14 +11,14 @@ from starlette.responses import Response
 from server.access.budget import charge
 from server.apis.chat.request import ChatRequest
 from server.apis.chat.response import ChatFold, ChatStream
-from server.apis.chat.to_job import chat_job
+from server.apis.chat.to_job import make_chat_job
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import parse
-from server.apis.shared.route import WORKLOAD_HEADER, Wire, answer, describe_body
+from server.apis.shared.route import WORKLOAD_HEADER, AnswerFormat, answer, describe_body
 from server.errors import openai_body
 from server.http.body import read_body
 
-CHAT = Wire(ChatStream, ChatFold, openai_body)
+CHAT = AnswerFormat(ChatStream, ChatFold, openai_body)
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -38,5 +38,7 @@ async def respond(
 ) -> Response:
     path = gateway.require()
     named = headers.get(WORKLOAD_HEADER)
-    job = await charge.get().parsed(lambda: chat_job(parse(body, ChatRequest), path.served, named))
+    job = await charge.get().parsed(
+        lambda: make_chat_job(parse(body, ChatRequest), path.served, named)
+    )
     return answer(job, path, gateway, CHAT, arrived)

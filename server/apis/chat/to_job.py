@@ -11,22 +11,22 @@ from engine.types import Sampling
 from server.apis.chat.request import (
     AllowedToolsChoice,
     ChatRequest,
+    ChatTool,
     FunctionTool,
     HostedTool,
     NamedCustomChoice,
     NamedFunctionChoice,
-    Tool,
 )
 from server.apis.shared import tools
-from server.apis.shared.constraints import constraint
+from server.apis.shared.constraints import content_constraint
 from server.apis.shared.reasoning import chat_budget, chat_effort, chat_kwargs, includes_reasoning
 from server.apis.shared.template import own_template, template_kwargs
 from server.apis.shared.template_messages import template_messages
 from server.apis.shared.to_job import (
     make_job,
     make_sampling,
-    model_of,
     read_prompt_logprobs,
+    resolve_model,
     service_tier,
 )
 from server.apis.shared.tools import read_text_grammar
@@ -37,16 +37,16 @@ from server.generation.prompt import Conversation
 from server.generation.text_grammar import TextGrammar
 
 
-def chat_job(request: ChatRequest, served: ServedModel, workload: str | None = None) -> Job:
+def make_chat_job(request: ChatRequest, served: ServedModel, workload: str | None = None) -> Job:
     """Raises InvalidRequest or NotFound; nothing has been started by then.
 
     ``workload`` is the slice the client names in its header, if any.
     """
-    model = model_of(request.model, served)
-    policy = _policy(request, served)
+    model = resolve_model(request.model, served)
+    policy = _make_policy(request, served)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    conversation = _conversation(request, policy, served)
+    conversation = _make_conversation(request, policy, served)
     job = make_job(
         request,
         served,
@@ -56,7 +56,7 @@ def chat_job(request: ChatRequest, served: ServedModel, workload: str | None = N
         sampling=_sampling(request, served),
         prompts=(conversation,),
         policy=policy,
-        constraint=constraint(request, request.response_format),
+        constraint=content_constraint(request, request.response_format),
         reasons=chat_effort(request) not in (None, "none"),
         workload=workload,
     )
@@ -82,17 +82,17 @@ def _sampling(request: ChatRequest, served: ServedModel) -> Sampling:
     return sampling if budget is None else replace(sampling, thinking_token_budget=budget)
 
 
-def _policy(request: ChatRequest, served: ServedModel) -> ToolPolicy:
-    offered, custom = offered_tools(request.tools or ())
+def _make_policy(request: ChatRequest, served: ServedModel) -> ToolPolicy:
+    offered, custom = list_offered_tools(request.tools or ())
     parallel = request.parallel_tool_calls
     hosted = {t.type: t.type for t in request.tools or () if isinstance(t, HostedTool)}
     return tools.make_policy(
-        offered, _choice(request), parallel, served, custom=custom, hosted=hosted
+        offered, _read_choice(request), parallel, served, custom=custom, hosted=hosted
     )
 
 
-def offered_tools(
-    given: Iterable[Tool],
+def list_offered_tools(
+    given: Iterable[ChatTool],
 ) -> tuple[list[dict[str, Any]], dict[str, TextGrammar | None]]:
     """The tools a client runs itself, as functions, and the grammars of custom ones by name."""
     offered: list[dict[str, Any]] = []
@@ -110,7 +110,7 @@ def offered_tools(
     return offered, custom
 
 
-def _choice(request: ChatRequest) -> tools.ToolSelection | None:
+def _read_choice(request: ChatRequest) -> tools.ToolSelection | None:
     match request.tool_choice:
         case None:
             return None
@@ -122,7 +122,9 @@ def _choice(request: ChatRequest) -> tools.ToolSelection | None:
             return tools.ToolSelection(mode)
 
 
-def _conversation(request: ChatRequest, policy: ToolPolicy, served: ServedModel) -> Conversation:
+def _make_conversation(
+    request: ChatRequest, policy: ToolPolicy, served: ServedModel
+) -> Conversation:
     reasoning = chat_kwargs(request)
     documents = {"documents": request.documents} if request.documents else {}
     verbosity = {"verbosity": request.verbosity} if request.verbosity else {}

@@ -13,16 +13,21 @@ from server.apis.shared.sampling_fields import UNSUPPORTED_VLLM, SamplingFields,
 
 MAX_PROMPTS = 1024
 
-Text = Annotated[str, Field(min_length=1)]
+PromptText = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
-Prompts = Field(min_length=1, max_length=MAX_PROMPTS)
+PROMPT_BOUNDS = Field(min_length=1, max_length=MAX_PROMPTS)
 
 
 class CompletionRequest(SamplingFields):
     """OpenAI's fields, and the extensions known from ``vllm serve``."""
 
     model: str | None = None
-    prompt: Text | TokenIds | Annotated[Many[Text], Prompts] | Annotated[Many[TokenIds], Prompts]
+    prompt: (
+        PromptText
+        | TokenIds
+        | Annotated[Many[PromptText], PROMPT_BOUNDS]
+        | Annotated[Many[TokenIds], PROMPT_BOUNDS]
+    )
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """0 goes with ``echo``: the prompt alone, for its log probabilities."""
     echo: bool | None = None

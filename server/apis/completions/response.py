@@ -20,7 +20,7 @@ from engine.events import (
 from engine.types import PositionLogprobs
 from server.apis.chat.response import answer_metrics, finish_fields
 from server.apis.shared.response import (
-    Rendering,
+    EncodingContext,
     list_prompt_logprobs,
     logprob_value,
     usage_object,
@@ -35,7 +35,7 @@ PLAIN: Final = b',"logprobs":null,"finish_reason":null}]'
 
 
 @dataclass(slots=True)
-class Piece:
+class CompletionDelta:
     """What one step adds to one choice."""
 
     texts: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Piece:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def join(self, later: Piece) -> None:
+    def join(self, later: CompletionDelta) -> None:
         """Extend in place: a whole answer is joined step by step, in time linear in its length.
 
         The lists of ``later`` may become this piece's own; it is not to be used afterwards.
@@ -72,17 +72,17 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Writer:
+class CompletionWriter:
     """Events of one choice to pieces; knows how far the text of the tokens has come."""
 
     job: Job
-    rendering: Rendering
+    rendering: EncodingContext
     prompt: str | None
     """The text of the prompt, when it came as text."""
     offset: int = field(default=0)
 
-    def piece(self, events: Iterable[Event]) -> Piece:
-        piece = Piece()
+    def piece(self, events: Iterable[Event]) -> CompletionDelta:
+        piece = CompletionDelta()
         for event in events:
             match event:
                 case ContentDelta(text):
@@ -91,7 +91,7 @@ class Writer:
                     piece.join(self._prompt(token_ids, given))
                 case LogprobsDelta(positions):
                     ids = [position.chosen.token_id for position in positions]
-                    piece.join(Piece(logprobs=self._logprobs(ids, positions)))
+                    piece.join(CompletionDelta(logprobs=self._logprobs(ids, positions)))
                 case TokensDelta(token_ids):
                     piece.add_token_ids(token_ids)
                 case Finish():
@@ -100,8 +100,8 @@ class Writer:
 
     def _prompt(
         self, token_ids: tuple[int, ...], given: Sequence[PositionLogprobs | None] | None
-    ) -> Piece:
-        piece = Piece()
+    ) -> CompletionDelta:
+        piece = CompletionDelta()
         if self.job.return_token_ids:
             piece.prompt_token_ids = token_ids
         if self.job.gives_prompt_logprobs:
@@ -139,14 +139,16 @@ class Writer:
         return listed | {self.rendering.token(chosen.token_id): logprob_value(chosen)}
 
 
-def _writers(job: Job, rendering: Rendering) -> list[Writer]:
+def _writers(job: Job, rendering: EncodingContext) -> list[CompletionWriter]:
     texts = [source if isinstance(source, str) else None for source in job.prompts]
     if job.truncate_prompt is not None:
         texts = [None] * len(texts)
-    return [Writer(job, rendering, texts[i // job.n]) for i in range(job.num_choices)]
+    return [CompletionWriter(job, rendering, texts[i // job.n]) for i in range(job.num_choices)]
 
 
-def _choice(index: int, piece: Piece, job: Job, rendering: Rendering) -> dict[str, Any]:
+def _choice(
+    index: int, piece: CompletionDelta, job: Job, rendering: EncodingContext
+) -> dict[str, Any]:
     out: dict[str, Any] = {
         "index": index,
         "text": piece.text,
@@ -176,7 +178,7 @@ def _head(job: Job) -> dict[str, Any]:
 class CompletionStream:
     """Encodes events as ``text_completion`` frames."""
 
-    def __init__(self, job: Job, rendering: Rendering) -> None:
+    def __init__(self, job: Job, rendering: EncodingContext) -> None:
         self._job = job
         self._rendering = rendering
         self._writers = _writers(job, rendering)
@@ -218,11 +220,11 @@ class CompletionStream:
 class CompletionFold:
     """Folds the same events into one ``text_completion``."""
 
-    def __init__(self, job: Job, rendering: Rendering) -> None:
+    def __init__(self, job: Job, rendering: EncodingContext) -> None:
         self._job = job
         self._rendering = rendering
         self._writers = _writers(job, rendering)
-        self._pieces = [Piece() for _ in self._writers]
+        self._pieces = [CompletionDelta() for _ in self._writers]
 
     def add(self, choice: int, events: list[Event]) -> None:
         self._pieces[choice].join(self._writers[choice].piece(events))

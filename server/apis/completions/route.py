@@ -11,14 +11,14 @@ from starlette.responses import Response
 from server.access.budget import charge
 from server.apis.completions.request import CompletionRequest
 from server.apis.completions.response import CompletionFold, CompletionStream
-from server.apis.completions.to_job import completion_job
+from server.apis.completions.to_job import make_completion_job
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import parse
-from server.apis.shared.route import WORKLOAD_HEADER, Wire, answer, describe_body
+from server.apis.shared.route import WORKLOAD_HEADER, AnswerFormat, answer, describe_body
 from server.errors import openai_body
 from server.http.body import read_body
 
-COMPLETIONS = Wire(CompletionStream, CompletionFold, openai_body)
+COMPLETIONS = AnswerFormat(CompletionStream, CompletionFold, openai_body)
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -39,6 +39,6 @@ async def respond(
     path = gateway.require()
     named = headers.get(WORKLOAD_HEADER)
     job = await charge.get().parsed(
-        lambda: completion_job(parse(body, CompletionRequest), path.served, named)
+        lambda: make_completion_job(parse(body, CompletionRequest), path.served, named)
     )
     return answer(job, path, gateway, COMPLETIONS, arrived)

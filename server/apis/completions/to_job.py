@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from server.apis.completions.request import MAX_PROMPTS, CompletionRequest
-from server.apis.shared.constraints import constraint
-from server.apis.shared.to_job import make_job, make_sampling, model_of, read_prompt_logprobs
+from server.apis.shared.constraints import content_constraint
+from server.apis.shared.to_job import make_job, make_sampling, read_prompt_logprobs, resolve_model
 from server.errors import InvalidRequest
 from server.generation.job import Job, PromptSource
 from server.generation.pipeline import ServedModel
@@ -17,12 +17,12 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's; a completion without a limit would run to the end of the context."""
 
 
-def completion_job(
+def make_completion_job(
     request: CompletionRequest, served: ServedModel, workload: str | None = None
 ) -> Job:
     """Raises InvalidRequest or NotFound; nothing has been started by then."""
-    model = model_of(request.model, served)
-    prompts = _prompts(request, served.vocab_size)
+    model = resolve_model(request.model, served)
+    prompts = _read_prompts(request, served.vocab_size)
     n = request.n or 1
     _check_best_of(request.best_of, n)
     if len(prompts) * n > MAX_PROMPTS:
@@ -46,7 +46,7 @@ def completion_job(
             ),
         ),
         prompts=prompts,
-        constraint=constraint(request, request.response_format),
+        constraint=content_constraint(request, request.response_format),
         workload=workload,
     )
     return replace(
@@ -80,7 +80,7 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int | None, param: str
             )
 
 
-def _prompts(request: CompletionRequest, vocab_size: int | None) -> tuple[PromptSource, ...]:
+def _read_prompts(request: CompletionRequest, vocab_size: int | None) -> tuple[PromptSource, ...]:
     given = request.prompt
     if isinstance(given, str):
         return (given,)

@@ -15,7 +15,7 @@ from engine.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from server.apis.shared.response import Rendering
+from server.apis.shared.response import EncodingContext
 from server.errors import GatewayError, anthropic_body
 from server.generation.job import Job
 from server.http import sse
@@ -75,7 +75,7 @@ def _tool_use(start: ToolCallStart) -> dict[str, Any]:
 class MessageStream:
     """Encodes events as Anthropic's named frames; blocks open and close as the events change."""
 
-    def __init__(self, job: Job, rendering: Rendering) -> None:
+    def __init__(self, job: Job, rendering: EncodingContext) -> None:
         self._job = job
         self._rendering = rendering
         self._index = -1
@@ -154,7 +154,7 @@ def _delta_prefix(kind: type[Event], index: int) -> bytes:
 class MessageFold:
     """Folds the same events into one message."""
 
-    def __init__(self, job: Job, rendering: Rendering) -> None:
+    def __init__(self, job: Job, rendering: EncodingContext) -> None:
         self._job = job
         self._rendering = rendering
         self._blocks: list[tuple[dict[str, Any], list[str]]] = []
@@ -188,14 +188,14 @@ class MessageFold:
         """Needs the answer to have finished."""
         finish = self._finish
         assert finish is not None
-        content = [_filled(block, "".join(parts)) for block, parts in self._blocks]
+        content = [_fill_block(block, "".join(parts)) for block, parts in self._blocks]
         message = _message(self._job, 0) | {"content": content, "usage": _usage(finish)}
         if (metrics := self._rendering.metrics(self._job, finish)) is not None:
             message["metrics"] = metrics
         return message | _end(finish)
 
 
-def _filled(block: dict[str, Any], text: str) -> dict[str, Any]:
+def _fill_block(block: dict[str, Any], text: str) -> dict[str, Any]:
     """Arguments that are no JSON object are handed over as written, under a name of their own."""
     if block["type"] != "tool_use":
         return block | {block["type"]: text}

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from server.access.budget import charge
 from server.apis.messages.request import CountTokensRequest, MessagesRequest
 from server.apis.messages.response import MessageFold, MessageStream
-from server.apis.messages.to_job import counted_conversation, messages_job
+from server.apis.messages.to_job import make_counted_conversation, make_messages_job
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import parse
 from server.apis.shared.route import (
     WORKLOAD_HEADER,
-    Wire,
+    AnswerFormat,
     answer,
     count_prompt_tokens,
     describe_body,
@@ -24,7 +24,7 @@ from server.errors import anthropic_body
 from server.generation.prompt import render
 from server.http.body import read_body
 
-MESSAGES = Wire(MessageStream, MessageFold, anthropic_body)
+MESSAGES = AnswerFormat(MessageStream, MessageFold, anthropic_body)
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -37,7 +37,7 @@ def router(gateway: Gateway) -> APIRouter:
         path = gateway.require()
         named = request.headers.get(WORKLOAD_HEADER)
         job = await charge.get().parsed(
-            lambda: messages_job(parse(body, MessagesRequest), path.served, named)
+            lambda: make_messages_job(parse(body, MessagesRequest), path.served, named)
         )
         return answer(job, path, gateway, MESSAGES, arrived)
 
@@ -47,7 +47,7 @@ def router(gateway: Gateway) -> APIRouter:
         body = await read_body(request, gateway.max_body_bytes)
         path = gateway.require()
         talk = await charge.get().parsed(
-            lambda: counted_conversation(parse(body, CountTokensRequest), path.served)
+            lambda: make_counted_conversation(parse(body, CountTokensRequest), path.served)
         )
         tokens = await count_prompt_tokens(
             path, "messages", arrived, lambda limits: render(talk, path.renderer, limits)

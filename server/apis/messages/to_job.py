@@ -14,7 +14,7 @@ from server.apis.shared.blocks import system_message, template_messages
 from server.apis.shared.constraints import NO_CONSTRAINT, schema_constraint
 from server.apis.shared.reasoning import effort_kwargs, thinking_kwargs
 from server.apis.shared.template import own_template, template_kwargs
-from server.apis.shared.to_job import default_sampling, make_job, model_of, read_stops
+from server.apis.shared.to_job import default_sampling, make_job, read_stops, resolve_model
 from server.errors import InvalidRequest
 from server.generation.job import Job, ToolPolicy
 from server.generation.pipeline import ServedModel
@@ -25,11 +25,13 @@ FORMAT = "output_config.format"
 FUNCTION_TYPES = (None, "custom", "function")
 
 
-def messages_job(request: MessagesRequest, served: ServedModel, workload: str | None = None) -> Job:
+def make_messages_job(
+    request: MessagesRequest, served: ServedModel, workload: str | None = None
+) -> Job:
     """Raises InvalidRequest or NotFound; nothing has been started by then."""
-    model = model_of(request.model, served)
-    policy = _policy(request, served)
-    talk = conversation(request, policy, served)
+    model = resolve_model(request.model, served)
+    policy = _make_policy(request, served)
+    talk = make_conversation(request, policy, served)
     shape = request.output_config.format if request.output_config else None
     wanted = schema_constraint(shape.schema_, f"{FORMAT}.schema", strict=True) if shape else None
     job = make_job(
@@ -59,13 +61,13 @@ def _affinity(request: MessagesRequest) -> str | None:
     return named if isinstance(named, str) and named else None
 
 
-def counted_conversation(request: CountTokensRequest, served: ServedModel) -> Conversation:
+def make_counted_conversation(request: CountTokensRequest, served: ServedModel) -> Conversation:
     """The conversation whose tokens are to be counted."""
-    model_of(request.model, served)
-    return conversation(request, _policy(request, served), served)
+    resolve_model(request.model, served)
+    return make_conversation(request, _make_policy(request, served), served)
 
 
-def conversation(
+def make_conversation(
     request: CountTokensRequest, policy: ToolPolicy, served: ServedModel
 ) -> Conversation:
     """A last message of the assistant is the beginning of the answer."""
@@ -107,9 +109,9 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     return kwargs
 
 
-def _policy(request: CountTokensRequest, served: ServedModel) -> ToolPolicy:
+def _make_policy(request: CountTokensRequest, served: ServedModel) -> ToolPolicy:
     asked = request.tool_choice
-    offered, hosted = _offered(request)
+    offered, hosted = _list_offers(request)
     if asked is None:
         return tools.make_policy(offered, None, None, served)
     if (asked.type == "tool") != (asked.name is not None):
@@ -120,7 +122,7 @@ def _policy(request: CountTokensRequest, served: ServedModel) -> ToolPolicy:
     return tools.make_policy(offered, choice, several, served, hosted=hosted)
 
 
-def _offered(request: CountTokensRequest) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _list_offers(request: CountTokensRequest) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The tools the client runs itself, as functions; the types of the hosted ones by name."""
     offered: list[dict[str, Any]] = []
     hosted: dict[str, str] = {}

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from engine.rendering.limits import RenderLimits
 from server.access.budget import charge
-from server.apis.chat.request import Message, Tool
-from server.apis.chat.to_job import offered_tools
+from server.apis.chat.request import ChatMessage, ChatTool
+from server.apis.chat.to_job import list_offered_tools
 from server.apis.completions.to_job import check_token_ids
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Many, RequestModel, parse
@@ -34,8 +34,8 @@ class TokenizeRequest(RequestModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[Many[Message], Field(min_length=1)] | None = None
-    tools: Many[Tool] | None = None
+    messages: Annotated[Many[ChatMessage], Field(min_length=1)] | None = None
+    tools: Many[ChatTool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -118,7 +118,7 @@ def _conversation(asked: TokenizeRequest, path: Pipeline) -> Conversation:
     prompt = asked.add_generation_prompt
     return Conversation(
         messages=tuple(template_messages(asked.messages or (), path.served.replaces_media)),
-        tools=tuple(offered_tools(asked.tools or ())[0]),
+        tools=tuple(list_offered_tools(asked.tools or ())[0]),
         add_generation_prompt=not continued if prompt is None else prompt,
         continue_final_message=continued,
         template_kwargs=template_kwargs(path.served, asked.chat_template_kwargs),

@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 
 from engine.errors import EngineError
-from server.apis.responses.frame_log import FrameLog, Whole
+from server.apis.responses.frame_log import FrameLog, ResponseSnapshot
 from server.apis.responses.response import ResponseStream
-from server.apis.responses.response_items import Said, Thinking
-from server.apis.shared.response import Rendering
+from server.apis.responses.response_items import ReasoningStyle, ResponseEvent
+from server.apis.shared.response import EncodingContext
 from server.errors import GatewayError, InvalidRequest, StoreFailed
 from server.generation.job import Job
 from server.http import sse
@@ -31,7 +31,7 @@ are in the store."""
 HOLD_S = 60.0
 """How long a response counts as running after its gateway last said so."""
 
-Keep = Callable[[], Awaitable[None]]
+Save = Callable[[], Awaitable[None]]
 """Writes the response as it is now to the store."""
 
 VARYING = frozenset(
@@ -44,32 +44,32 @@ OPENING = frozenset(("response.created", "response.queued", "response.in_progres
 class LoggedStream(ResponseStream):
     """Its frames go to a log; those with the whole response are made when somebody reads them."""
 
-    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
+    def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
         super().__init__(job, rendering, thinking)
         self.log = FrameLog()
 
-    def _frame(self, said: Said) -> bytes:
+    def _frame(self, said: ResponseEvent) -> bytes:
         if "response" not in said:
             self.log.append(super()._frame(said))
             return b""
         then = {key: value for key, value in said["response"].items() if key in VARYING}
         changed = then if said["type"] in OPENING else None
-        self.log.append(Whole(self._number, said["type"], changed))
+        self.log.append(ResponseSnapshot(self._number, said["type"], changed))
         self._number += 1
         return b""
 
 
-class Run:
+class BackgroundRun:
     """One response being made. Its log grows; whoever follows waits on ``_grown``."""
 
-    def __init__(self, id: str, owner: str, stream: LoggedStream, keep: Keep) -> None:
+    def __init__(self, id: str, owner: str, stream: LoggedStream, keep: Save) -> None:
         self.id = id
         self.owner = owner
         self.log = stream.log
         self.task: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._stream: LoggedStream | None = stream
-        self._keep: Keep | None = keep
+        self._keep: Save | None = keep
         self._unkept: bytes | None = None
         """The response, when the store did not take it."""
         self._grown = asyncio.Condition()
@@ -127,11 +127,11 @@ class Run:
             at = after + 1
             while await self._has(at):
                 frame = self.log.read(at)
-                if isinstance(frame, Whole):
+                if isinstance(frame, ResponseSnapshot):
                     response = self.response or await stored()
                     if response is None:
                         return
-                    frame = _made(frame, response)
+                    frame = _render_snapshot(frame, response)
                 yield frame
                 at += 1
         finally:
@@ -193,7 +193,7 @@ def _error(work: asyncio.Task[None]) -> GatewayError | None:
     return GatewayError("The gateway failed; the answer is incomplete.")
 
 
-def _made(frame: Whole, response: dict[str, Any]) -> bytes:
+def _render_snapshot(frame: ResponseSnapshot, response: dict[str, Any]) -> bytes:
     if (then := frame.changed) is not None:
         response = {
             key: then[key] if key in VARYING else value
@@ -204,13 +204,13 @@ def _made(frame: Whole, response: dict[str, Any]) -> bytes:
     return sse.named_frame(frame.type, said)
 
 
-class Runs:
+class BackgroundRuns:
     """The background responses of this process, by id."""
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[str, Run] = OrderedDict()
+        self._runs: OrderedDict[str, BackgroundRun] = OrderedDict()
 
-    def add(self, run: Run) -> None:
+    def add(self, run: BackgroundRun) -> None:
         self._runs[run.id] = run
         ended = [run for run in self._runs.values() if run.ended]
         size = sum(run.log.num_bytes for run in ended)
@@ -220,7 +220,7 @@ class Runs:
             size -= old.log.num_bytes
             del self._runs[old.id]
 
-    def get(self, id: str, owner: str) -> Run | None:
+    def get(self, id: str, owner: str) -> BackgroundRun | None:
         run = self._runs.get(id)
         return run if run is not None and run.owner == owner else None
 

@@ -13,11 +13,11 @@ from server.apis.shared.request import Many, RequestModel
 MAX_ITEMS = 20
 """At a time, as OpenAI has it."""
 
-Items = Annotated[Many[InputItem], Field(max_length=MAX_ITEMS)]
+ItemsField = Annotated[Many[InputItem], Field(max_length=MAX_ITEMS)]
 
 
 class ConversationRequest(RequestModel):
-    items: Items | None = None
+    items: ItemsField | None = None
     metadata: Metadata | None = None
 
 
@@ -26,4 +26,4 @@ class ConversationUpdate(RequestModel):
 
 
 class ConversationItems(RequestModel):
-    items: Annotated[Items, Field(min_length=1)]
+    items: Annotated[ItemsField, Field(min_length=1)]

@@ -17,9 +17,9 @@ from server.apis.responses.conversation_request import (
     ConversationRequest,
     ConversationUpdate,
 )
-from server.apis.responses.items import given_items
-from server.apis.responses.listing import Items, page
-from server.apis.responses.references import check_history, resolve
+from server.apis.responses.items import read_items
+from server.apis.responses.listing import ItemList, make_page
+from server.apis.responses.references import check_history, resolve_references
 from server.apis.responses.request import InputItem
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Model, parse
@@ -30,7 +30,7 @@ from server.http.response import json_response
 from server.store.base import ConversationStore, StoredConversation
 
 
-class Conversations:
+class ConversationsService:
     """The conversations of whoever asks."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -56,11 +56,13 @@ class Conversations:
         except InvalidRequest:
             await self.store.delete(id, owner)
             raise
-        return _shown(made)
+        return _to_object(made)
 
-    async def _given(self, items: Sequence[InputItem]) -> Items:
+    async def _given(self, items: Sequence[InputItem]) -> ItemList:
         reader = self._gateway.cipher.reader(self._gateway.owner())
-        return await resolve(given_items(items, "items", reader), self._gateway, param="items")
+        return await resolve_references(
+            read_items(items, "items", reader), self._gateway, param="items"
+        )
 
     async def get(self, id: str) -> StoredConversation:
         """Raises NotFound."""
@@ -73,19 +75,19 @@ class Conversations:
         old = await self.get(id)
         new = StoredConversation(id, old.owner, old.created, asked.metadata)
         await self.store.put(new)
-        return _shown(new)
+        return _to_object(new)
 
     async def delete(self, id: str) -> dict[str, Any]:
         await self.get(id)
         await self.store.delete(id, self._gateway.owner())
         return {"id": id, "object": "conversation.deleted", "deleted": True}
 
-    async def items(self, id: str) -> Items:
+    async def items(self, id: str) -> ItemList:
         """The oldest first. Raises NotFound."""
         await self.get(id)
         return await self.store.items(id)
 
-    async def history(self, id: str, more: int, given: Items) -> Items:
+    async def history(self, id: str, more: int, given: ItemList) -> ItemList:
         """What a response reads first, ``given`` in ``more`` bytes to be added. Raises NotFound."""
         await self.get(id)
         num_bytes = await self.store.num_bytes(id)
@@ -106,16 +108,16 @@ class Conversations:
         check_history(num_bytes, self._gateway.max_body_bytes, "items")
         items = await self._given(asked.items)
         await self.store.append(id, items)
-        return page(items, len(items), "asc", None)
+        return make_page(items, len(items), "asc", None)
 
     async def remove(self, id: str, item: str) -> dict[str, Any]:
         conversation = await self.get(id)
         if not await self.store.remove(id, item):
             raise NotFound(f"Item with id '{item[:80]}' not found.", param="item_id")
-        return _shown(conversation)
+        return _to_object(conversation)
 
 
-def _shown(conversation: StoredConversation) -> dict[str, Any]:
+def _to_object(conversation: StoredConversation) -> dict[str, Any]:
     return {
         "id": conversation.id,
         "object": "conversation",
@@ -126,7 +128,7 @@ def _shown(conversation: StoredConversation) -> dict[str, Any]:
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
-    desk = Conversations(gateway)
+    desk = ConversationsService(gateway)
 
     async def read(request: Request, model: type[Model]) -> Model:
         body = await read_body(request, gateway.max_body_bytes)
@@ -142,7 +144,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/v1/conversations/{conversation_id}")
     async def get(conversation_id: str) -> dict[str, Any]:
-        return _shown(await desk.get(conversation_id))
+        return _to_object(await desk.get(conversation_id))
 
     @routes.post(
         "/v1/conversations/{conversation_id}", openapi_extra=describe_body(ConversationUpdate)
@@ -162,7 +164,7 @@ def router(gateway: Gateway) -> APIRouter:
         order: str = "desc",
         after: str | None = None,
     ) -> Response:
-        return json_response(page(await desk.items(conversation_id), limit, order, after))
+        return json_response(make_page(await desk.items(conversation_id), limit, order, after))
 
     @routes.post(
         "/v1/conversations/{conversation_id}/items",

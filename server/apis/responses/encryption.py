@@ -59,7 +59,7 @@ class ReasoningCipher:
         return str(text)
 
 
-def named_keys(settings: Settings) -> list[str]:
+def read_configured_keys(settings: Settings) -> list[str]:
     """The keys of the settings, then those of the file. Raises ConfigError, which shows no key."""
     found = list(settings.encryption_key)
     for at, key in enumerate(found, 1):
@@ -84,7 +84,7 @@ def read_keys(path: Path) -> list[str]:
     return keys
 
 
-def load_or_make(directory: Path) -> list[str]:
+def load_or_make_keys(directory: Path) -> list[str]:
     """The keys kept in ``directory``; made there, for this user alone, at the first time.
 
     Raises ConfigError for a file that holds no keys, OSError where none can be kept.

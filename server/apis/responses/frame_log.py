@@ -14,7 +14,7 @@ MOST_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class ResponseSnapshot:
     """A frame that shows the whole response: made when it is read, from the one copy there is."""
 
     number: int
@@ -31,7 +31,7 @@ class FrameLog:
         """The number of the first frame, and frames with their lengths before them."""
         self._open: list[bytes] = []
         self._open_bytes = 0
-        self._wholes: dict[int, Whole] = {}
+        self._wholes: dict[int, ResponseSnapshot] = {}
         self._cached: tuple[int, list[bytes]] = (-1, [])
         self.end = 0
         """The number of the next frame."""
@@ -42,8 +42,8 @@ class FrameLog:
         """The number of the first frame there still is."""
         return self._blocks[0][0] if self._blocks else self.end - len(self._open)
 
-    def append(self, frame: bytes | Whole) -> None:
-        if isinstance(frame, Whole):
+    def append(self, frame: bytes | ResponseSnapshot) -> None:
+        if isinstance(frame, ResponseSnapshot):
             self._wholes[self.end] = frame
             frame = b""
         self._open.append(frame)
@@ -64,7 +64,7 @@ class FrameLog:
         while self.num_bytes > MOST_BYTES and len(self._blocks) > 1:
             self.num_bytes -= len(self._blocks.popleft()[1])
 
-    def read(self, number: int) -> bytes | Whole:
+    def read(self, number: int) -> bytes | ResponseSnapshot:
         """Raises IndexError for one that is not there, or not any more."""
         if not self.begin <= number < self.end:
             raise IndexError(number)
@@ -75,11 +75,11 @@ class FrameLog:
             return self._open[number - first]
         first, content = next(block for block in reversed(self._blocks) if block[0] <= number)
         if self._cached[0] != first:
-            self._cached = first, _frames(zlib.decompress(content))
+            self._cached = first, _split_frames(zlib.decompress(content))
         return self._cached[1][number - first]
 
 
-def _frames(content: bytes) -> list[bytes]:
+def _split_frames(content: bytes) -> list[bytes]:
     count = int.from_bytes(content[:4])
     at, frames = 4 + 4 * count, []
     for place in range(4, 4 + 4 * count, 4):

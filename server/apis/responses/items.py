@@ -9,21 +9,21 @@ from server.apis.responses.encryption import CannotDecrypt
 from server.apis.responses.item_ids import new_id
 from server.apis.responses.request import (
     InputItem,
+    ItemPart,
     ItemReference,
     MessageItem,
     OtherItem,
     OutputItem,
-    Part,
     ReasoningItem,
     ResponsesRequest,
 )
 from server.apis.shared.notices import ignore
 from server.apis.shared.template import MediaPolicy, is_newest, join, placeholder
-from server.apis.shared.template_messages import custom_call, parsed_arguments
+from server.apis.shared.template_messages import custom_call, parse_arguments
 from server.apis.shared.tools import flat_name
 from server.errors import InvalidRequest
 
-Item = Mapping[str, Any]
+ItemDict = Mapping[str, Any]
 Decrypt = Callable[[str], str]
 """``encrypted_content`` to text. Raises CannotDecrypt."""
 
@@ -41,17 +41,17 @@ TRACES = (
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def input_items(
+def read_input(
     request: ResponsesRequest, decrypt: Decrypt, replaces: bool = True
 ) -> list[dict[str, Any]]:
     """The input with an id for every item. Raises InvalidRequest for what is no text."""
     if isinstance(request.input, str):
         given = [{"type": "message", "role": "user", "content": request.input}]
-        return [_listed(item) for item in given if item["content"]]
-    return given_items(request.input, "input", decrypt, replaces)
+        return [_complete_item(item) for item in given if item["content"]]
+    return read_items(request.input, "input", decrypt, replaces)
 
 
-def given_items(
+def read_items(
     items: Sequence[InputItem], param: str, decrypt: Decrypt, replaces: bool = True
 ) -> list[dict[str, Any]]:
     """Items of the client's, as the API lists them. Raises InvalidRequest for what is no text.
@@ -63,11 +63,11 @@ def given_items(
     return [
         _reference(item, f"{param}[{at}]")
         if isinstance(item, ItemReference)
-        else _listed(
-            _checked(item, f"{param}[{at}]", decrypt, MediaPolicy(replaces and not newest[at]))
+        else _complete_item(
+            _check_item(item, f"{param}[{at}]", decrypt, MediaPolicy(replaces and not newest[at]))
         )
         for at, item in enumerate(items)
-        if not _left_out(item, param)
+        if not _is_skipped(item, param)
     ]
 
 
@@ -82,7 +82,7 @@ def _speaker(item: InputItem) -> str:
     return "tool" if isinstance(item, OutputItem) else "assistant"
 
 
-def _left_out(item: InputItem, param: str) -> bool:
+def _is_skipped(item: InputItem, param: str) -> bool:
     """Traces of hosted tools, whose results stand in the messages after them."""
     if item.type not in TRACES:
         return False
@@ -90,7 +90,7 @@ def _left_out(item: InputItem, param: str) -> bool:
     return True
 
 
-def _checked(item: InputItem, path: str, decrypt: Decrypt, media: MediaPolicy) -> dict[str, Any]:
+def _check_item(item: InputItem, path: str, decrypt: Decrypt, media: MediaPolicy) -> dict[str, Any]:
     if isinstance(item, OtherItem):
         raise InvalidRequest(
             f"'{path}' has type '{item.type}', which has no place here: this gateway has no "
@@ -102,12 +102,12 @@ def _checked(item: InputItem, path: str, decrypt: Decrypt, media: MediaPolicy) -
         _check_parts(parts, path, media)
     given = item.model_dump(exclude_none=True)
     if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
-        text = _decrypted(item.encrypted_content, f"{path}.encrypted_content", decrypt)
+        text = _decrypt_text(item.encrypted_content, f"{path}.encrypted_content", decrypt)
         return given | {"content": [{"type": "reasoning_text", "text": text}]}
     return given
 
 
-def _decrypted(token: str, path: str, decrypt: Decrypt) -> str:
+def _decrypt_text(token: str, path: str, decrypt: Decrypt) -> str:
     """What was encrypted here counts more than what the client has beside it."""
     try:
         return decrypt(token)
@@ -119,13 +119,13 @@ def _decrypted(token: str, path: str, decrypt: Decrypt) -> str:
         ) from None
 
 
-def _check_parts(parts: Iterable[Part], path: str, media: MediaPolicy) -> None:
+def _check_parts(parts: Iterable[ItemPart], path: str, media: MediaPolicy) -> None:
     for at, part in enumerate(parts):
         if part.type not in (*TEXT_PARTS, "refusal"):
             media.text(part.type, f"{path}.content[{at}]")
 
 
-def _listed(item: dict[str, Any]) -> dict[str, Any]:
+def _complete_item(item: dict[str, Any]) -> dict[str, Any]:
     """As the API lists it later: with id and status, text as parts."""
     kind = item["type"]
     out = {"id": new_id(kind), "status": "completed"} | item
@@ -138,13 +138,13 @@ def _listed(item: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def messages(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
+def messages(items: Iterable[ItemDict]) -> Iterator[dict[str, Any]]:
     """What the assistant thought, said and called between two others is one message of it."""
     turn: dict[str, Any] = {}
     for item in items:
         if item["type"] == "reasoning":
             turn = _open(turn)
-            _add(turn, ("reasoning", "reasoning_content"), _thought(item))
+            _add(turn, ("reasoning", "reasoning_content"), _reasoning_text(item))
         elif item["type"] in ("function_call", "custom_tool_call"):
             turn = _open(turn)
             turn.setdefault("tool_calls", []).append(_call(item))
@@ -158,12 +158,12 @@ def messages(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
             if turn:
                 yield turn
             turn = {}
-            yield _other(item)
+            yield _plain_message(item)
     if turn:
         yield turn
 
 
-def _thought(item: Item) -> str:
+def _reasoning_text(item: ItemDict) -> str:
     """The reasoning itself, else what a client has of it."""
     summary = (part["text"] for part in item.get("summary") or ())
     return _text(item.get("content")) or "\n\n".join(summary)
@@ -178,19 +178,19 @@ def _add(turn: dict[str, Any], names: Iterable[str], text: str) -> None:
         turn[name] = turn.get(name, "") + text
 
 
-def _other(item: Item) -> dict[str, Any]:
+def _plain_message(item: ItemDict) -> dict[str, Any]:
     if item["type"] in ("function_call_output", "custom_tool_call_output"):
         content = _text(item["output"])
         return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
     return {"role": item["role"], "content": _text(item["content"])}
 
 
-def _call(item: Item) -> dict[str, Any]:
+def _call(item: ItemDict) -> dict[str, Any]:
     namespace, name = item.get("namespace"), item["name"]
     name = flat_name(namespace, name) if namespace else name
     if item["type"] == "custom_tool_call":
         return custom_call(item["call_id"], name, item["input"])
-    function = {"name": name, "arguments": parsed_arguments(item["arguments"])}
+    function = {"name": name, "arguments": parse_arguments(item["arguments"])}
     return {"id": item["call_id"], "type": "function", "function": function}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-Items = list[dict[str, Any]]
+ItemList = list[dict[str, Any]]
 
 
-def page(items: Items, limit: int, order: str, after: str | None) -> dict[str, Any]:
+def make_page(items: ItemList, limit: int, order: str, after: str | None) -> dict[str, Any]:
     """One page of ``items``, given the oldest first and shown the newest first unless asked."""
     listed = items if order == "asc" else items[::-1]
     ids = [item["id"] for item in listed]

@@ -8,15 +8,15 @@ from typing import Any
 import orjson
 
 from server.access.budget import charge
-from server.apis.responses.items import REFERENCE, Item
-from server.apis.responses.listing import Items
+from server.apis.responses.items import REFERENCE, ItemDict
+from server.apis.responses.listing import ItemList
 from server.apis.shared.gateway import Gateway
 from server.errors import InvalidRequest, NotFound
 
 
-async def resolve(
-    given: Items, gateway: Gateway, before: Iterable[Item] = (), param: str = "input"
-) -> Items:
+async def resolve_references(
+    given: ItemList, gateway: Gateway, before: Iterable[ItemDict] = (), param: str = "input"
+) -> ItemList:
     """``given`` with items where references stood. Raises NotFound and InvalidRequest.
 
     What is in ``before`` is not said twice.
@@ -26,15 +26,15 @@ async def resolve(
         return given
     present = {item["id"] for item in before}
     wanted = list(dict.fromkeys(r["id"] for r in references if r["id"] not in present))
-    found = await _find(wanted, gateway, param)
+    found = await _find_items(wanted, gateway, param)
     for reference in references:
         if reference["id"] not in present and reference["id"] not in found:
-            raise _unknown(reference, gateway)
+            raise _item_not_found(reference, gateway)
     resolved = (found.get(item["id"]) if item["type"] == REFERENCE else item for item in given)
     return [item for item in resolved if item is not None]
 
 
-async def _find(ids: list[str], gateway: Gateway, param: str) -> dict[str, dict[str, Any]]:
+async def _find_items(ids: list[str], gateway: Gateway, param: str) -> dict[str, dict[str, Any]]:
     if gateway.store is None or not ids:
         return {}
     found = await gateway.store.items(ids, gateway.owner(), gateway.max_body_bytes)
@@ -44,7 +44,7 @@ async def _find(ids: list[str], gateway: Gateway, param: str) -> dict[str, dict[
     return found
 
 
-def _unknown(reference: dict[str, Any], gateway: Gateway) -> NotFound:
+def _item_not_found(reference: dict[str, Any], gateway: Gateway) -> NotFound:
     why = (
         "this gateway stores no responses (--responses-store none)"
         if gateway.store is None

@@ -13,7 +13,9 @@ from server.apis.chat.request import (
     FunctionName,
     JsonObjectFormat,
     Metadata,
+    OtherPart,
     ReasoningEffort,
+    RefusalPart,
     ServiceTier,
     TextFormat,
     Verbosity,
@@ -23,7 +25,7 @@ from server.apis.shared.sampling_fields import EngineFields
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
-OF_HOSTED_TOOLS = frozenset(
+HOSTED_TOOL_INCLUDES = frozenset(
     (
         "code_interpreter_call.outputs",
         "computer_call_output.output.image_url",
@@ -40,49 +42,38 @@ MAX_ID = 64
 """Characters of an item's id, as OpenAI has it."""
 
 
-class TextPart(OpenModel):
+class ItemTextPart(OpenModel):
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
 
 
-class RefusalPart(OpenModel):
-    type: Literal["refusal"]
-    refusal: str
-
-
-class OtherPart(OpenModel):
-    """Images, audio and files: recognised so that they can be refused by name."""
-
-    type: str
-
-
-def _kind_of_part(value: Any) -> str:
+def _part_tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return _PARTS.get(kind, "Other") if isinstance(kind, str) else "Other"
 
 
-_PARTS = dict.fromkeys(get_args(TextPart.model_fields["type"].annotation), "Text") | {
+_PARTS = dict.fromkeys(get_args(ItemTextPart.model_fields["type"].annotation), "Text") | {
     "refusal": "Refusal"
 }
-Part = Annotated[
-    Annotated[TextPart, Tag("Text")]
+ItemPart = Annotated[
+    Annotated[ItemTextPart, Tag("Text")]
     | Annotated[RefusalPart, Tag("Refusal")]
     | Annotated[OtherPart, Tag("Other")],
-    Discriminator(_kind_of_part),
+    Discriminator(_part_tag),
 ]
 
 
-class Identified(OpenModel):
+class IdentifiedItem(OpenModel):
     id: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | None = None
 
 
-class MessageItem(Identified):
+class MessageItem(IdentifiedItem):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Many[Part]
+    content: str | Many[ItemPart]
 
 
-class FunctionCallItem(Identified):
+class FunctionCallItem(IdentifiedItem):
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -90,7 +81,7 @@ class FunctionCallItem(Identified):
     arguments: str
 
 
-class CustomCallItem(Identified):
+class CustomCallItem(IdentifiedItem):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
@@ -98,18 +89,18 @@ class CustomCallItem(Identified):
     input: str
 
 
-class OutputItem(Identified):
+class OutputItem(IdentifiedItem):
     """What a tool returned."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: str | Many[Part]
+    output: str | Many[ItemPart]
 
 
-class ReasoningItem(Identified):
+class ReasoningItem(IdentifiedItem):
     type: Literal["reasoning"]
-    content: Many[TextPart] | None = None
-    summary: Many[TextPart] | None = None
+    content: Many[ItemTextPart] | None = None
+    summary: Many[ItemTextPart] | None = None
     encrypted_content: str | None = None
 
 
@@ -121,7 +112,7 @@ class ItemReference(OpenModel):
 
     @field_validator("type", mode="before")
     @classmethod
-    def _implied(cls, value: Any) -> Any:
+    def _default_type(cls, value: Any) -> Any:
         return "item_reference" if value is None else value
 
 
@@ -140,7 +131,7 @@ KINDS = {
 }
 
 
-def _kind(value: Any) -> str:
+def _item_tag(value: Any) -> str:
     """Which item it is, so that an error tells what that kind needs. Some need not say it."""
     given = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if given.get("type") is not None:
@@ -156,11 +147,11 @@ InputItem = Annotated[
     | Annotated[MessageItem, Tag("Message")]
     | Annotated[ItemReference, Tag("Reference")]
     | Annotated[OtherItem, Tag("Other")],
-    Discriminator(_kind),
+    Discriminator(_item_tag),
 ]
 
 
-class Tool(OpenModel):
+class ResponseTool(OpenModel):
     """A function, a custom tool or a namespace of them; anything else is a hosted tool."""
 
     type: str
@@ -169,7 +160,7 @@ class Tool(OpenModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: CustomFormat | None = None
-    tools: Annotated[Many[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[Many[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     """Those of a namespace."""
 
 
@@ -191,10 +182,12 @@ class AllowedChoice(RequestModel):
     tools: Annotated[Many[NamedChoice | HostedChoice], Field(min_length=1)]
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | HostedChoice
+ResponseToolChoice = (
+    Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | HostedChoice
+)
 
 
-class JsonSchemaFormat(RequestModel):
+class TextJsonSchemaFormat(RequestModel):
     type: Literal["json_schema"]
     name: str
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -202,15 +195,15 @@ class JsonSchemaFormat(RequestModel):
     strict: bool | None = None
 
 
-class Text(RequestModel):
+class TextConfig(RequestModel):
     format: (
-        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        Annotated[TextFormat | JsonObjectFormat | TextJsonSchemaFormat, Field(discriminator="type")]
         | None
     ) = None
     verbosity: Verbosity | None = None
 
 
-class Reasoning(RequestModel):
+class ReasoningConfig(RequestModel):
     """With a summary, of whatever kind, the reasoning itself comes as one."""
 
     effort: ReasoningEffort | None = None
@@ -240,16 +233,16 @@ class ResponsesRequest(EngineFields, CacheHints):
     background: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    tools: Annotated[Many[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: Annotated[Many[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: Many[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    text: Text | None = None
-    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
     metadata: Metadata | None = None
     client_metadata: dict[str, Any] | None = None
     service_tier: ServiceTier | None = None

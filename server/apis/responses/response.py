@@ -1,7 +1,7 @@
 """Responses: events to typed frames, and the same events folded into one response.
 
-Both go through ``Building``, which knows the items written so far and says what happened; the
-stream numbers and sends what it says, the fold only looks at the end.
+Both use ``ResponseBuilder``, which holds the items written so far and yields what happened. The
+stream numbers and sends these events; the fold only reads the final state.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ from engine.events import (
     ToolCallStart,
 )
 from engine.types import PositionLogprobs
-from server.apis.responses.response_items import Call, Item, Message, Said, Thinking, reasoning
-from server.apis.shared.response import Rendering, list_logprobs
+from server.apis.responses.response_items import (
+    CallWriter,
+    ItemWriter,
+    MessageWriter,
+    ReasoningStyle,
+    ResponseEvent,
+    make_reasoning_writer,
+)
+from server.apis.shared.response import EncodingContext, list_logprobs
 from server.errors import GatewayError
 from server.generation.job import Job
 from server.http import sse
@@ -30,15 +37,15 @@ from server.http import sse
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
-class Building:
+class ResponseBuilder:
     """The response so far. ``feed`` says what each event made of it."""
 
-    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
+    def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
         self._job = job
         self._rendering = rendering
         self._thinking = thinking
         self._done: list[dict[str, Any]] = []
-        self._item: Item | None = None
+        self._item: ItemWriter | None = None
         self._pending: list[PositionLogprobs] = []
         self._finish: Finish | None = None
         self._error: GatewayError | None = None
@@ -47,14 +54,14 @@ class Building:
         """False for one that will not be found again; then ``store`` says so, too."""
         self.status = "queued" if job.repeated.get("background") else "in_progress"
 
-    def begin(self) -> Iterator[Said]:
+    def begin(self) -> Iterator[ResponseEvent]:
         yield {"type": "response.created", "response": self.response()}
         if self.status == "queued":
             yield {"type": "response.queued", "response": self.response()}
             self.status = "in_progress"
         yield {"type": "response.in_progress", "response": self.response()}
 
-    def feed(self, event: Event) -> Iterator[Said]:
+    def feed(self, event: Event) -> Iterator[ResponseEvent]:
         match event:
             case ContentDelta(text):
                 yield from self._content(text)
@@ -65,7 +72,7 @@ class Building:
             case ToolCallStart(_, call_id, name, custom):
                 self._pending.clear()
                 kind = "custom_tool_call" if custom else "function_call"
-                yield from self._open(Call(kind, self._next, call_id, self._named(name)))
+                yield from self._open(CallWriter(kind, self._next, call_id, self._named(name)))
             case ToolCallDelta(_, text):
                 assert self._item is not None
                 yield self._item.grow(text)
@@ -90,7 +97,7 @@ class Building:
         self._end("cancelled", None)
 
     @property
-    def last(self) -> Said:
+    def last(self) -> ResponseEvent:
         """The event that ends the stream."""
         return {"type": f"response.{self.status}", "response": self.response()}
 
@@ -123,35 +130,35 @@ class Building:
         found = self._job.tool_policy.namespaces.get(name)
         return {"name": name} if found is None else {"namespace": found[0], "name": found[1]}
 
-    def _content(self, text: str) -> Iterator[Said]:
-        if not isinstance(self._item, Message):
+    def _content(self, text: str) -> Iterator[ResponseEvent]:
+        if not isinstance(self._item, MessageWriter):
             yield from self._close("completed")
             self._pending = _covering(text, self._pending, self._rendering)
-            yield from self._open(Message(self._next))
-        assert isinstance(self._item, Message)
+            yield from self._open(MessageWriter(self._next))
+        assert isinstance(self._item, MessageWriter)
         found = list_logprobs(self._pending, self._rendering) if self._pending else []
         self._pending.clear()
         self._item.logprobs.extend(found)
         yield self._item.grow(text) | {"logprobs": found}
 
-    def _reasoning(self, text: str) -> Iterator[Said]:
+    def _reasoning(self, text: str) -> Iterator[ResponseEvent]:
         if self._item is None or self._item.kind != "reasoning":
-            yield from self._open(reasoning(self._next, self._thinking))
+            yield from self._open(make_reasoning_writer(self._next, self._thinking))
         assert self._item is not None
         yield self._item.grow(text)
 
-    def _open(self, item: Item) -> Iterator[Said]:
+    def _open(self, item: ItemWriter) -> Iterator[ResponseEvent]:
         yield from self._close("completed")
         self._item = item
         shown = item.shown("in_progress")
         yield {"type": "response.output_item.added", "output_index": item.index, "item": shown}
         yield from item.opening()
 
-    def _close(self, status: str) -> Iterator[Said]:
+    def _close(self, status: str) -> Iterator[ResponseEvent]:
         item = self._item
         if item is None:
             return
-        if isinstance(item, Message) and self._pending:
+        if isinstance(item, MessageWriter) and self._pending:
             item.logprobs.extend(list_logprobs(self._pending, self._rendering))
             self._pending.clear()
         yield from item.written()
@@ -182,7 +189,7 @@ class Building:
 
 
 def _covering(
-    text: str, pending: list[PositionLogprobs], rendering: Rendering
+    text: str, pending: list[PositionLogprobs], rendering: EncodingContext
 ) -> list[PositionLogprobs]:
     """The last positions, as many as ``text`` has: before them came a marker and its framing."""
     length = len(text)
@@ -205,10 +212,10 @@ def _usage(finish: Finish) -> dict[str, Any]:
 
 
 class ResponseStream:
-    """Numbers what ``Building`` says and encodes it as frames named by their type."""
+    """Numbers what ``ResponseBuilder`` says and encodes it as frames named by their type."""
 
-    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
-        self.building = Building(job, rendering, thinking)
+    def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
+        self.building = ResponseBuilder(job, rendering, thinking)
         self._number = 0
 
     def encode(self, choice: int, events: list[Event]) -> bytes:
@@ -235,7 +242,7 @@ class ResponseStream:
         """What a stream begins with; empty once it has begun."""
         return [] if self._number else [self._frame(said) for said in self.building.begin()]
 
-    def _frame(self, said: Said) -> bytes:
+    def _frame(self, said: ResponseEvent) -> bytes:
         said["sequence_number"] = self._number
         self._number += 1
         return sse.named_frame(said["type"], said)
@@ -244,8 +251,8 @@ class ResponseStream:
 class ResponseFold:
     """Folds the same events into one response."""
 
-    def __init__(self, job: Job, rendering: Rendering, thinking: Thinking) -> None:
-        self.building = Building(job, rendering, thinking)
+    def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
+        self.building = ResponseBuilder(job, rendering, thinking)
         self.building.status = "in_progress"
 
     def add(self, choice: int, events: list[Event]) -> None:  # noqa: ARG002

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from server.apis.responses.item_ids import new_id
 
-Said = dict[str, Any]
+ResponseEvent = dict[str, Any]
 """One event of the API before it has its sequence number."""
 
 CALLS = {
@@ -20,7 +20,7 @@ CALLS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ReasoningStyle:
     """How reasoning items are written."""
 
     summary: bool = False
@@ -29,7 +29,7 @@ class Thinking:
     """Makes the ``encrypted_content`` of a client that asked for it."""
 
 
-class Item(ABC):
+class ItemWriter(ABC):
     """One item; its text grows until it is settled."""
 
     def __init__(self, kind: str, index: int) -> None:
@@ -47,18 +47,18 @@ class Item(ABC):
         """The item as it is now."""
 
     @abstractmethod
-    def opening(self) -> Iterator[Said]:
+    def opening(self) -> Iterator[ResponseEvent]:
         """What is said before its first delta."""
 
     @abstractmethod
-    def written(self) -> Iterator[Said]:
+    def written(self) -> Iterator[ResponseEvent]:
         """What is said of its text once it is whole."""
 
     @abstractmethod
-    def grow(self, text: str) -> Said:
+    def grow(self, text: str) -> ResponseEvent:
         """Take the next piece of its text and say so."""
 
-    def _delta(self, kind: str, text: str) -> Said:
+    def _delta(self, kind: str, text: str) -> ResponseEvent:
         self._texts.append(text)
         return {"type": f"{kind}.delta", **self._place(), "delta": text}
 
@@ -66,7 +66,7 @@ class Item(ABC):
         return {"item_id": self.id, "output_index": self.index}
 
 
-class Call(Item):
+class CallWriter(ItemWriter):
     """A call of a function or a custom tool."""
 
     def __init__(self, kind: str, index: int, call_id: str, named: dict[str, str]) -> None:
@@ -80,18 +80,18 @@ class Call(Item):
         item = {"id": self.id, "type": self.kind, "call_id": self._call_id, **self._named}
         return item | {"status": status, self._member: self.text}
 
-    def opening(self) -> Iterator[Said]:
+    def opening(self) -> Iterator[ResponseEvent]:
         yield from ()
 
-    def grow(self, text: str) -> Said:
+    def grow(self, text: str) -> ResponseEvent:
         return self._delta(self._events, text)
 
-    def written(self) -> Iterator[Said]:
+    def written(self) -> Iterator[ResponseEvent]:
         named = {"name": self._named["name"]} if self.kind == "function_call" else {}
         yield {"type": f"{self._events}.done", **self._place(), **named, self._member: self.text}
 
 
-class _Parted(Item):
+class _PartWriter(ItemWriter):
     """An item whose text stands in one part of it."""
 
     events: ClassVar[str]
@@ -108,21 +108,21 @@ class _Parted(Item):
     def parts(self) -> list[dict[str, Any]]:
         return [self.part()] if self._texts else []
 
-    def opening(self) -> Iterator[Said]:
+    def opening(self) -> Iterator[ResponseEvent]:
         yield {"type": f"{self.part_events}.added", **self._place(), "part": self.part()}
 
-    def grow(self, text: str) -> Said:
+    def grow(self, text: str) -> ResponseEvent:
         return self._delta(self.events, text)
 
-    def written(self) -> Iterator[Said]:
+    def written(self) -> Iterator[ResponseEvent]:
         yield self._text_done()
         yield {"type": f"{self.part_events}.done", **self._place(), "part": self.part()}
 
-    def _text_done(self) -> Said:
+    def _text_done(self) -> ResponseEvent:
         return {"type": f"{self.events}.done", **self._place(), "text": self.text}
 
 
-class Message(_Parted):
+class MessageWriter(_PartWriter):
     events = "response.output_text"
 
     def __init__(self, index: int) -> None:
@@ -137,11 +137,11 @@ class Message(_Parted):
         part = {"type": "output_text", "text": self.text, "annotations": []}
         return part | {"logprobs": self.logprobs}
 
-    def _text_done(self) -> Said:
+    def _text_done(self) -> ResponseEvent:
         return super()._text_done() | {"logprobs": self.logprobs}
 
 
-class Reasoning(_Parted):
+class ReasoningWriter(_PartWriter):
     """What the model thought, as it is."""
 
     events = "response.reasoning_text"
@@ -163,7 +163,7 @@ class Reasoning(_Parted):
         return {"type": "reasoning_text", "text": self.text}
 
 
-class Summary(Reasoning):
+class SummaryWriter(ReasoningWriter):
     """The same for a client that asked for a summary, and would not look at the rest."""
 
     events = "response.reasoning_summary_text"
@@ -177,6 +177,6 @@ class Summary(Reasoning):
         return {"type": "summary_text", "text": self.text}
 
 
-def reasoning(index: int, thinking: Thinking) -> Reasoning:
-    kind = Summary if thinking.summary else Reasoning
+def make_reasoning_writer(index: int, thinking: ReasoningStyle) -> ReasoningWriter:
+    kind = SummaryWriter if thinking.summary else ReasoningWriter
     return kind(index, thinking.encrypt)

@@ -15,18 +15,23 @@ from starlette.responses import Response, StreamingResponse
 from engine.observer import Observer
 from server.access.budget import charge
 from server.access.caller import caller
-from server.apis.responses.background import HOLD_S, LoggedStream, Run
-from server.apis.responses.conversations import Conversations
-from server.apis.responses.items import Item, input_items
-from server.apis.responses.listing import Items, page
-from server.apis.responses.references import check_history, resolve
+from server.apis.responses.background import HOLD_S, BackgroundRun, LoggedStream
+from server.apis.responses.conversations import ConversationsService
+from server.apis.responses.items import ItemDict, read_input
+from server.apis.responses.listing import ItemList, make_page
+from server.apis.responses.references import check_history, resolve_references
 from server.apis.responses.request import ENCRYPTED, ResponsesRequest
-from server.apis.responses.response import Building, ResponseFold, ResponseStream
-from server.apis.responses.response_items import Thinking
-from server.apis.responses.to_job import check_keeping, responses_job
+from server.apis.responses.response import ResponseBuilder, ResponseFold, ResponseStream
+from server.apis.responses.response_items import ReasoningStyle
+from server.apis.responses.to_job import check_storage, make_responses_job
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import parse
-from server.apis.shared.route import WORKLOAD_HEADER, assign_caller, describe_body, make_rendering
+from server.apis.shared.route import (
+    WORKLOAD_HEADER,
+    assign_caller,
+    describe_body,
+    make_encoding_context,
+)
 from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
 from server.generation.generate import events
 from server.generation.job import Job
@@ -44,12 +49,12 @@ from server.http.response import (
 from server.store.base import ConversationStore, ResponseStore, Stored
 
 
-class Desk:
+class ResponsesService:
     """Makes responses and keeps those that are to be kept."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._conversations = Conversations(gateway)
+        self._conversations = ConversationsService(gateway)
 
     async def create(self, request: Request, arrived: float) -> Response:
         gateway = self._gateway
@@ -57,8 +62,8 @@ class Desk:
         path = gateway.require()
         owner = gateway.owner()
         reader = gateway.cipher.reader(owner)
-        asked, given = await charge.get().parsed(lambda: _read(body, reader, path.served))
-        check_keeping(asked)
+        asked, given = await charge.get().parsed(lambda: _read_request(body, reader, path.served))
+        check_storage(asked)
         kept = self._is_kept(asked)
         talk = asked.conversation_id
         before = (
@@ -66,15 +71,15 @@ class Desk:
             if talk is None
             else await self._conversations.history(talk, len(body), given)
         )
-        given = await resolve(given, gateway, before)
+        given = await resolve_references(given, gateway, before)
         named = request.headers.get(WORKLOAD_HEADER)
         job = await charge.get().parsed(
-            lambda: responses_job(asked, [*before, *given], path.served, named)
+            lambda: make_responses_job(asked, [*before, *given], path.served, named)
         )
         job = assign_caller(job, caller.get())
         source = events(job, path, gateway.observer, arrived)
         store = gateway.store if kept else None
-        making = _Making(job, owner, given, store, gateway.observer)
+        making = _ResponseRecord(job, owner, given, store, gateway.observer)
         making.thinking = self._thinking(asked, owner)
         if talk is not None:
             making.conversations = (talk, self._conversations.store)
@@ -82,20 +87,22 @@ class Desk:
             return await self._in_background(making, path, source)
         return self._now(making, path, source)
 
-    def _now(self, making: _Making, path: Pipeline, source: Batches) -> Response:
+    def _now(self, making: _ResponseRecord, path: Pipeline, source: Batches) -> Response:
         job, timing = making.job, self._gateway.timing
         if job.stream:
-            stream = ResponseStream(job, make_rendering(path), making.thinking)
+            stream = ResponseStream(job, make_encoding_context(path), making.thinking)
             source = making.kept(source, stream.building)
             return StreamedResponse(source, stream, openai_body, timing)
-        fold = ResponseFold(job, make_rendering(path), making.thinking)
+        fold = ResponseFold(job, make_encoding_context(path), making.thinking)
         return FoldedResponse(making.kept(source, fold.building), fold, openai_body)
 
-    async def _in_background(self, making: _Making, path: Pipeline, source: Batches) -> Response:
+    async def _in_background(
+        self, making: _ResponseRecord, path: Pipeline, source: Batches
+    ) -> Response:
         job = making.job
-        stream = LoggedStream(job, make_rendering(path), making.thinking)
+        stream = LoggedStream(job, make_encoding_context(path), making.thinking)
         await making.begin(stream.building)
-        run = Run(job.id, making.owner, stream, lambda: making.settle(stream.building))
+        run = BackgroundRun(job.id, making.owner, stream, lambda: making.settle(stream.building))
         self._gateway.runs.add(run)
         queued = stream.building.response()
         run.start(source)
@@ -104,7 +111,7 @@ class Desk:
     async def get(self, id: str) -> dict[str, Any]:
         run = self._run(id)
         response = None if run is None else run.response
-        return response or _as_it_is(await self._stored(id))
+        return response or _current_response(await self._stored(id))
 
     async def stream(self, id: str, after: int) -> Response:
         run = self._run(id)
@@ -124,7 +131,7 @@ class Desk:
             await run.cancel()
             return await self.get(id)
         stored = await self._stored(id)
-        response = _as_it_is(stored)
+        response = _current_response(stored)
         if not response.get("background"):
             raise InvalidRequest(
                 f"'{id}' was not made with 'background', so it cannot be cancelled.",
@@ -140,12 +147,12 @@ class Desk:
         cancelled = stored.response | {"status": "cancelled"}
         if await self._gateway.store.settle(replace(stored, response=cancelled)):
             return cancelled
-        return _as_it_is(await self._stored(stored.id))
+        return _current_response(await self._stored(stored.id))
 
-    def _run(self, id: str) -> Run | None:
+    def _run(self, id: str) -> BackgroundRun | None:
         return self._gateway.runs.get(id, self._gateway.owner())
 
-    def _follow(self, run: Run, after: int = -1) -> Response:
+    def _follow(self, run: BackgroundRun, after: int = -1) -> Response:
         owner, store = self._gateway.owner(), self._gateway.store
 
         async def stored() -> dict[str, Any] | None:
@@ -162,22 +169,22 @@ class Desk:
             await run.cancel()
             self._gateway.runs.forget(id)
         if store is None or not await store.delete(id, owner):
-            raise _unknown(id)
+            raise _not_found(id)
         return {"id": id, "object": "response", "deleted": True}
 
-    async def items(self, id: str) -> Items:
+    async def items(self, id: str) -> ItemList:
         return (await self._stored(id)).input
 
     async def _stored(self, id: str) -> Stored:
         store = self._gateway.store
         found = None if store is None else await store.get(id, self._gateway.owner())
         if found is None:
-            raise _unknown(id)
+            raise _not_found(id)
         return found
 
-    def _thinking(self, asked: ResponsesRequest, owner: str) -> Thinking:
+    def _thinking(self, asked: ResponsesRequest, owner: str) -> ReasoningStyle:
         encrypt = self._gateway.cipher.writer(owner) if ENCRYPTED in (asked.include or ()) else None
-        return Thinking(asked.wants_summary, encrypt)
+        return ReasoningStyle(asked.wants_summary, encrypt)
 
     def _is_kept(self, asked: ResponsesRequest) -> bool:
         if self._gateway.store is not None:
@@ -189,7 +196,7 @@ class Desk:
             )
         return False
 
-    async def _before(self, id: str | None, owner: str, more: int) -> list[Item]:
+    async def _before(self, id: str | None, owner: str, more: int) -> list[ItemDict]:
         """What was said up to the response ``id``, oldest first."""
         if id is None:
             return []
@@ -206,21 +213,21 @@ class Desk:
         return [*await store.history(id, owner)]
 
 
-def _read(
+def _read_request(
     body: bytes, reader: Callable[[str], str], served: ServedModel
-) -> tuple[ResponsesRequest, Items]:
+) -> tuple[ResponsesRequest, ItemList]:
     asked = parse(body, ResponsesRequest)
-    return asked, input_items(asked, reader, served.replaces_media)
+    return asked, read_input(asked, reader, served.replaces_media)
 
 
-class _Making:
+class _ResponseRecord:
     """One response on its way into the store, if it is to be kept."""
 
     def __init__(
         self,
         job: Job,
         owner: str,
-        given: Items,
+        given: ItemList,
         store: ResponseStore | None,
         observer: Observer,
     ) -> None:
@@ -229,11 +236,11 @@ class _Making:
         self._given = given
         self._store = store
         self._observer = observer
-        self.thinking = Thinking()
+        self.thinking = ReasoningStyle()
         self.conversations: tuple[str, ConversationStore] | None = None
         """Which conversation it belongs to, and where that is kept."""
 
-    async def kept(self, source: Batches, building: Building) -> Batches:
+    async def kept(self, source: Batches, building: ResponseBuilder) -> Batches:
         """The batches; after the last, the response is stored before the client hears of it."""
         building.kept = self._store is not None
         async with aclosing(source) as batches:
@@ -245,7 +252,7 @@ class _Making:
                     raise
         await self.keep_if_possible(building)
 
-    async def keep_if_possible(self, building: Building) -> None:
+    async def keep_if_possible(self, building: ResponseBuilder) -> None:
         """The answer is worth more than its copy: without one it is delivered and says so."""
         try:
             if self._store is not None:
@@ -255,13 +262,13 @@ class _Making:
             building.kept = False
             self._observer.record_storage_failure()
 
-    async def begin(self, building: Building) -> None:
+    async def begin(self, building: ResponseBuilder) -> None:
         """A background response is there from its beginning. Raises StoreFailed."""
         assert self._store is not None
         until = time.time() + HOLD_S
         await self._store.put(replace(self._stored(building), held_until=until))
 
-    async def settle(self, building: Building) -> None:
+    async def settle(self, building: ResponseBuilder) -> None:
         """The end of a background response, unless another gateway cancelled or deleted it."""
         assert self._store is not None
         try:
@@ -271,7 +278,7 @@ class _Making:
             building.kept = False
             self._observer.record_storage_failure()
 
-    async def _add(self, building: Building) -> None:
+    async def _add(self, building: ResponseBuilder) -> None:
         """What was said becomes part of the conversation.
 
         Raises StoreFailed, and InvalidRequest where others have filled it meanwhile.
@@ -281,7 +288,7 @@ class _Making:
         id, store = self.conversations
         await store.append_answer(id, [*self._given, *building.response()["output"]])
 
-    def _stored(self, building: Building) -> Stored:
+    def _stored(self, building: ResponseBuilder) -> Stored:
         job = self.job
         previous = job.repeated["previous_response_id"]
         return Stored(job.id, self.owner, job.created, building.response(), self._given, previous)
@@ -298,7 +305,7 @@ class Json(Response):
         await send_json(send, 200, orjson.dumps(self._content))
 
 
-def _as_it_is(stored: Stored) -> dict[str, Any]:
+def _current_response(stored: Stored) -> dict[str, Any]:
     """One that no gateway says it is making any more will never end: it failed."""
     response = stored.response
     if response["status"] not in ("queued", "in_progress"):
@@ -309,13 +316,13 @@ def _as_it_is(stored: Stored) -> dict[str, Any]:
     return response | {"status": "failed", "error": error}
 
 
-def _unknown(id: str) -> NotFound:
+def _not_found(id: str) -> NotFound:
     return NotFound(f"Response with id '{id[:80]}' not found.", param="response_id")
 
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
-    desk = Desk(gateway)
+    desk = ResponsesService(gateway)
 
     @routes.post("/v1/responses", openapi_extra=describe_body(ResponsesRequest))
     async def create(request: Request) -> Response:
@@ -346,6 +353,6 @@ def router(gateway: Gateway) -> APIRouter:
         order: str = "desc",
         after: str | None = None,
     ) -> Response:
-        return json_response(page(await desk.items(response_id), limit, order, after))
+        return json_response(make_page(await desk.items(response_id), limit, order, after))
 
     return routes

@@ -9,15 +9,15 @@ from typing import Any
 
 from engine.types import Constraint, Sampling
 from server.apis.chat.request import JsonObjectFormat
-from server.apis.responses.items import Item, messages
+from server.apis.responses.items import ItemDict, messages
 from server.apis.responses.request import (
     ENCRYPTED,
+    HOSTED_TOOL_INCLUDES,
     LOGPROBS,
-    OF_HOSTED_TOOLS,
-    JsonSchemaFormat,
     ResponsesRequest,
+    TextJsonSchemaFormat,
 )
-from server.apis.responses.tools import CLIENT_TOOLS, response_policy
+from server.apis.responses.tools import CLIENT_TOOLS, make_response_policy
 from server.apis.shared.constraints import (
     NamedConstraint,
     read_structured_outputs,
@@ -27,16 +27,16 @@ from server.apis.shared.constraints import (
 from server.apis.shared.notices import ignore
 from server.apis.shared.reasoning import effort_kwargs
 from server.apis.shared.template import own_template, template_kwargs
-from server.apis.shared.to_job import make_job, make_sampling, model_of
+from server.apis.shared.to_job import make_job, make_sampling, resolve_model
 from server.errors import InvalidRequest
 from server.generation.job import Job, ToolPolicy
 from server.generation.pipeline import ServedModel
 from server.generation.prompt import Conversation
 
 
-def responses_job(
+def make_responses_job(
     request: ResponsesRequest,
-    items: Sequence[Item],
+    items: Sequence[ItemDict],
     served: ServedModel,
     workload: str | None = None,
 ) -> Job:
@@ -44,9 +44,9 @@ def responses_job(
 
     Raises InvalidRequest or NotFound; nothing has been started by then.
     """
-    model = model_of(request.model, served)
+    model = resolve_model(request.model, served)
     _check_included(request)
-    policy = response_policy(request, served)
+    policy = make_response_policy(request, served)
     talk = _conversation(request, items, policy, served)
     wanted = require_single([*_text_format(request), *read_structured_outputs(request)])
     sampling = _sampling(request, served)
@@ -68,18 +68,18 @@ def responses_job(
         job,
         include_reasoning=request.include_reasoning is not False,
         drops_oldest=request.truncation == "auto",
-        repeated=_repeated(request, sampling) | {"model": model},
+        repeated=_echo_request(request, sampling) | {"model": model},
         affinity=request.session_id or request.prompt_cache_key or request.user,
     )
 
 
 def _check_included(request: ResponsesRequest) -> None:
     for name in request.include or ():
-        if name not in (ENCRYPTED, LOGPROBS) and name not in OF_HOSTED_TOOLS:
+        if name not in (ENCRYPTED, LOGPROBS) and name not in HOSTED_TOOL_INCLUDES:
             ignore(f"include[{name}]")
 
 
-def check_keeping(request: ResponsesRequest) -> None:
+def check_storage(request: ResponsesRequest) -> None:
     """Raises InvalidRequest for what cannot be found before, or kept after."""
     if request.conversation is not None and request.previous_response_id is not None:
         raise InvalidRequest(
@@ -95,7 +95,7 @@ def check_keeping(request: ResponsesRequest) -> None:
 
 
 def _conversation(
-    request: ResponsesRequest, items: Sequence[Item], policy: ToolPolicy, served: ServedModel
+    request: ResponsesRequest, items: Sequence[ItemDict], policy: ToolPolicy, served: ServedModel
 ) -> Conversation:
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
     said = list(messages(items))
@@ -127,12 +127,12 @@ def _text_format(request: ResponsesRequest) -> Iterator[NamedConstraint]:
     wanted = request.text.format if request.text else None
     if isinstance(wanted, JsonObjectFormat):
         yield "text.format", Constraint("json_object")
-    if isinstance(wanted, JsonSchemaFormat):
+    if isinstance(wanted, TextJsonSchemaFormat):
         strict = wanted.strict is True
         yield "text.format", schema_constraint(wanted.schema_, "text.format.schema", strict)
 
 
-def _repeated(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
+def _echo_request(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
     """What a response says of the request that made it."""
     given = request.model_dump(by_alias=True, exclude_none=True)
     text = {"format": {"type": "text"}} | given.get("text", {})
@@ -153,21 +153,23 @@ def _repeated(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "text": text,
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [_shown(tool) for tool in given.get("tools", ()) if tool["type"] in CLIENT_TOOLS],
+        "tools": [
+            _complete_tool(tool) for tool in given.get("tools", ()) if tool["type"] in CLIENT_TOOLS
+        ],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": request.truncation or "disabled",
         **({} if request.user is None else {"user": request.user}),
-        **_belonging(request),
+        **_conversation_member(request),
     }
 
 
-def _belonging(request: ResponsesRequest) -> dict[str, Any]:
+def _conversation_member(request: ResponsesRequest) -> dict[str, Any]:
     id = request.conversation_id
     return {} if id is None else {"conversation": {"id": id}}
 
 
-def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+def _complete_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A function with all its members, as the API's own schema demands."""
     if tool["type"] != "function":
         return tool

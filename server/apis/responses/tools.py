@@ -11,7 +11,7 @@ from server.apis.responses.request import (
     HostedChoice,
     NamedChoice,
     ResponsesRequest,
-    Tool,
+    ResponseTool,
 )
 from server.apis.shared import tools
 from server.apis.shared.notices import ignore
@@ -27,7 +27,7 @@ CLIENT_TOOLS = ("function", "custom", "namespace")
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class ToolOffer:
     """One tool as it is offered to the model."""
 
     function: dict[str, Any]
@@ -41,9 +41,9 @@ class Offered:
         return str(self.function["function"]["name"])
 
 
-def response_policy(request: ResponsesRequest, served: ServedModel) -> ToolPolicy:
+def make_response_policy(request: ResponsesRequest, served: ServedModel) -> ToolPolicy:
     """Raises InvalidRequest."""
-    offered = list(_offered(request.tools or (), "tools"))
+    offered = list(_list_offers(request.tools or (), "tools"))
     if len(offered) > MAX_TOOLS:
         raise InvalidRequest(
             f"There may be at most {MAX_TOOLS} tools, those in namespaces included; "
@@ -53,7 +53,7 @@ def response_policy(request: ResponsesRequest, served: ServedModel) -> ToolPolic
     named = {tool.name: tool.namespaced for tool in offered if tool.namespaced}
     return tools.make_policy(
         [tool.function for tool in offered],
-        _choice(request, offered, named),
+        _read_choice(request, offered, named),
         request.parallel_tool_calls,
         served,
         custom={tool.name: tool.grammar for tool in offered if tool.custom},
@@ -62,18 +62,18 @@ def response_policy(request: ResponsesRequest, served: ServedModel) -> ToolPolic
     )
 
 
-def _offered(given: Sequence[Tool], param: str) -> Iterator[Offered]:
+def _list_offers(given: Sequence[ResponseTool], param: str) -> Iterator[ToolOffer]:
     for at, tool in enumerate(given):
         path = f"{param}[{at}]"
         if tool.type == "namespace":
-            yield from _in_namespace(tool, path)
+            yield from _flatten_namespace(tool, path)
         elif tool.type in CLIENT_TOOLS:
-            yield _one(tool, path)
+            yield _make_offer(tool, path)
         else:
             tools.ignore_hosted(tool.type)
 
 
-def _in_namespace(tool: Tool, path: str) -> Iterator[Offered]:
+def _flatten_namespace(tool: ResponseTool, path: str) -> Iterator[ToolOffer]:
     """Its tools under flat names: no chat template knows namespaces."""
     if tool.name is None or not tool.tools:
         missing = f"{path}.{'tools' if tool.name else 'name'}"
@@ -83,10 +83,12 @@ def _in_namespace(tool: Tool, path: str) -> Iterator[Offered]:
     for at, inner in enumerate(tool.tools):
         place = f"{path}.tools[{at}]"
         name = None if inner.name is None else tools.flat_name(tool.name, inner.name)
-        yield _one(inner.model_copy(update={"name": name}), place, (tool.name, inner.name or ""))
+        yield _make_offer(
+            inner.model_copy(update={"name": name}), place, (tool.name, inner.name or "")
+        )
 
 
-def _one(tool: Tool, path: str, namespaced: Namespaced | None = None) -> Offered:
+def _make_offer(tool: ResponseTool, path: str, namespaced: Namespaced | None = None) -> ToolOffer:
     if tool.type not in ("function", "custom") or tool.name is None:
         raise InvalidRequest(
             f"'{path}' must be of type 'function' or 'custom' and have a 'name'; "
@@ -95,7 +97,7 @@ def _one(tool: Tool, path: str, namespaced: Namespaced | None = None) -> Offered
         )
     if tool.type == "custom":
         function = tools.custom_function(tool.name, tool.description)
-        return Offered(function, True, namespaced, read_text_grammar(tool.format, path))
+        return ToolOffer(function, True, namespaced, read_text_grammar(tool.format, path))
     described = {
         "name": tool.name,
         "description": tool.description,
@@ -103,48 +105,48 @@ def _one(tool: Tool, path: str, namespaced: Namespaced | None = None) -> Offered
         "strict": tool.strict,
     }
     known = {key: value for key, value in described.items() if value is not None}
-    return Offered({"type": "function", "function": known}, False, namespaced)
+    return ToolOffer({"type": "function", "function": known}, False, namespaced)
 
 
-def _choice(
-    request: ResponsesRequest, offered: Sequence[Offered], namespaces: Mapping[str, Namespaced]
+def _read_choice(
+    request: ResponsesRequest, offered: Sequence[ToolOffer], namespaces: Mapping[str, Namespaced]
 ) -> tools.ToolSelection | None:
     match request.tool_choice:
         case None:
             return None
         case NamedChoice() as named:
-            return tools.ToolSelection("required", (_flat(named, namespaces),), single=True)
+            return tools.ToolSelection("required", (_flat_choice(named, namespaces),), single=True)
         case AllowedChoice(mode=mode, tools=allowed):
-            return tools.ToolSelection(mode, tuple(_allowed(allowed, namespaces)))
+            return tools.ToolSelection(mode, tuple(_allowed_names(allowed, namespaces)))
         case HostedChoice(type=kind):
-            raise _demands(kind)
+            raise _unusable_choice(kind)
         case "auto" | "none" as mode if not offered:
             return tools.ToolSelection("none")
         case mode:
             return tools.ToolSelection(mode)
 
 
-def _allowed(
+def _allowed_names(
     allowed: Sequence[NamedChoice | HostedChoice], namespaces: Mapping[str, Namespaced]
 ) -> Iterator[str]:
     """Their names; hosted ones are left out as long as there is another."""
     if not any(isinstance(tool, NamedChoice) for tool in allowed):
-        raise _demands(allowed[0].type)
+        raise _unusable_choice(allowed[0].type)
     for tool in allowed:
         if isinstance(tool, NamedChoice):
-            yield _flat(tool, namespaces)
+            yield _flat_choice(tool, namespaces)
         else:
             ignore(f"tool_choice.tools[{tool.type}]", "There are no hosted tools here")
 
 
-def _demands(kind: str) -> InvalidRequest:
+def _unusable_choice(kind: str) -> InvalidRequest:
     if kind not in ("function", "custom", "allowed_tools"):
         return tools.demands_hosted(kind)
     need = "'mode' and 'tools'" if kind == "allowed_tools" else "'name'"
     return InvalidRequest(f"'tool_choice' of type '{kind}' needs {need}.", param="tool_choice")
 
 
-def _flat(named: NamedChoice, namespaces: Mapping[str, Namespaced]) -> str:
+def _flat_choice(named: NamedChoice, namespaces: Mapping[str, Namespaced]) -> str:
     """The name as it is offered; a tool's own name will do where one namespace has it."""
     if named.namespace is not None:
         return tools.flat_name(named.namespace, named.name)

@@ -11,7 +11,7 @@ from server.apis.shared.gateway import Gateway
 SWEEP_S = 600.0
 
 
-async def keep_up(gateway: Gateway, every_s: float = HOLD_S / 4) -> None:
+async def maintain_store(gateway: Gateway, every_s: float = HOLD_S / 4) -> None:
     """Say which responses still run, and remove what is too old. Runs until it is cancelled."""
     swept = time.monotonic()
     while gateway.store is not None:

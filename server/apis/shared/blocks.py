@@ -38,7 +38,7 @@ def template_messages(request: CountTokensRequest, replaces: bool) -> Iterator[d
             yield _assistant(message.content, path, MediaPolicy(replaces))
         else:
             here = MediaPolicy(replaces and not newest[at])
-            yield from _from_user(message, message.content, path, here, MediaPolicy(replaces))
+            yield from _user_messages(message, message.content, path, here, MediaPolicy(replaces))
 
 
 def _assistant(blocks: Sequence[Block], path: str, media: MediaPolicy) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _assistant(blocks: Sequence[Block], path: str, media: MediaPolicy) -> dict[s
     return out
 
 
-def _from_user(
+def _user_messages(
     message: InputMessage,
     blocks: Sequence[Block],
     path: str,
@@ -98,24 +98,26 @@ def _result(block: ToolResultBlock, path: str, media: MediaPolicy) -> dict[str, 
 def _text(block: OpenModel, path: str, media: MediaPolicy) -> str:
     if isinstance(block, TextBlock):
         return block.text
-    readable = _readable(block.model_dump())
+    readable = _extract_text(block.model_dump())
     return media.text(str(getattr(block, "type", "")), path) if readable is None else readable
 
 
-def _readable(block: dict[str, Any]) -> str | None:
+def _extract_text(block: dict[str, Any]) -> str | None:
     """The text of a document, a search result or a reference to a tool, if it is text."""
     if block.get("type") == "tool_reference":
         return _lines(block.get("tool_name")) or None
     if block.get("type") == "search_result":
-        return _lines(block.get("title"), block.get("source"), _joined(block.get("content")))
+        return _lines(block.get("title"), block.get("source"), _join_texts(block.get("content")))
     source = block.get("source")
     if block.get("type") != "document" or not isinstance(source, dict):
         return None
-    text = source.get("data") if source.get("type") == "text" else _joined(source.get("content"))
+    text = (
+        source.get("data") if source.get("type") == "text" else _join_texts(source.get("content"))
+    )
     return _lines(block.get("title"), text) if isinstance(text, str) else None
 
 
-def _joined(content: Any) -> str | None:
+def _join_texts(content: Any) -> str | None:
     """Text, or a list of text blocks; None for anything else."""
     if isinstance(content, str):
         return content

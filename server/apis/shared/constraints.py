@@ -45,7 +45,7 @@ NO_CONSTRAINT = ("tools", None)
 """Where nothing is asked of the content, a grammar can only come from the tools."""
 
 
-def constraint(
+def content_constraint(
     request: SamplingFields, response_format: ResponseFormat | None = None
 ) -> NamedConstraint | tuple[str, None]:
     """At most one of all the ways to say what the content must match."""

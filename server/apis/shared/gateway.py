@@ -14,7 +14,7 @@ from server.access.budget import Budget
 from server.access.caller import caller
 from server.access.keys import KeyRing
 from server.access.memory import MemoryWatch
-from server.apis.responses.background import Runs
+from server.apis.responses.background import BackgroundRuns
 from server.apis.responses.encryption import ReasoningCipher
 from server.errors import Unavailable
 from server.generation.pipeline import Pipeline
@@ -63,7 +63,7 @@ class Gateway:
     """None stores no responses."""
     cipher: ReasoningCipher = field(default_factory=ReasoningCipher.ephemeral)
     """For reasoning that clients keep."""
-    runs: Runs = field(default_factory=Runs)
+    runs: BackgroundRuns = field(default_factory=BackgroundRuns)
     controls: Controls | None = None
     workers: Callable[[], Iterable[WorkerStatus]] = tuple
     """Those of a fleet, if the engine is one."""

@@ -15,7 +15,7 @@ from server.generation.job import Job
 
 
 @dataclass(frozen=True, slots=True)
-class Rendering:
+class EncodingContext:
     """``pieces`` are the bytes of every token id, ``depth`` is K of the engine."""
 
     pieces: Mapping[int, bytes]
@@ -71,7 +71,9 @@ FLOOR = -9999.0
 """What OpenAI writes for a probability of 0: JSON has no minus infinity."""
 
 
-def list_logprobs(given: Iterable[PositionLogprobs], rendering: Rendering) -> list[dict[str, Any]]:
+def list_logprobs(
+    given: Iterable[PositionLogprobs], rendering: EncodingContext
+) -> list[dict[str, Any]]:
     """One object per token, with its alternatives."""
     return [
         _token_object(position.chosen, rendering)
@@ -81,7 +83,7 @@ def list_logprobs(given: Iterable[PositionLogprobs], rendering: Rendering) -> li
 
 
 def list_prompt_logprobs(
-    given: Iterable[PositionLogprobs | None] | None, rendering: Rendering
+    given: Iterable[PositionLogprobs | None] | None, rendering: EncodingContext
 ) -> list[dict[str, Any] | None]:
     """As vLLM writes them: by token id, null where nothing comes before."""
     return [
@@ -90,7 +92,7 @@ def list_prompt_logprobs(
     ]
 
 
-def _key_by_token_id(position: PositionLogprobs, rendering: Rendering) -> dict[str, Any]:
+def _key_by_token_id(position: PositionLogprobs, rendering: EncodingContext) -> dict[str, Any]:
     return {
         str(token.token_id): {
             "logprob": logprob_value(token),
@@ -105,7 +107,7 @@ def logprob_value(token: TokenLogprob) -> float:
     return max(token.logprob, FLOOR)
 
 
-def _token_object(token: TokenLogprob, rendering: Rendering) -> dict[str, Any]:
+def _token_object(token: TokenLogprob, rendering: EncodingContext) -> dict[str, Any]:
     return {
         "token": rendering.token(token.token_id),
         "logprob": logprob_value(token),

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from engine.rendering.limits import PromptTooLong, RenderLimits
 from server.access.caller import Caller, caller
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.response import Rendering
+from server.apis.shared.response import EncodingContext
 from server.errors import Forbidden
 from server.generation.context import context_overflow
 from server.generation.deadline import Deadline
@@ -29,17 +29,17 @@ WORKLOAD_HEADER = "x-eaglegate-workload"
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class AnswerFormat:
     """How one API writes answers."""
 
-    stream: Callable[[Job, Rendering], StreamEncoder]
-    fold: Callable[[Job, Rendering], Fold]
+    stream: Callable[[Job, EncodingContext], StreamEncoder]
+    fold: Callable[[Job, EncodingContext], Fold]
     error_body: ErrorBody
 
 
-def make_rendering(path: Pipeline) -> Rendering:
+def make_encoding_context(path: Pipeline) -> EncodingContext:
     pieces = path.parsers.vocabulary.pieces
-    return Rendering(pieces, path.info.speculation.depth, path.served.reasoning_fields)
+    return EncodingContext(pieces, path.info.speculation.depth, path.served.reasoning_fields)
 
 
 def assign_caller(job: Job, who: Caller) -> Job:
@@ -56,11 +56,13 @@ def assign_caller(job: Job, who: Caller) -> Job:
     return replace(job, caller=who, key=key.name)
 
 
-def answer(job: Job, path: Pipeline, gateway: Gateway, wire: Wire, arrived: float) -> Response:
+def answer(
+    job: Job, path: Pipeline, gateway: Gateway, wire: AnswerFormat, arrived: float
+) -> Response:
     """The response that runs ``job`` when it is sent. Raises Forbidden."""
     job = assign_caller(job, caller.get())
     source = events(job, path, gateway.observer, arrived)
-    shown = replace(make_rendering(path), token_names=job.token_names)
+    shown = replace(make_encoding_context(path), token_names=job.token_names)
     if job.stream:
         return StreamedResponse(source, wire.stream(job, shown), wire.error_body, gateway.timing)
     return FoldedResponse(source, wire.fold(job, shown), wire.error_body)

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from server.apis.chat.request import Message, TextPart
+from server.apis.chat.request import ChatMessage, TextPart
 from server.apis.shared.template import MediaPolicy, is_newest, join
 from server.parsing.free_text import ARGUMENT
 
@@ -17,7 +17,7 @@ RAW = "raw_arguments"
 """Where text that is no JSON object stands; the messages API delivers it under the same name."""
 
 
-def template_messages(messages: Sequence[Message], replaces: bool) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[ChatMessage], replaces: bool) -> list[dict[str, Any]]:
     """``replaces``: a placeholder stands for what is no text. Raises InvalidRequest."""
     newest = is_newest([message.role for message in messages])
     return [
@@ -26,7 +26,7 @@ def template_messages(messages: Sequence[Message], replaces: bool) -> list[dict[
     ]
 
 
-def _message(message: Message, at: int, media: MediaPolicy) -> dict[str, Any]:
+def _message(message: ChatMessage, at: int, media: MediaPolicy) -> dict[str, Any]:
     out = message.model_dump(exclude_none=True)
     if isinstance(message.content, list):
         texts = (
@@ -37,17 +37,15 @@ def _message(message: Message, at: int, media: MediaPolicy) -> dict[str, Any]:
     elif message.content is None:
         out["content"] = ""
     if "tool_calls" in out:
-        out["tool_calls"] = [_called(call) for call in out["tool_calls"]]
+        out["tool_calls"] = [_call_message(call) for call in out["tool_calls"]]
     return out
 
 
-def _called(call: dict[str, Any]) -> dict[str, Any]:
+def _call_message(call: dict[str, Any]) -> dict[str, Any]:
     if call["type"] == "custom":
         return custom_call(call["id"], call["custom"]["name"], call["custom"]["input"])
     function = call["function"]
-    return call | {
-        "function": function | {"arguments": parsed_arguments(function.get("arguments"))}
-    }
+    return call | {"function": function | {"arguments": parse_arguments(function.get("arguments"))}}
 
 
 def custom_call(id: str, name: str, text: str) -> dict[str, Any]:
@@ -67,7 +65,7 @@ def _part_text(part: Any, path: str, media: MediaPolicy) -> str:
     return text if isinstance(text, str) else media.text(part.type, path)
 
 
-def parsed_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
+def parse_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
     """Templates iterate over arguments, so they get an object; the model wrote it as text.
 
     What it wrote badly stays in the history for good: it is shown to the model as it was, in an

@@ -276,7 +276,7 @@ def _read_logit_bias(bias: Mapping[str, float], vocab_size: int | None) -> dict[
     return {int(key): value for key, value in bias.items()}
 
 
-def model_of(asked: str | None, served: ServedModel) -> str:
+def resolve_model(asked: str | None, served: ServedModel) -> str:
     """The name to answer under: the one given, or without one that of the model there is."""
     name = asked or served.models[0]
     check_model(name, served)
