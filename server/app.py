@@ -15,7 +15,6 @@ from server.apis.chat import route as chat
 from server.apis.completions import route as completions
 from server.apis.messages import route as messages
 from server.apis.operations import admin, invocations, status, tokens
-from server.apis.responses import conversations
 from server.apis.responses import route as responses
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.notices import NoticeHeader
@@ -42,7 +41,6 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
         admin,
         chat,
         completions,
-        conversations,
         invocations,
         messages,
         responses,

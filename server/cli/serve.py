@@ -32,7 +32,7 @@ from server.access.admission import Admission, Bounds
 from server.access.keys import KeyRing, exposure, load
 from server.access.memory import MemoryWatch, sources
 from server.apis.responses import encryption
-from server.apis.responses.upkeep import maintain_store
+from server.apis.responses.service import maintain_store
 from server.apis.shared.gateway import Controls, Gateway
 from server.app import create_app
 from server.backends import Backend, open_backend

@@ -17,7 +17,7 @@ from server.apis.chat.request import ChatRequest
 from server.apis.completions.request import CompletionRequest
 from server.apis.messages.request import CountTokensRequest, MessagesRequest
 from server.apis.operations.tokens import DetokenizeRequest, TokenizeRequest
-from server.apis.responses.conversation_request import ConversationRequest
+from server.apis.responses.conversations import ConversationRequest
 from server.apis.responses.request import ResponsesRequest
 from server.apis.shared.request import RequestModel
 

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from engine.types import Sampling
 from server.apis.chat.request import (
     AllowedToolsChoice,
+    ChatMessage,
     ChatRequest,
     ChatTool,
     FunctionTool,
     HostedTool,
     NamedCustomChoice,
     NamedFunctionChoice,
+    TextPart,
+    ThinkingOptions,
 )
 from server.apis.shared import tools
 from server.apis.shared.constraints import content_constraint
-from server.apis.shared.reasoning import chat_budget, chat_effort, chat_kwargs, includes_reasoning
-from server.apis.shared.template import own_template, template_kwargs
-from server.apis.shared.template_messages import template_messages
+from server.apis.shared.template import (
+    MediaPolicy,
+    custom_call,
+    effort_kwargs,
+    is_newest,
+    join,
+    own_template,
+    parse_arguments,
+    template_kwargs,
+    thinking_kwargs,
+)
 from server.apis.shared.to_job import (
     make_job,
     make_sampling,
@@ -35,6 +46,9 @@ from server.generation.job import Job, ToolPolicy
 from server.generation.pipeline import ServedModel
 from server.generation.prompt import Conversation
 from server.generation.text_grammar import TextGrammar
+
+OTHER_TEXT = ("input_text", "output_text")
+"""Types of parts that other APIs give to text."""
 
 
 def make_chat_job(request: ChatRequest, served: ServedModel, workload: str | None = None) -> Job:
@@ -144,3 +158,83 @@ def _make_conversation(
         template_kwargs=template_kwargs(served, asked, **reasoning, **verbosity, **documents),
         template=own_template(served, asked, request.chat_template),
     )
+
+
+def template_messages(messages: Sequence[ChatMessage], replaces: bool) -> list[dict[str, Any]]:
+    """``replaces``: a placeholder stands for what is no text. Raises InvalidRequest."""
+    newest = is_newest([message.role for message in messages])
+    return [
+        _message(message, at, MediaPolicy(replaces and not newest[at]))
+        for at, message in enumerate(messages)
+    ]
+
+
+def _message(message: ChatMessage, at: int, media: MediaPolicy) -> dict[str, Any]:
+    out = message.model_dump(exclude_none=True)
+    if isinstance(message.content, list):
+        texts = (
+            _part_text(part, f"messages[{at}].content[{i}]", media)
+            for i, part in enumerate(message.content)
+        )
+        out["content"] = join(list(texts))
+    elif message.content is None:
+        out["content"] = ""
+    if "tool_calls" in out:
+        out["tool_calls"] = [_call_message(call) for call in out["tool_calls"]]
+    return out
+
+
+def _call_message(call: dict[str, Any]) -> dict[str, Any]:
+    if call["type"] == "custom":
+        return custom_call(call["id"], call["custom"]["name"], call["custom"]["input"])
+    function = call["function"]
+    return call | {"function": function | {"arguments": parse_arguments(function.get("arguments"))}}
+
+
+def _part_text(part: Any, path: str, media: MediaPolicy) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, TextPart):
+        return part.text
+    text = getattr(part, "refusal", None)
+    if part.type in OTHER_TEXT:
+        text = getattr(part, "text", None)
+    return text if isinstance(text, str) else media.text(part.type, path)
+
+
+def chat_effort(request: ChatRequest) -> str | None:
+    """``reasoning_effort``, or OpenRouter's ``reasoning.effort``."""
+    asked = request.reasoning
+    return request.reasoning_effort or (asked.effort if asked else None)
+
+
+def chat_kwargs(request: ChatRequest) -> dict[str, Any]:
+    """Qwen's ``enable_thinking``, Anthropic's ``thinking``, OpenRouter's ``reasoning``."""
+    thinking, asked = request.thinking, request.reasoning
+    switches = (
+        asked.enabled if asked else None,
+        thinking.type != "disabled" if isinstance(thinking, ThinkingOptions) else thinking,
+        request.enable_thinking,
+    )
+    kwargs = effort_kwargs(chat_effort(request))
+    for switch in switches:
+        kwargs |= thinking_kwargs(switch)
+    return kwargs
+
+
+def chat_budget(request: ChatRequest, served: ServedModel) -> int | None:
+    """The bound of the reasoning in other words than vLLM's.
+
+    As on messages, it has no effect where the engine does not know how reasoning ends.
+    """
+    if served.thinking_budget is not True or request.thinking_token_budget is not None:
+        return None
+    thinking, asked = request.thinking, request.reasoning
+    if isinstance(thinking, ThinkingOptions) and thinking.type != "disabled":
+        return thinking.budget_tokens
+    return request.thinking_budget or (asked.max_tokens if asked else None)
+
+
+def includes_reasoning(request: ChatRequest) -> bool:
+    excluded = request.reasoning is not None and request.reasoning.exclude
+    return request.include_reasoning is not False and not excluded

@@ -7,13 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from engine.types import Sampling
+from server.apis.messages.blocks import system_message, template_messages
 from server.apis.messages.client_tools import client_function
 from server.apis.messages.request import CountTokensRequest, MessagesRequest, MessageTool
 from server.apis.shared import tools
-from server.apis.shared.blocks import system_message, template_messages
 from server.apis.shared.constraints import NO_CONSTRAINT, schema_constraint
-from server.apis.shared.reasoning import effort_kwargs, thinking_kwargs
-from server.apis.shared.template import own_template, template_kwargs
+from server.apis.shared.template import (
+    effort_kwargs,
+    own_template,
+    template_kwargs,
+    thinking_kwargs,
+)
 from server.apis.shared.to_job import default_sampling, make_job, read_stops, resolve_model
 from server.errors import InvalidRequest
 from server.generation.job import Job, ToolPolicy

@@ -1,33 +1,44 @@
-"""/v1/conversations: items that responses read first and add to."""
+"""/v1/conversations: stored items that responses read first and add to; references to items."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
-from starlette.responses import Response
+import orjson
+from pydantic import Field
 
 from server.access.budget import charge
-from server.apis.responses.conversation_request import (
-    ConversationItems,
-    ConversationRequest,
-    ConversationUpdate,
-)
-from server.apis.responses.items import read_items
-from server.apis.responses.listing import ItemList, make_page
-from server.apis.responses.references import check_history, resolve_references
+from server.apis.chat.request import Metadata
+from server.apis.responses.items import REFERENCE, ItemDict, read_items
 from server.apis.responses.request import InputItem
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.request import Model, parse
-from server.apis.shared.route import admit, describe_body
+from server.apis.shared.request import Many, RequestModel
 from server.errors import InvalidRequest, NotFound
-from server.http.body import read_body
-from server.http.response import json_response
 from server.store.base import ConversationStore, StoredConversation
+
+MAX_ITEMS = 20
+"""At a time, as OpenAI has it."""
+
+ItemsField = Annotated[Many[InputItem], Field(max_length=MAX_ITEMS)]
+
+
+class ConversationRequest(RequestModel):
+    items: ItemsField | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(RequestModel):
+    metadata: Metadata
+
+
+class ConversationItems(RequestModel):
+    items: Annotated[ItemsField, Field(min_length=1)]
+
+
+ItemList = list[dict[str, Any]]
 
 
 class ConversationsService:
@@ -70,6 +81,9 @@ class ConversationsService:
         if found is None:
             raise NotFound(f"Conversation with id '{id[:80]}' not found.", param="conversation_id")
         return found
+
+    async def describe(self, id: str) -> dict[str, Any]:
+        return _to_object(await self.get(id))
 
     async def update(self, id: str, asked: ConversationUpdate) -> dict[str, Any]:
         old = await self.get(id)
@@ -126,62 +140,71 @@ def _to_object(conversation: StoredConversation) -> dict[str, Any]:
     }
 
 
-def router(gateway: Gateway) -> APIRouter:
-    routes = APIRouter()
-    desk = ConversationsService(gateway)
+async def resolve_references(
+    given: ItemList, gateway: Gateway, before: Iterable[ItemDict] = (), param: str = "input"
+) -> ItemList:
+    """``given`` with items where references stood. Raises NotFound and InvalidRequest.
 
-    async def read(request: Request, model: type[Model]) -> Model:
-        body = await read_body(request, gateway.max_body_bytes)
-        return await charge.get().parsed(lambda: parse(body or b"{}", model))
+    What is in ``before`` is not said twice.
+    """
+    references = [item for item in given if item["type"] == REFERENCE]
+    if not references:
+        return given
+    present = {item["id"] for item in before}
+    wanted = list(dict.fromkeys(r["id"] for r in references if r["id"] not in present))
+    found = await _find_items(wanted, gateway, param)
+    for reference in references:
+        if reference["id"] not in present and reference["id"] not in found:
+            raise _item_not_found(reference, gateway)
+    resolved = (found.get(item["id"]) if item["type"] == REFERENCE else item for item in given)
+    return [item for item in resolved if item is not None]
 
-    def admission() -> AbstractAsyncContextManager[None]:
-        return admit(gateway.require(), time.perf_counter())
 
-    @routes.post("/v1/conversations", openapi_extra=describe_body(ConversationRequest))
-    async def create(request: Request) -> dict[str, Any]:
-        async with admission():
-            return await desk.create(await read(request, ConversationRequest))
+async def _find_items(ids: list[str], gateway: Gateway, param: str) -> dict[str, dict[str, Any]]:
+    if gateway.store is None or not ids:
+        return {}
+    found = await gateway.store.items(ids, gateway.owner(), gateway.max_body_bytes)
+    num_bytes = sum(len(orjson.dumps(item)) for item in found.values())
+    check_history(num_bytes + charge.get().num_bytes, gateway.max_body_bytes, param)
+    charge.get().hold(num_bytes)
+    return found
 
-    @routes.get("/v1/conversations/{conversation_id}")
-    async def get(conversation_id: str) -> dict[str, Any]:
-        return _to_object(await desk.get(conversation_id))
 
-    @routes.post(
-        "/v1/conversations/{conversation_id}", openapi_extra=describe_body(ConversationUpdate)
+def _item_not_found(reference: dict[str, Any], gateway: Gateway) -> NotFound:
+    why = (
+        "this gateway stores no responses (--responses-store none)"
+        if gateway.store is None
+        else "it was not stored, is older than what is kept, or belongs to another API key"
     )
-    async def update(conversation_id: str, request: Request) -> dict[str, Any]:
-        async with admission():
-            return await desk.update(conversation_id, await read(request, ConversationUpdate))
-
-    @routes.delete("/v1/conversations/{conversation_id}")
-    async def delete(conversation_id: str) -> dict[str, Any]:
-        return await desk.delete(conversation_id)
-
-    @routes.get("/v1/conversations/{conversation_id}/items", response_model=None)
-    async def items(
-        conversation_id: str,
-        limit: Annotated[int, Query(ge=1, le=100)] = 20,
-        order: str = "desc",
-        after: str | None = None,
-    ) -> Response:
-        return json_response(make_page(await desk.items(conversation_id), limit, order, after))
-
-    @routes.post(
-        "/v1/conversations/{conversation_id}/items",
-        openapi_extra=describe_body(ConversationItems),
-        response_model=None,
+    return NotFound(
+        f"Item with id '{reference['id']}' not found: {why}. Send the item itself.",
+        param=reference["place"],
+        code="item_not_found",
     )
-    async def add(conversation_id: str, request: Request) -> Response:
-        async with admission():
-            asked = await read(request, ConversationItems)
-            return json_response(await desk.add(conversation_id, asked))
 
-    @routes.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=None)
-    async def item(conversation_id: str, item_id: str) -> Response:
-        return json_response(await desk.item(conversation_id, item_id))
 
-    @routes.delete("/v1/conversations/{conversation_id}/items/{item_id}")
-    async def remove(conversation_id: str, item_id: str) -> dict[str, Any]:
-        return await desk.remove(conversation_id, item_id)
+def check_history(num_bytes: int, limit: int, param: str) -> None:
+    """Raises InvalidRequest for more than could be said in one request."""
+    if num_bytes > limit:
+        raise InvalidRequest(
+            f"What was said before comes to {num_bytes} bytes with this request; a conversation "
+            f"may have at most {limit} (--max-body-bytes). Start another one or delete items.",
+            param=param,
+            code="context_length_exceeded",
+        )
 
-    return routes
+
+def make_page(items: ItemList, limit: int, order: str, after: str | None) -> dict[str, Any]:
+    """One page of ``items``, given the oldest first and shown the newest first unless asked."""
+    listed = items if order == "asc" else items[::-1]
+    ids = [item["id"] for item in listed]
+    if after is not None and after in ids:
+        listed = listed[ids.index(after) + 1 :]
+    shown = listed[:limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "has_more": len(listed) > limit,
+        "first_id": shown[0]["id"] if shown else "",
+        "last_id": shown[-1]["id"] if shown else "",
+    }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from server.apis.responses.encryption import CannotDecrypt
-from server.apis.responses.item_ids import new_id
 from server.apis.responses.request import (
     InputItem,
     ItemPart,
@@ -18,8 +18,14 @@ from server.apis.responses.request import (
     ResponsesRequest,
 )
 from server.apis.shared.notices import ignore
-from server.apis.shared.template import MediaPolicy, is_newest, join, placeholder
-from server.apis.shared.template_messages import custom_call, parse_arguments
+from server.apis.shared.template import (
+    MediaPolicy,
+    custom_call,
+    is_newest,
+    join,
+    parse_arguments,
+    placeholder,
+)
 from server.apis.shared.tools import flat_name
 from server.errors import InvalidRequest
 
@@ -27,6 +33,14 @@ ItemDict = Mapping[str, Any]
 Decrypt = Callable[[str], str]
 """``encrypted_content`` to text. Raises CannotDecrypt."""
 
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 REFERENCE = "item_reference"
 TRACES = (
     "file_search_call",
@@ -39,6 +53,10 @@ TRACES = (
     "web_search_call",
 )
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def new_id(kind: str) -> str:
+    return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
 def read_input(
@@ -56,7 +74,7 @@ def read_items(
 ) -> list[dict[str, Any]]:
     """Items of the client's, as the API lists them. Raises InvalidRequest for what is no text.
 
-    References keep their place until ``server.apis.responses.references`` puts the items there.
+    References keep their place until ``server.apis.responses.conversations`` puts the items there.
     ``replaces``: images and files of earlier items may stay; the model is shown a placeholder.
     """
     newest = is_newest([_speaker(item) for item in items])

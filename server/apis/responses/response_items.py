@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from server.apis.responses.item_ids import new_id
+from server.apis.responses.items import new_id
 
 ResponseEvent = dict[str, Any]
 """One event of the API before it has its sequence number."""

@@ -1,332 +1,43 @@
-"""POST /v1/responses, and what is asked of stored ones."""
+"""Routes of /v1/responses and /v1/conversations."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import aclosing
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Query, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from engine.observer import Observer
 from server.access.budget import charge
-from server.access.caller import caller
-from server.apis.responses.background import HOLD_S, BackgroundRun, LoggedStream
-from server.apis.responses.conversations import ConversationsService
-from server.apis.responses.items import ItemDict, read_input
-from server.apis.responses.listing import ItemList, make_page
-from server.apis.responses.references import check_history, resolve_references
-from server.apis.responses.request import ENCRYPTED, ResponsesRequest
-from server.apis.responses.response import ResponseBuilder, ResponseFold, ResponseStream
-from server.apis.responses.response_items import ReasoningStyle
-from server.apis.responses.to_job import check_storage, make_responses_job
-from server.apis.shared.gateway import Gateway
-from server.apis.shared.request import parse
-from server.apis.shared.route import (
-    WORKLOAD_HEADER,
-    assign_caller,
-    describe_body,
-    make_encoding_context,
+from server.apis.responses.conversations import (
+    ConversationItems,
+    ConversationRequest,
+    ConversationsService,
+    ConversationUpdate,
+    make_page,
 )
-from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
-from server.generation.generate import events
-from server.generation.job import Job
-from server.generation.pipeline import Pipeline, ServedModel
-from server.http import sse
+from server.apis.responses.request import ResponsesRequest
+from server.apis.responses.service import ResponsesService
+from server.apis.shared.gateway import Gateway
+from server.apis.shared.request import Model, parse
+from server.apis.shared.route import (
+    admit,
+    describe_body,
+)
 from server.http.body import read_body
 from server.http.response import (
-    Batches,
-    FoldedResponse,
-    StreamedResponse,
     json_response,
-    send_json,
-    tell_source,
 )
-from server.store.base import ConversationStore, ResponseStore, Stored
-
-
-class ResponsesService:
-    """Makes responses and keeps those that are to be kept."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._conversations = ConversationsService(gateway)
-
-    async def create(self, request: Request, arrived: float) -> Response:
-        gateway = self._gateway
-        body = await read_body(request, gateway.max_body_bytes)
-        path = gateway.require()
-        owner = gateway.owner()
-        reader = gateway.cipher.reader(owner)
-        asked, given = await charge.get().parsed(lambda: _read_request(body, reader, path.served))
-        check_storage(asked)
-        kept = self._is_kept(asked)
-        talk = asked.conversation_id
-        before = (
-            await self._before(asked.previous_response_id, owner, len(body))
-            if talk is None
-            else await self._conversations.history(talk, len(body), given)
-        )
-        given = await resolve_references(given, gateway, before)
-        named = request.headers.get(WORKLOAD_HEADER)
-        job = await charge.get().parsed(
-            lambda: make_responses_job(asked, [*before, *given], path.served, named)
-        )
-        job = assign_caller(job, caller.get())
-        source = events(job, path, gateway.observer, arrived)
-        store = gateway.store if kept else None
-        making = _ResponseRecord(job, owner, given, store, gateway.observer)
-        making.thinking = self._thinking(asked, owner)
-        if talk is not None:
-            making.conversations = (talk, self._conversations.store)
-        if asked.background:
-            return await self._in_background(making, path, source)
-        return self._now(making, path, source)
-
-    def _now(self, making: _ResponseRecord, path: Pipeline, source: Batches) -> Response:
-        job, timing = making.job, self._gateway.timing
-        if job.stream:
-            stream = ResponseStream(job, make_encoding_context(path), making.thinking)
-            source = making.kept(source, stream.building)
-            return StreamedResponse(source, stream, openai_body, timing)
-        fold = ResponseFold(job, make_encoding_context(path), making.thinking)
-        return FoldedResponse(making.kept(source, fold.building), fold, openai_body)
-
-    async def _in_background(
-        self, making: _ResponseRecord, path: Pipeline, source: Batches
-    ) -> Response:
-        job = making.job
-        stream = LoggedStream(job, make_encoding_context(path), making.thinking)
-        await making.begin(stream.building)
-        run = BackgroundRun(job.id, making.owner, stream, lambda: making.settle(stream.building))
-        self._gateway.runs.add(run)
-        queued = stream.building.response()
-        run.start(source)
-        return self._follow(run) if job.stream else Json(queued)
-
-    async def get(self, id: str) -> dict[str, Any]:
-        run = self._run(id)
-        response = None if run is None else run.response
-        return response or _current_response(await self._stored(id))
-
-    async def stream(self, id: str, after: int) -> Response:
-        run = self._run(id)
-        if run is None:
-            await self._stored(id)
-            raise InvalidRequest(
-                f"The events of '{id}' are not kept here: only responses made with 'background' "
-                "can be streamed again, for a while, by the gateway that made them.",
-                param="stream",
-            )
-        run.check(after)
-        return self._follow(run, after)
-
-    async def cancel(self, id: str) -> dict[str, Any]:
-        run = self._run(id)
-        if run is not None:
-            await run.cancel()
-            return await self.get(id)
-        stored = await self._stored(id)
-        response = _current_response(stored)
-        if not response.get("background"):
-            raise InvalidRequest(
-                f"'{id}' was not made with 'background', so it cannot be cancelled.",
-                param="response_id",
-            )
-        if response["status"] != "in_progress":
-            return response
-        return await self._cancel_elsewhere(stored)
-
-    async def _cancel_elsewhere(self, stored: Stored) -> dict[str, Any]:
-        """The gateway that runs it finds it settled, and ends it."""
-        assert self._gateway.store is not None
-        cancelled = stored.response | {"status": "cancelled"}
-        if await self._gateway.store.settle(replace(stored, response=cancelled)):
-            return cancelled
-        return _current_response(await self._stored(stored.id))
-
-    def _run(self, id: str) -> BackgroundRun | None:
-        return self._gateway.runs.get(id, self._gateway.owner())
-
-    def _follow(self, run: BackgroundRun, after: int = -1) -> Response:
-        owner, store = self._gateway.owner(), self._gateway.store
-
-        async def stored() -> dict[str, Any] | None:
-            found = None if store is None else await store.get(run.id, owner)
-            return None if found is None else found.response
-
-        headers = {k.decode(): v.decode() for k, v in sse.HEADERS}
-        return StreamingResponse(run.follow(after, stored), headers=headers)
-
-    async def delete(self, id: str) -> dict[str, Any]:
-        store, owner = self._gateway.store, self._gateway.owner()
-        run = self._run(id)
-        if run is not None:
-            await run.cancel()
-            self._gateway.runs.forget(id)
-        if store is None or not await store.delete(id, owner):
-            raise _not_found(id)
-        return {"id": id, "object": "response", "deleted": True}
-
-    async def items(self, id: str) -> ItemList:
-        return (await self._stored(id)).input
-
-    async def _stored(self, id: str) -> Stored:
-        store = self._gateway.store
-        found = None if store is None else await store.get(id, self._gateway.owner())
-        if found is None:
-            raise _not_found(id)
-        return found
-
-    def _thinking(self, asked: ResponsesRequest, owner: str) -> ReasoningStyle:
-        encrypt = self._gateway.cipher.writer(owner) if ENCRYPTED in (asked.include or ()) else None
-        return ReasoningStyle(asked.wants_summary, encrypt)
-
-    def _is_kept(self, asked: ResponsesRequest) -> bool:
-        if self._gateway.store is not None:
-            return asked.store is not False
-        if asked.store or asked.background:
-            raise InvalidRequest(
-                "This gateway stores no responses; it was started with --responses-store none.",
-                param="store" if asked.store else "background",
-            )
-        return False
-
-    async def _before(self, id: str | None, owner: str, more: int) -> list[ItemDict]:
-        """What was said up to the response ``id``, oldest first."""
-        if id is None:
-            return []
-        store = self._gateway.store
-        num_bytes = None if store is None else await store.history_bytes(id, owner)
-        if store is None or num_bytes is None:
-            raise NotFound(
-                f"Previous response with id '{id[:80]}' not found.",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
-        check_history(num_bytes + more, self._gateway.max_body_bytes, "previous_response_id")
-        charge.get().hold(num_bytes)
-        return [*await store.history(id, owner)]
-
-
-def _read_request(
-    body: bytes, reader: Callable[[str], str], served: ServedModel
-) -> tuple[ResponsesRequest, ItemList]:
-    asked = parse(body, ResponsesRequest)
-    return asked, read_input(asked, reader, served.replaces_media)
-
-
-class _ResponseRecord:
-    """One response on its way into the store, if it is to be kept."""
-
-    def __init__(
-        self,
-        job: Job,
-        owner: str,
-        given: ItemList,
-        store: ResponseStore | None,
-        observer: Observer,
-    ) -> None:
-        self.job = job
-        self.owner = owner
-        self._given = given
-        self._store = store
-        self._observer = observer
-        self.thinking = ReasoningStyle()
-        self.conversations: tuple[str, ConversationStore] | None = None
-        """Which conversation it belongs to, and where that is kept."""
-
-    async def kept(self, source: Batches, building: ResponseBuilder) -> Batches:
-        """The batches; after the last, the response is stored before the client hears of it."""
-        building.kept = self._store is not None
-        async with aclosing(source) as batches:
-            async for batch in batches:
-                try:
-                    yield batch
-                except ReaderTooSlow as error:
-                    await tell_source(batches, error)
-                    raise
-        await self.keep_if_possible(building)
-
-    async def keep_if_possible(self, building: ResponseBuilder) -> None:
-        """The answer is worth more than its copy: without one it is delivered and says so."""
-        try:
-            if self._store is not None:
-                await self._store.put(self._stored(building))
-            await self._add(building)
-        except (StoreFailed, InvalidRequest):
-            building.kept = False
-            self._observer.record_storage_failure()
-
-    async def begin(self, building: ResponseBuilder) -> None:
-        """A background response is there from its beginning. Raises StoreFailed."""
-        assert self._store is not None
-        until = time.time() + HOLD_S
-        await self._store.put(replace(self._stored(building), held_until=until))
-
-    async def settle(self, building: ResponseBuilder) -> None:
-        """The end of a background response, unless another gateway cancelled or deleted it."""
-        assert self._store is not None
-        try:
-            if await self._store.settle(self._stored(building)):
-                await self._add(building)
-        except (StoreFailed, InvalidRequest):
-            building.kept = False
-            self._observer.record_storage_failure()
-
-    async def _add(self, building: ResponseBuilder) -> None:
-        """What was said becomes part of the conversation.
-
-        Raises StoreFailed, and InvalidRequest where others have filled it meanwhile.
-        """
-        if self.conversations is None or building.status not in ("completed", "incomplete"):
-            return
-        id, store = self.conversations
-        await store.append_answer(id, [*self._given, *building.response()["output"]])
-
-    def _stored(self, building: ResponseBuilder) -> Stored:
-        job = self.job
-        previous = job.repeated["previous_response_id"]
-        return Stored(job.id, self.owner, job.created, building.response(), self._given, previous)
-
-
-class Json(Response):
-    """A body that is JSON already."""
-
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        super().__init__(status_code=200)
-        self._content = content
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
-        await send_json(send, 200, orjson.dumps(self._content))
-
-
-def _current_response(stored: Stored) -> dict[str, Any]:
-    """One that no gateway says it is making any more will never end: it failed."""
-    response = stored.response
-    if response["status"] not in ("queued", "in_progress"):
-        return response
-    if stored.held_until is not None and stored.held_until > time.time():
-        return response | {"status": "in_progress"}
-    error = {"code": "server_error", "message": "The gateway stopped before it was done."}
-    return response | {"status": "failed", "error": error}
-
-
-def _not_found(id: str) -> NotFound:
-    return NotFound(f"Response with id '{id[:80]}' not found.", param="response_id")
 
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
-    desk = ResponsesService(gateway)
+    service = ResponsesService(gateway)
 
     @routes.post("/v1/responses", openapi_extra=describe_body(ResponsesRequest))
     async def create(request: Request) -> Response:
-        return await desk.create(request, time.perf_counter())
+        return await service.create(request, time.perf_counter())
 
     @routes.get("/v1/responses/{response_id}", response_model=None)
     async def get(
@@ -335,16 +46,16 @@ def router(gateway: Gateway) -> APIRouter:
         starting_after: Annotated[int, Query(ge=-1)] = -1,
     ) -> Response:
         if stream:
-            return await desk.stream(response_id, starting_after)
-        return json_response(await desk.get(response_id))
+            return await service.stream(response_id, starting_after)
+        return json_response(await service.get(response_id))
 
     @routes.delete("/v1/responses/{response_id}")
     async def delete(response_id: str) -> dict[str, Any]:
-        return await desk.delete(response_id)
+        return await service.delete(response_id)
 
     @routes.post("/v1/responses/{response_id}/cancel", response_model=None)
     async def cancel(response_id: str) -> Response:
-        return json_response(await desk.cancel(response_id))
+        return json_response(await service.cancel(response_id))
 
     @routes.get("/v1/responses/{response_id}/input_items", response_model=None)
     async def items(
@@ -353,6 +64,69 @@ def router(gateway: Gateway) -> APIRouter:
         order: str = "desc",
         after: str | None = None,
     ) -> Response:
-        return json_response(make_page(await desk.items(response_id), limit, order, after))
+        return json_response(make_page(await service.items(response_id), limit, order, after))
 
+    _add_conversations(routes, gateway)
     return routes
+
+
+def _add_conversations(routes: APIRouter, gateway: Gateway) -> None:
+    conversations = ConversationsService(gateway)
+
+    async def read(request: Request, model: type[Model]) -> Model:
+        body = await read_body(request, gateway.max_body_bytes)
+        return await charge.get().parsed(lambda: parse(body or b"{}", model))
+
+    def admission() -> AbstractAsyncContextManager[None]:
+        return admit(gateway.require(), time.perf_counter())
+
+    @routes.post("/v1/conversations", openapi_extra=describe_body(ConversationRequest))
+    async def create(request: Request) -> dict[str, Any]:
+        async with admission():
+            return await conversations.create(await read(request, ConversationRequest))
+
+    @routes.get("/v1/conversations/{conversation_id}")
+    async def get(conversation_id: str) -> dict[str, Any]:
+        return await conversations.describe(conversation_id)
+
+    @routes.post(
+        "/v1/conversations/{conversation_id}", openapi_extra=describe_body(ConversationUpdate)
+    )
+    async def update(conversation_id: str, request: Request) -> dict[str, Any]:
+        async with admission():
+            return await conversations.update(
+                conversation_id, await read(request, ConversationUpdate)
+            )
+
+    @routes.delete("/v1/conversations/{conversation_id}")
+    async def delete(conversation_id: str) -> dict[str, Any]:
+        return await conversations.delete(conversation_id)
+
+    @routes.get("/v1/conversations/{conversation_id}/items", response_model=None)
+    async def items(
+        conversation_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: str = "desc",
+        after: str | None = None,
+    ) -> Response:
+        return json_response(
+            make_page(await conversations.items(conversation_id), limit, order, after)
+        )
+
+    @routes.post(
+        "/v1/conversations/{conversation_id}/items",
+        openapi_extra=describe_body(ConversationItems),
+        response_model=None,
+    )
+    async def add(conversation_id: str, request: Request) -> Response:
+        async with admission():
+            asked = await read(request, ConversationItems)
+            return json_response(await conversations.add(conversation_id, asked))
+
+    @routes.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=None)
+    async def item(conversation_id: str, item_id: str) -> Response:
+        return json_response(await conversations.item(conversation_id, item_id))
+
+    @routes.delete("/v1/conversations/{conversation_id}/items/{item_id}")
+    async def remove(conversation_id: str, item_id: str) -> dict[str, Any]:
+        return await conversations.remove(conversation_id, item_id)

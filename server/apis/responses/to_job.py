@@ -25,8 +25,7 @@ from server.apis.shared.constraints import (
     schema_constraint,
 )
 from server.apis.shared.notices import ignore
-from server.apis.shared.reasoning import effort_kwargs
-from server.apis.shared.template import own_template, template_kwargs
+from server.apis.shared.template import effort_kwargs, own_template, template_kwargs
 from server.apis.shared.to_job import make_job, make_sampling, resolve_model
 from server.errors import InvalidRequest
 from server.generation.job import Job, ToolPolicy

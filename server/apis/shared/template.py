@@ -12,10 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from engine.rendering.messages import GLOBALS, RESERVED
 from server.apis.shared.notices import note
 from server.errors import InvalidRequest
 from server.generation.pipeline import ServedModel
+from server.parsing.free_text import ARGUMENT
 
 END = " omitted: this model reads text only]"
 UNCLEAN = re.compile(r"[^a-z0-9_]")
@@ -64,6 +67,8 @@ def _short_kind(kind: str) -> str:
     return name.removeprefix("input_").removesuffix("_url") or "content"
 
 
+RAW = "raw_arguments"
+"""Where text that is no JSON object stands; the messages API delivers it under the same name."""
 PARAM = "chat_template_kwargs"
 MAX_TEMPLATE_CHARS = 256 << 10
 
@@ -109,3 +114,36 @@ def own_template(
             f"'{param}' must be a string of at most {MAX_TEMPLATE_CHARS} characters.", param=param
         )
     return given
+
+
+def effort_kwargs(effort: str | None) -> dict[str, Any]:
+    """What templates call it: an effort, or a switch that turns thinking off."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **(thinking_kwargs(False) if effort == "none" else {})}
+
+
+def thinking_kwargs(on: bool | None) -> dict[str, Any]:
+    """Both names that templates have for the switch; nothing where it is left to the template."""
+    return {} if on is None else {"enable_thinking": on, "thinking": on}
+
+
+def custom_call(id: str, name: str, text: str) -> dict[str, Any]:
+    """A call of a custom tool as the function it was offered as."""
+    function = {"name": name, "arguments": {ARGUMENT: text}}
+    return {"id": id, "type": "function", "function": function}
+
+
+def parse_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
+    """Templates iterate over arguments, so they get an object; the model wrote it as text.
+
+    What it wrote badly stays in the history for good: it is shown to the model as it was, in an
+    object of its own, for a refusal here would end every turn that follows.
+    """
+    if isinstance(text, dict):
+        return text
+    try:
+        arguments = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {RAW: text}

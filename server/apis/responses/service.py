@@ -1,0 +1,246 @@
+"""Creates responses, stores them and serves stored ones."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response, StreamingResponse
+
+from server.access.budget import charge
+from server.access.caller import caller
+from server.apis.responses.background import HOLD_S, BackgroundRun, LoggedStream
+from server.apis.responses.conversations import (
+    ConversationsService,
+    ItemList,
+    check_history,
+    resolve_references,
+)
+from server.apis.responses.items import ItemDict, read_input
+from server.apis.responses.record import ResponseRecord
+from server.apis.responses.request import ENCRYPTED, ResponsesRequest
+from server.apis.responses.response import ResponseFold, ResponseStream
+from server.apis.responses.response_items import ReasoningStyle
+from server.apis.responses.to_job import check_storage, make_responses_job
+from server.apis.shared.gateway import Gateway
+from server.apis.shared.request import parse
+from server.apis.shared.route import (
+    WORKLOAD_HEADER,
+    assign_caller,
+    make_encoding_context,
+)
+from server.errors import InvalidRequest, NotFound, openai_body
+from server.generation.generate import events
+from server.generation.pipeline import Pipeline, ServedModel
+from server.http import sse
+from server.http.body import read_body
+from server.http.response import (
+    Batches,
+    FoldedResponse,
+    StreamedResponse,
+    json_response,
+)
+from server.store.base import Stored
+
+SWEEP_S = 600.0
+
+
+class ResponsesService:
+    """Makes responses and keeps those that are to be kept."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._conversations = ConversationsService(gateway)
+
+    async def create(self, request: Request, arrived: float) -> Response:
+        gateway = self._gateway
+        body = await read_body(request, gateway.max_body_bytes)
+        path = gateway.require()
+        owner = gateway.owner()
+        reader = gateway.cipher.reader(owner)
+        asked, given = await charge.get().parsed(lambda: _read_request(body, reader, path.served))
+        check_storage(asked)
+        kept = self._is_kept(asked)
+        talk = asked.conversation_id
+        before = (
+            await self._before(asked.previous_response_id, owner, len(body))
+            if talk is None
+            else await self._conversations.history(talk, len(body), given)
+        )
+        given = await resolve_references(given, gateway, before)
+        named = request.headers.get(WORKLOAD_HEADER)
+        job = await charge.get().parsed(
+            lambda: make_responses_job(asked, [*before, *given], path.served, named)
+        )
+        job = assign_caller(job, caller.get())
+        source = events(job, path, gateway.observer, arrived)
+        store = gateway.store if kept else None
+        making = ResponseRecord(job, owner, given, store, gateway.observer)
+        making.thinking = self._thinking(asked, owner)
+        if talk is not None:
+            making.conversations = (talk, self._conversations.store)
+        if asked.background:
+            return await self._in_background(making, path, source)
+        return self._now(making, path, source)
+
+    def _now(self, making: ResponseRecord, path: Pipeline, source: Batches) -> Response:
+        job, timing = making.job, self._gateway.timing
+        if job.stream:
+            stream = ResponseStream(job, make_encoding_context(path), making.thinking)
+            source = making.kept(source, stream.building)
+            return StreamedResponse(source, stream, openai_body, timing)
+        fold = ResponseFold(job, make_encoding_context(path), making.thinking)
+        return FoldedResponse(making.kept(source, fold.building), fold, openai_body)
+
+    async def _in_background(
+        self, making: ResponseRecord, path: Pipeline, source: Batches
+    ) -> Response:
+        job = making.job
+        stream = LoggedStream(job, make_encoding_context(path), making.thinking)
+        await making.begin(stream.building)
+        run = BackgroundRun(job.id, making.owner, stream, lambda: making.settle(stream.building))
+        self._gateway.runs.add(run)
+        queued = stream.building.response()
+        run.start(source)
+        return self._follow(run) if job.stream else json_response(queued)
+
+    async def get(self, id: str) -> dict[str, Any]:
+        run = self._run(id)
+        response = None if run is None else run.response
+        return response or _current_response(await self._stored(id))
+
+    async def stream(self, id: str, after: int) -> Response:
+        run = self._run(id)
+        if run is None:
+            await self._stored(id)
+            raise InvalidRequest(
+                f"The events of '{id}' are not kept here: only responses made with 'background' "
+                "can be streamed again, for a while, by the gateway that made them.",
+                param="stream",
+            )
+        run.check(after)
+        return self._follow(run, after)
+
+    async def cancel(self, id: str) -> dict[str, Any]:
+        run = self._run(id)
+        if run is not None:
+            await run.cancel()
+            return await self.get(id)
+        stored = await self._stored(id)
+        response = _current_response(stored)
+        if not response.get("background"):
+            raise InvalidRequest(
+                f"'{id}' was not made with 'background', so it cannot be cancelled.",
+                param="response_id",
+            )
+        if response["status"] != "in_progress":
+            return response
+        return await self._cancel_elsewhere(stored)
+
+    async def _cancel_elsewhere(self, stored: Stored) -> dict[str, Any]:
+        """The gateway that runs it finds it settled, and ends it."""
+        assert self._gateway.store is not None
+        cancelled = stored.response | {"status": "cancelled"}
+        if await self._gateway.store.settle(replace(stored, response=cancelled)):
+            return cancelled
+        return _current_response(await self._stored(stored.id))
+
+    def _run(self, id: str) -> BackgroundRun | None:
+        return self._gateway.runs.get(id, self._gateway.owner())
+
+    def _follow(self, run: BackgroundRun, after: int = -1) -> Response:
+        owner, store = self._gateway.owner(), self._gateway.store
+
+        async def stored() -> dict[str, Any] | None:
+            found = None if store is None else await store.get(run.id, owner)
+            return None if found is None else found.response
+
+        headers = {k.decode(): v.decode() for k, v in sse.HEADERS}
+        return StreamingResponse(run.follow(after, stored), headers=headers)
+
+    async def delete(self, id: str) -> dict[str, Any]:
+        store, owner = self._gateway.store, self._gateway.owner()
+        run = self._run(id)
+        if run is not None:
+            await run.cancel()
+            self._gateway.runs.forget(id)
+        if store is None or not await store.delete(id, owner):
+            raise _not_found(id)
+        return {"id": id, "object": "response", "deleted": True}
+
+    async def items(self, id: str) -> ItemList:
+        return (await self._stored(id)).input
+
+    async def _stored(self, id: str) -> Stored:
+        store = self._gateway.store
+        found = None if store is None else await store.get(id, self._gateway.owner())
+        if found is None:
+            raise _not_found(id)
+        return found
+
+    def _thinking(self, asked: ResponsesRequest, owner: str) -> ReasoningStyle:
+        encrypt = self._gateway.cipher.writer(owner) if ENCRYPTED in (asked.include or ()) else None
+        return ReasoningStyle(asked.wants_summary, encrypt)
+
+    def _is_kept(self, asked: ResponsesRequest) -> bool:
+        if self._gateway.store is not None:
+            return asked.store is not False
+        if asked.store or asked.background:
+            raise InvalidRequest(
+                "This gateway stores no responses; it was started with --responses-store none.",
+                param="store" if asked.store else "background",
+            )
+        return False
+
+    async def _before(self, id: str | None, owner: str, more: int) -> list[ItemDict]:
+        """What was said up to the response ``id``, oldest first."""
+        if id is None:
+            return []
+        store = self._gateway.store
+        num_bytes = None if store is None else await store.history_bytes(id, owner)
+        if store is None or num_bytes is None:
+            raise NotFound(
+                f"Previous response with id '{id[:80]}' not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        check_history(num_bytes + more, self._gateway.max_body_bytes, "previous_response_id")
+        charge.get().hold(num_bytes)
+        return [*await store.history(id, owner)]
+
+
+def _read_request(
+    body: bytes, reader: Callable[[str], str], served: ServedModel
+) -> tuple[ResponsesRequest, ItemList]:
+    asked = parse(body, ResponsesRequest)
+    return asked, read_input(asked, reader, served.replaces_media)
+
+
+def _current_response(stored: Stored) -> dict[str, Any]:
+    """One that no gateway says it is making any more will never end: it failed."""
+    response = stored.response
+    if response["status"] not in ("queued", "in_progress"):
+        return response
+    if stored.held_until is not None and stored.held_until > time.time():
+        return response | {"status": "in_progress"}
+    error = {"code": "server_error", "message": "The gateway stopped before it was done."}
+    return response | {"status": "failed", "error": error}
+
+
+def _not_found(id: str) -> NotFound:
+    return NotFound(f"Response with id '{id[:80]}' not found.", param="response_id")
+
+
+async def maintain_store(gateway: Gateway, every_s: float = HOLD_S / 4) -> None:
+    """Say which responses still run, and remove what is too old. Runs until it is cancelled."""
+    swept = time.monotonic()
+    while gateway.store is not None:
+        await asyncio.sleep(every_s)
+        await gateway.runs.hold(gateway.store)
+        if time.monotonic() - swept >= SWEEP_S:
+            swept = time.monotonic()
+            await gateway.store.sweep()
