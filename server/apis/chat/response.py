@@ -11,11 +11,11 @@ from engine.events import (
     Event,
     Finish,
     LogprobsDelta,
+    Phase,
     PromptEcho,
     ReasoningDelta,
     TokensDelta,
     ToolCallDelta,
-    ToolCallEnd,
     ToolCallStart,
     UsageDelta,
 )
@@ -30,6 +30,7 @@ from server.apis.shared.response import (
 from server.errors import GatewayError, openai_body
 from server.generation.job import Job
 from server.http import sse
+from server.parsing.fold import AnswerFold
 
 PLAIN: Final = b'},"logprobs":null,"finish_reason":null}]'
 """The rest of a chunk after its delta, when it carries nothing else."""
@@ -193,13 +194,10 @@ class ChatStream:
 
 
 class _ChoiceFold:
-    """One choice being folded."""
+    """Folds one choice."""
 
     def __init__(self) -> None:
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
-        self.calls: list[ToolCallStart] = []
-        self.arguments: list[list[str]] = []
+        self.answer = AnswerFold()
         self.logprobs: list[PositionLogprobs] = []
         self.token_ids: list[int] = []
         self.prompt = PromptEcho(())
@@ -207,15 +205,6 @@ class _ChoiceFold:
 
     def add(self, event: Event) -> None:
         match event:
-            case ContentDelta(text):
-                self.content.append(text)
-            case ReasoningDelta(text):
-                self.reasoning.append(text)
-            case ToolCallStart():
-                self.calls.append(event)
-                self.arguments.append([])
-            case ToolCallDelta(index, arguments):
-                self.arguments[index].append(arguments)
             case LogprobsDelta(positions):
                 self.logprobs.extend(positions)
             case TokensDelta(token_ids):
@@ -224,21 +213,21 @@ class _ChoiceFold:
                 self.prompt = event
             case Finish():
                 self.finish = event
-            case ToolCallEnd():
-                pass
+            case _:
+                self.answer.add(event)
 
     def message(self, reasoning_fields: tuple[str, ...]) -> dict[str, Any]:
-        text = "".join(self.content)
+        calls = self.answer.calls
+        text = self.answer.text(Phase.CONTENT)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": text if text or not self.calls else None,
+            "content": text if text or not calls else None,
             "refusal": None,
         }
-        if self.reasoning:
-            message |= dict.fromkeys(reasoning_fields, "".join(self.reasoning))
-        if self.calls:
-            pairs = zip(self.calls, self.arguments, strict=True)
-            message["tool_calls"] = [call_object(start, "".join(pieces)) for start, pieces in pairs]
+        if reasoning := self.answer.text(Phase.REASONING):
+            message |= dict.fromkeys(reasoning_fields, reasoning)
+        if calls:
+            message["tool_calls"] = [call_object(call.start, call.text) for call in calls]
         return message
 
 

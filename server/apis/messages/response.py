@@ -10,6 +10,7 @@ from engine.events import (
     ContentDelta,
     Event,
     Finish,
+    Phase,
     PromptEcho,
     ReasoningDelta,
     ToolCallDelta,
@@ -19,6 +20,7 @@ from server.apis.shared.response import EncodingContext
 from server.errors import GatewayError, anthropic_body
 from server.generation.job import Job
 from server.http import sse
+from server.parsing.fold import AnswerCall, AnswerFold, AnswerPart
 from server.parsing.tools import parse_object
 
 STOP_REASONS: Final = {
@@ -157,47 +159,32 @@ class MessageFold:
     def __init__(self, job: Job, rendering: EncodingContext) -> None:
         self._job = job
         self._rendering = rendering
-        self._blocks: list[tuple[dict[str, Any], list[str]]] = []
+        self._answer = AnswerFold()
         self._finish: Finish | None = None
 
     def add(self, choice: int, events: list[Event]) -> None:  # noqa: ARG002
         for event in events:
-            self._add(event)
-
-    def _add(self, event: Event) -> None:
-        match event:
-            case ContentDelta(text):
-                self._text(TEXT, text)
-            case ReasoningDelta(text):
-                self._text(THINKING, text)
-            case ToolCallStart():
-                self._blocks.append((_tool_use(event), []))
-            case ToolCallDelta(_, arguments):
-                self._blocks[-1][1].append(arguments)
-            case Finish():
+            if isinstance(event, Finish):
                 self._finish = event
-            case _:
-                pass
-
-    def _text(self, block: dict[str, Any], text: str) -> None:
-        if not self._blocks or self._blocks[-1][0]["type"] != block["type"]:
-            self._blocks.append((dict(block), []))
-        self._blocks[-1][1].append(text)
+            else:
+                self._answer.add(event)
 
     def result(self) -> dict[str, Any]:
         """Needs the answer to have finished."""
         finish = self._finish
         assert finish is not None
-        content = [_fill_block(block, "".join(parts)) for block, parts in self._blocks]
+        content = [_block(part) for part in self._answer.parts]
         message = _message(self._job, 0) | {"content": content, "usage": _usage(finish)}
         if (metrics := self._rendering.metrics(self._job, finish)) is not None:
             message["metrics"] = metrics
         return message | _end(finish)
 
 
-def _fill_block(block: dict[str, Any], text: str) -> dict[str, Any]:
-    """Arguments that are no JSON object are handed over as written, under a name of their own."""
-    if block["type"] != "tool_use":
-        return block | {block["type"]: text}
-    arguments = parse_object(text)
-    return block | {"input": {"raw_arguments": text} if arguments is None else arguments}
+def _block(part: AnswerPart) -> dict[str, Any]:
+    """Arguments that are no JSON object are delivered as text, in a member of their own."""
+    if isinstance(part, AnswerCall):
+        arguments = parse_object(part.text)
+        given = {"raw_arguments": part.text} if arguments is None else arguments
+        return _tool_use(part.start) | {"input": given}
+    block = THINKING if part.phase is Phase.REASONING else TEXT
+    return block | {block["type"]: part.text}
