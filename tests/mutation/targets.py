@@ -67,6 +67,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "engine/supervision/recovery.py": (
         "tests/engine/supervision/test_recovery.py",
+        "tests/engine/supervision/test_unclaimed.py",
         "tests/engine/supervision/test_supervisor.py",
         "tests/engine/fleet/test_fleet.py",
     ),

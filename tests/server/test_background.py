@@ -10,6 +10,7 @@ import tracemalloc
 import orjson
 import pytest
 
+from engine.errors import EngineFailed
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.keys import Key, KeyRing, digest_of
@@ -86,6 +87,44 @@ async def test_the_end_is_told_even_when_it_cannot_be_stored(lab):
         events = said(await lab.get(f"{at}?stream=true"))
     assert events[-1]["response"]["store"] is False
     assert (await lab.get(at)).json == events[-1]["response"]
+
+
+async def test_a_fault_that_cannot_be_stored_says_so_in_its_last_event(lab):
+    lab.engine.script = [EngineFailed("no")]
+
+    async def settle(_stored):
+        raise StoreFailed("away")
+
+    lab.gateway.store.settle = settle
+    made = await begin(lab)
+    at = f"{URL}/{made['id']}"
+    events = said(await lab.get(f"{at}?stream=true"))
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    assert events[-1]["response"]["store"] is False
+    assert (await lab.get(at)).json == events[-1]["response"]
+
+
+async def test_one_that_runs_shows_what_it_has_so_far(lab):
+    endless(lab)
+    made = await begin(lab)
+    at = f"{URL}/{made['id']}"
+    async with asyncio.timeout(10):
+        while not (await lab.get(at)).json["output"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    answer = (await lab.get(at)).json
+    assert answer["status"] == "in_progress"
+    assert answer["output"][0]["content"][0]["text"] == "one"
+    await lab.post(f"{at}/cancel", {})
+
+
+async def test_a_cancel_after_the_end_changes_nothing(lab):
+    lab.says("done")
+    made = await begin(lab)
+    run = lab.gateway.runs.get(made["id"], "")
+    await run.task
+    await run.cancel()
+    assert (await lab.post(f"{URL}/{made['id']}/cancel", {})).json["status"] == "completed"
+    assert await stored_status(lab, made["id"]) == "completed"
 
 
 @pytest.mark.parametrize("after", [-50, -2])

@@ -147,6 +147,7 @@ def test_sums_of_accounts(one: list[DecodeStep], other: list[DecodeStep]) -> Non
     both = account(*one).totals + account(*other).totals
     assert both == sum_steps([*one, *other], first_tokens=2, requests=2)
     assert both.imbalance == 0
+    assert both + Totals() == both
 
 
 def test_cut_step_keeps_the_reason() -> None:
@@ -172,3 +173,30 @@ def test_accounts_that_came_step_by_step_stay_where_they_are() -> None:
     steps = [Step((1,)), Step((2, 3), decode=(DecodeStep(3, 1, 2),))]
     assert spread_account(steps) == steps
     assert spread_account([]) == []
+
+
+def test_a_step_with_one_accepted_draft_is_not_rejected() -> None:
+    totals = account(verify(3, 0), verify(3, 0), verify(3, 1)).totals
+    assert totals.rejected == 2
+
+
+def test_without_drafts_there_are_no_positions() -> None:
+    totals = account(plain()).totals
+    assert (totals.accepted_at, totals.proposed_at, totals.histogram) == ((), (), (0,))
+
+
+def test_an_account_goes_to_earlier_steps_however_many_tokens_those_have() -> None:
+    late = (verify(3, 1), plain())
+    steps = [Step((1, 2, 3, 4, 5)), Step((6,), decode=late)]
+    assert [step.decode for step in spread_account(steps)] == [late[:1], late[1:]]
+
+
+def test_an_account_of_more_tokens_than_there_are_begins_with_the_first_step() -> None:
+    late = (verify(3, 1), verify(2, 1), verify(1, 1))
+    steps = [Step((1,)), Step((2,), decode=late)]
+    assert [step.decode for step in spread_account(steps)] == [late[:2], late[2:]]
+
+
+def test_steps_that_had_an_account_keep_it_when_a_late_one_comes() -> None:
+    steps = [Step((1, 2), decode=(plain(),)), Step((3,)), Step((4,), decode=(verify(3, 1),))]
+    assert [step.decode for step in spread_account(steps)] == [(plain(),), (), (verify(3, 1),)]

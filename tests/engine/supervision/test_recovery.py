@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-from dataclasses import replace
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from engine.errors import EngineDead, RequestQuarantined
-from engine.scripted import steps
+from engine.errors import EngineDead, EngineOverloaded, RequestQuarantined
+from engine.scripted import ScriptedEngine, steps
 from engine.supervision.continuation import Continuation
 from engine.supervision.policy import RecoveryOutcome, SupervisionTimeouts
-from engine.supervision.recovery import FailureKind, InFlightRequest
+from engine.supervision.recovery import FailureKind, InFlightRequest, RequestRecovery
 from engine.types import EngineRequest, FinishReason, Step
 from tests.engine.supervision.mortal import (
     Cradle,
     Mortal,
+    Notes,
     ask,
     collect,
     following,
@@ -107,6 +109,62 @@ async def test_a_request_that_crashes_two_engines_alone_is_named_and_counted(cap
     await engine.aclose()
 
 
+class Place:
+    """A submission to a scripted engine, of which a test says what its errors mean."""
+
+    def __init__(self, script: list[object], kind: FailureKind) -> None:
+        self.engine = ScriptedEngine(script=script)
+        self.started = False
+        self._kind = kind
+
+    def record_step(self, step: Step) -> None:
+        self.started = True
+
+    def record_delivery(self, step: Step) -> None:
+        pass
+
+    async def classify(self, error: Exception) -> FailureKind:
+        return self._kind
+
+
+@dataclass
+class Places:
+    """Gives one place after the other; remembers how long the request had waited for each."""
+
+    left: list[Place]
+    waiting_since: list[float | None] = field(default_factory=list)
+    accounts: bool = True
+    is_closed: bool = False
+
+    @asynccontextmanager
+    async def submit(self, inflight: InFlightRequest):
+        await asyncio.sleep(0.005)
+        self.waiting_since.append(inflight.waiting_since)
+        yield self.left.pop(0)
+
+    def reset_failures(self) -> None:
+        pass
+
+
+async def test_a_request_waits_from_its_first_loss_until_its_next_step():
+    full, dead = EngineOverloaded("full"), EngineDead("dead")
+    places = Places(
+        [
+            Place([full], FailureKind.NOT_RUN),
+            Place([dead], FailureKind.REQUEST_LOST),
+            Place([Step((7,)), dead], FailureKind.REQUEST_LOST),
+            Place([Step((8,), finish=FinishReason.STOP)], FailureKind.NOT_RUN),
+        ]
+    )
+    recovery = RequestRecovery(places, SupervisionTimeouts(), Notes())
+    assert tokens_of([step async for step in recovery.generate(ask())]) == [7, 8]
+    first, second, third, fourth = places.waiting_since
+    assert first is None
+    assert second is not None
+    assert third == second
+    assert fourth > third
+
+
 def inflight() -> InFlightRequest:
     return InFlightRequest(ask(), Continuation(ask()))
 
@@ -118,6 +176,15 @@ def test_hangs_and_lost_connections_make_no_request_poison(kind):
         request.record_failure(kind, started=False)
     assert not request.is_poison(SupervisionTimeouts())
     assert request.is_exhausted(SupervisionTimeouts())
+
+
+def test_a_request_survives_so_many_losses_in_a_row_and_no_more():
+    request, timeouts = inflight(), SupervisionTimeouts(continuations=3)
+    for _ in range(3):
+        request.record_failure(FailureKind.REQUEST_LOST, started=True)
+        assert not request.is_exhausted(timeouts)
+    request.record_failure(FailureKind.REQUEST_LOST, started=True)
+    assert request.is_exhausted(timeouts)
 
 
 def test_signals_are_counted_apart_and_end_no_request_early():
