@@ -194,6 +194,28 @@ def test_the_rate_is_learned_from_how_long_places_are_held():
     assert rate.wait_s(12, 2) == pytest.approx(11)
 
 
+def test_what_the_rate_says_is_between_one_second_and_two_minutes():
+    clock = Clock()
+    rate = ServiceRate(clock)
+    assert (rate.retry_after_s(10, 2), rate.typical_s, rate.wait_s(1, 1)) == (5, 0, None)
+    rate.note(0.25)
+    assert rate.retry_after_s(2, 1) == 1
+    assert rate.retry_after_s(1000, 1) == 120
+    assert rate.wait_s(2, 1) == 0.5
+
+
+def test_the_rate_is_that_of_the_last_minute():
+    clock = Clock()
+    rate = ServiceRate(clock)
+    rate.note(1.0)
+    clock.now += 30
+    rate.note(1.0)
+    clock.now += 30
+    assert rate.per_s == pytest.approx(1 / 60)
+    clock.now += 0.5
+    assert rate.per_s is None
+
+
 @pytest.mark.parametrize("idle_s", [0, 14, 59, 61, 36000])
 def test_idle_time_does_not_make_the_gateway_look_slow(idle_s):
     """Two requests of 7 s each before the pause; one place, so the real wait of a third is 14 s."""

@@ -118,6 +118,15 @@ def test_a_key_that_comes_late_starts_level(order):
     assert another.charged == 10
 
 
+def test_a_key_that_waits_keeps_its_turn_when_more_of_it_comes(order):
+    waiting, other = add_flow(order, "waiting"), add_flow(order, "other")
+    order.queue(waiting, place_of(waiting))
+    for _ in range(3):
+        order.charge(other, sequences=1, typical_s=5)
+    order.queue(waiting, place_of(waiting))
+    assert waiting.charged == 0
+
+
 def test_time_does_not_go_back(order):
     first, second = add_flow(order, "first"), add_flow(order, "second")
     first.charged = 20.0

@@ -180,6 +180,12 @@ def test_a_step_with_one_accepted_draft_is_not_rejected() -> None:
     assert totals.rejected == 2
 
 
+def test_decode_steps_alone_have_no_first_token() -> None:
+    totals = sum_steps([verify(3, 1)])
+    assert (totals.requests, totals.tokens, totals.first_tokens) == (1, 2, 0)
+    assert totals.imbalance == 0
+
+
 def test_without_drafts_there_are_no_positions() -> None:
     totals = account(plain()).totals
     assert (totals.accepted_at, totals.proposed_at, totals.histogram) == ((), (), (0,))
