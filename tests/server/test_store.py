@@ -13,6 +13,7 @@ from sqlalchemy import event
 
 from server.access.keys import load
 from server.errors import InvalidRequest, StoreFailed
+from server.store import items
 from server.store.base import Stored, StoredConversation, StoreLimits
 from server.store.database import StoreError
 from server.store.sql import Retention, SqlStore
@@ -398,3 +399,22 @@ async def test_items_are_found_by_their_ids_however_many_and_by_their_owner_alon
     found = await store.items([*ids, "secret"], "ann", 1 << 20)
     assert found == {id: {"id": id} for id in ids}
     assert await store.items(["i0", "secret"], "bob", 1 << 20) == {"secret": {"id": "secret"}}
+
+
+async def test_items_of_two_keys_may_have_the_same_id():
+    store = SqlStore("sqlite://")
+    for owner in ("ann", "bob"):
+        given = [{"id": "same", "of": owner}, {"id": f"of-{owner}"}]
+        await store.put(Stored(f"r-{owner}", owner, time.time(), {"output": []}, given))
+    for owner in ("ann", "bob"):
+        found = await store.items(["same", "of-ann", "of-bob"], owner, 1 << 20)
+        assert found == {"same": {"id": "same", "of": owner}, f"of-{owner}": {"id": f"of-{owner}"}}
+
+
+async def test_one_item_that_another_gateway_has_just_put_there_loses_no_other():
+    store = SqlStore("sqlite://")
+    await store.put(Stored("r1", "ann", time.time(), {"output": []}, [{"id": "a"}]))
+    rows = [{"owner": "ann", "response": "r2", "created": time.time(), "id": id} for id in "ab"]
+    with store._engine.begin() as connection:
+        items._insert(connection, rows)
+        assert items.responses_with(connection, ["a", "b"], "ann") == {"r1": ["a"], "r2": ["b"]}
