@@ -36,6 +36,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_store.py",
         "tests/server/test_item_references.py",
     ),
+    "server/store/database.py": ("tests/server/test_store.py",),
     "server/store/items.py": (
         "tests/server/test_store.py",
         "tests/server/test_conversations.py",

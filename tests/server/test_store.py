@@ -359,9 +359,9 @@ def item_of(num_bytes: int, id: str = "i") -> dict[str, str]:
 async def test_a_conversation_may_be_filled_to_the_last_byte():
     talks = SqlStore("sqlite://", limits=SMALL).conversations
     await talks.put(StoredConversation("c", "ann", time.time(), {}))
-    for items in ([item_of(1001)], [item_of(500), item_of(501)]):
+    for given in ([item_of(1001)], [item_of(500), item_of(501)]):
         with pytest.raises(InvalidRequest) as refused:
-            await talks.check("c", items, "items")
+            await talks.check("c", given, "items")
         assert refused.value.code == "conversation_too_large"
     await talks.check("c", [item_of(1000)], "items")
     await talks.append("c", [item_of(1000)])
