@@ -1,0 +1,87 @@
+"""Stored responses that still run, and the items by which all are found."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from server.store.base import Stored
+from server.store.sql import SqlStore
+from tests.server.test_store import item_of
+
+
+def held(id: str, owner: str = "ann", until: float | None = 2e9) -> Stored:
+    response = {"id": id, "status": "in_progress", "output": []}
+    return Stored(id, owner, time.time(), response, [{"id": f"in-{id}"}], held_until=until)
+
+
+def settled(id: str, owner: str = "ann") -> Stored:
+    response = {"id": id, "status": "completed", "output": [{"id": f"out-{id}"}]}
+    return Stored(id, owner, time.time(), response, [{"id": f"in-{id}"}])
+
+
+async def test_a_held_response_is_settled_once_and_by_its_owner_alone():
+    store = SqlStore("sqlite://")
+    for each in (held("r1"), held("r2"), held("r3", "bob"), held("r4", until=None)):
+        await store.put(each)
+    assert await store.settle(settled("r1", "bob")) is False
+    assert await store.settle(settled("r4")) is False, "it was settled before"
+    assert await store.settle(settled("gone")) is False
+    assert await store.settle(settled("r1")) is True
+    assert await store.settle(settled("r1")) is False
+    statuses = {
+        id: (await store.get(id, owner)).response["status"]
+        for id, owner in (("r1", "ann"), ("r2", "ann"), ("r3", "bob"), ("r4", "ann"))
+    }
+    assert statuses == dict.fromkeys(("r2", "r3", "r4"), "in_progress") | {"r1": "completed"}
+    assert (await store.get("r1", "ann")).held_until is None
+    assert (await store.get("r2", "ann")).held_until == 2e9
+    found = await store.items(["out-r1", "out-r4", "out-gone"], "ann", 1 << 20)
+    assert found == {"out-r1": {"id": "out-r1"}}
+
+
+async def test_only_those_that_run_are_held_on():
+    store = SqlStore("sqlite://")
+    for each in (held("r1"), held("r2"), held("r3", until=None)):
+        await store.put(each)
+    assert await store.hold(["r1", "r3", "gone"], 3e9) == {"r1"}
+    until = [(await store.get(id, "ann")).held_until for id in ("r1", "r2", "r3")]
+    assert until == [3e9, 2e9, None]
+
+
+async def test_no_more_responses_are_read_for_items_than_may_be():
+    store = SqlStore("sqlite://")
+    for at in range(3):
+        given = [item_of(100, f"i{at}")]
+        await store.put(Stored(f"r{at}", "ann", time.time(), {"output": []}, given))
+    assert len(await store.items(["i0", "i1", "i2"], "ann", 100)) == 2
+    assert len(await store.items(["i0", "i1", "i2"], "ann", 300)) == 3
+
+
+async def test_items_stay_known_when_another_key_asks_to_delete_their_response():
+    store = SqlStore("sqlite://")
+    await store.put(held("r1"))
+    assert not await store.delete("r1", "bob")
+    assert set(await store.items(["in-r1"], "ann", 1 << 20)) == {"in-r1"}
+    assert await store.delete("r1", "ann")
+    assert await store.items(["in-r1"], "ann", 1 << 20) == {}
+
+
+async def test_a_sweep_that_fails_is_logged_and_ends_nothing(caplog):
+    store = SqlStore("sqlite://")
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE eaglegate_responses")
+    await store.sweep()
+    assert "old responses could not be removed: no such table" in caplog.text
+
+
+async def test_sqlite_is_given_one_call_at_a_time():
+    store, order = SqlStore("sqlite://"), []
+
+    def work() -> None:
+        order.append("begins")
+        time.sleep(0.02)
+        order.append("ends")
+
+    await asyncio.gather(*(store._run("read", work) for _ in range(3)))
+    assert order == ["begins", "ends"] * 3
