@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+FULL_QUEUE = tuple(
+    f"tests/server/test_fairness.py::{test}"
+    for test in (
+        "test_a_full_queue_has_room_for_a_key_below_its_share",
+        "test_a_full_queue_has_room_for_a_higher_class_and_none_for_a_lower",
+        "test_one_that_is_still_rendered_gives_way_when_it_asks_for_its_turn",
+        "test_queued_tokens_are_shared_too",
+        "test_a_key_s_own_place_decides_when_to_come_back",
+        "test_an_operator_goes_before_everybody",
+        "test_a_flood_is_what_a_full_queue_refuses",
+    )
+)
+"""The tests of fairness that simulate nothing."""
+
 TARGETS: dict[str, tuple[str, ...]] = {
     "server/access/admission.py": (
         "tests/server/test_admission.py",
         "tests/server/test_fair_order.py",
         "tests/server/test_drain.py",
+        *FULL_QUEUE,
     ),
     "server/access/fair_order.py": (
         "tests/server/test_fair_order.py",
@@ -27,6 +42,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_clock.py",
     ),
     "server/store/sql.py": (
+        "tests/server/test_store_held.py",
         "tests/server/test_store.py",
         "tests/server/test_conversations.py",
         "tests/server/test_item_references.py",
@@ -38,6 +54,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "server/store/database.py": ("tests/server/test_store.py",),
     "server/store/items.py": (
+        "tests/server/test_store_held.py",
         "tests/server/test_store.py",
         "tests/server/test_conversations.py",
         "tests/server/test_item_references.py",
@@ -51,6 +68,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_truncation.py",
     ),
     "server/generation/generate.py": (
+        "tests/server/test_fairness.py::test_what_was_served_is_learned_from",
+        "tests/server/test_bounds.py",
         "tests/server/test_choices.py",
         "tests/server/test_chat.py",
         "tests/server/test_completions.py",
