@@ -132,6 +132,9 @@ async def test_queued_prompt_tokens_are_bounded():
     third = Client(admission, tokens=30)
     await settle()
     assert isinstance(third.task.exception(), TooManyRequests)
+    assert "80 prompt tokens are waiting, this request has 30 and at most 100" in str(
+        third.task.exception()
+    )
     third.stack.close()
     for client in clients:
         await client.leave()
@@ -178,6 +181,185 @@ async def test_what_cannot_be_in_time_is_refused_at_once():
     await Client(admission, Visitor(deadline=clock.now + 60)).leave()
     await running.leave()
     await waiting.leave()
+
+
+async def test_the_time_that_is_needed_and_left_is_named():
+    clock = Clock()
+    admission = Admission(Bounds(running=1), clock)
+    admission.rate.note(4.0)
+    clients = [Client(admission), Client(admission)]
+    await settle()
+    with pytest.raises(
+        TooManyRequests, match=r"about 9\.0 s are needed, 8\.5 s are left"
+    ) as refused:
+        Client(admission, Visitor(deadline=clock.now + 8.5))
+    assert refused.value.retry_after_s == pytest.approx(8)
+    await Client(admission, Visitor(deadline=clock.now + 9)).leave()
+    with pytest.raises(TooManyRequests, match=r"0\.0 s are left"):
+        Client(admission, Visitor(deadline=clock.now - 5))
+    for client in clients:
+        await client.leave()
+
+
+async def test_where_nobody_waits_no_deadline_is_refused():
+    admission = Admission(Bounds(running=2), Clock())
+    admission.rate.note(50.0)
+    running = Client(admission)
+    await settle()
+    late = Client(admission, Visitor(deadline=admission.clock() + 1))
+    await settle()
+    assert late.running
+    for client in (running, late):
+        await client.leave()
+
+
+async def test_a_key_at_its_limit_comes_back_after_one_of_its_requests():
+    admission, visitor = Admission(clock=Clock()), Visitor("a", concurrency=2)
+    clients = [Client(admission, visitor) for _ in range(2)]
+    for typical_s, retry_s in ((0.5, 1.0), (10.0, 5.0)):
+        for _ in range(128):
+            admission.rate.note(typical_s)
+        with pytest.raises(TooManyRequests) as refused:
+            Client(admission, visitor)
+        assert refused.value.code == "key_concurrency_exceeded"
+        assert refused.value.retry_after_s == retry_s
+    for client in clients:
+        await client.leave()
+
+
+async def test_until_empty_waits_for_the_last_to_leave():
+    admission = Admission(Bounds(running=1))
+    clients = [Client(admission, Visitor(name)) for name in "ab"]
+    empty = asyncio.ensure_future(admission.until_empty())
+    for client in clients:
+        await settle()
+        assert not empty.done()
+        await client.leave()
+    await asyncio.wait_for(empty, 1)
+    assert admission.by_key() == {}
+
+
+# -- places that stay free
+
+
+@pytest.mark.parametrize(
+    ("running", "kept"), [(1, 0), (2, 1), (16, 1), (31, 1), (32, 2), (256, 16)]
+)
+def test_one_place_in_sixteen_stays_free(running, kept):
+    assert Bounds(running).kept_free == kept
+
+
+async def flood_of(admission: Admission, visitor: Visitor, requests: int = 20) -> list[Client]:
+    clients = [Client(admission, visitor) for _ in range(requests)]
+    await settle()
+    return clients
+
+
+async def end_all(*clients: Client) -> None:
+    for client in reversed(clients):
+        await client.leave()
+
+
+async def test_places_stay_free_for_higher_classes_that_keys_have():
+    normal, high = Visitor("normal"), Visitor("high", Priority.HIGH)
+    admission = Admission(Bounds(running=16), classes=frozenset({Priority.HIGH, Priority.NORMAL}))
+    flood = await flood_of(admission, normal)
+    assert admission.running == 15
+    first = Client(admission, high)
+    await settle()
+    assert (first.running, admission.running) == (True, 16)
+    await first.leave()
+    await flood[0].leave()
+    assert admission.running == 14, "one more, where the higher class is active"
+    highs = await flood_of(admission, high, 2)
+    assert admission.running == 16
+    await end_all(*flood[1:], *highs)
+    assert (admission.running, admission.queued) == (0, 0)
+
+
+async def test_a_low_class_always_has_one_place():
+    admission = Admission(Bounds(running=2), classes=frozenset(Priority))
+    flood = await flood_of(admission, Visitor("low", Priority.LOW), 3)
+    assert admission.running == 1
+    await end_all(*flood)
+
+
+async def test_a_place_stays_free_for_a_key_below_its_share():
+    clock = Clock()
+    admission = Admission(Bounds(running=16), clock)
+    other = Client(admission, Visitor("other"))
+    await settle()
+    await other.leave()
+    flood = await flood_of(admission, Visitor("flood"))
+    assert admission.running == 15
+    other = Client(admission, Visitor("other"))
+    await settle()
+    assert other.running
+    await end_all(*flood, other)
+    clock.now += 60
+    alone = await flood_of(admission, Visitor("flood"))
+    assert admission.running == 16, "nobody else has asked for a minute"
+    await end_all(*alone)
+
+
+# -- requests for many places
+
+
+@pytest.mark.parametrize(("typical_s", "overdue_s"), [(None, 30), (1.0, 30), (5.0, 80)])
+async def test_a_wide_request_gets_its_turn_once_it_is_overdue(typical_s, overdue_s):
+    """Keys below their share go past it until then."""
+    clock = Clock()
+    admission = Admission(Bounds(running=4), clock)
+    if typical_s is not None:
+        admission.rate.note(typical_s)
+    singles = [Client(admission, Visitor(f"key {at}")) for at in range(4)]
+    await settle()
+
+    async def replace_first() -> Client:
+        first = singles.pop(0)
+        first.stack.close()
+        singles.append(Client(admission, first.place.visitor))
+        await settle()
+        return singles[-1]
+
+    with admission.enter(Visitor("wide")) as place:
+        waiting = asyncio.ensure_future(place.admit(4, 10))
+        await settle()
+        clock.now += overdue_s
+        assert (await replace_first()).running, "it does not hold up others yet"
+        clock.now += 0.1
+        assert not (await replace_first()).running, "now it does"
+        for single in singles[:3]:
+            single.stack.close()
+        await settle()
+        assert waiting.done()
+        assert not singles[3].running
+    await settle()
+    assert singles[3].running
+    singles[3].stack.close()
+    assert (admission.running, admission.queued, admission.queued_tokens) == (0, 0, 0)
+
+
+async def test_one_that_must_leave_places_free_is_looked_at_again_without_anybody_leaving():
+    clock, alarms = Clock(), []
+    admission = Admission(
+        Bounds(running=2),
+        clock,
+        frozenset({Priority.HIGH, Priority.NORMAL}),
+        lambda seconds, what: alarms.append((seconds, what)),
+    )
+    with admission.enter(Visitor("wide")) as place:
+        waiting = asyncio.ensure_future(place.admit(2, 10))
+        await settle()
+        assert [seconds for seconds, _ in alarms] == [1.0]
+        alarms.pop()[1]()
+        assert [seconds for seconds, _ in alarms] == [1.0], "and again"
+        clock.now += 31
+        alarms.pop()[1]()
+        await settle()
+        assert waiting.done()
+        assert not alarms
+    assert admission.running == 0
 
 
 def test_the_rate_is_learned_from_how_long_places_are_held():
