@@ -64,8 +64,8 @@ async def test_every_hundredth_response_sweeps():
 
 async def test_responses_are_kept_for_thirty_days():
     store, day_s = SqlStore("sqlite://"), 86400
-    await store.put(stored("young", age_s=30 * day_s - 60))
-    await store.put(stored("old", age_s=30 * day_s + 60))
+    await store.put(stored("young", age_s=30 * day_s - 10))
+    await store.put(stored("old", age_s=30 * day_s + 10))
     assert await store.get("young", "") is not None
     assert await store.get("old", "") is None
 
@@ -119,6 +119,8 @@ async def test_a_full_disk_is_told_without_what_was_to_be_stored(full, caplog):
     with pytest.raises(StoreFailed) as raised:
         await full.put(secret)
     assert "database or disk is full" in caplog.text
+    assert "INSERT" not in caplog.text
+    assert raised.value.retry_after_s == 5
     assert "secret" not in caplog.text + str(raised.value) + str(raised.value.__cause__)
     assert await full.get("big", "") is None
 

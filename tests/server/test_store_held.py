@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+import orjson
+
 from server.store.base import Stored
-from server.store.sql import SqlStore
+from server.store.sql import Retention, SqlStore
 from tests.server.test_store import item_of
 
 
@@ -85,3 +87,28 @@ async def test_sqlite_is_given_one_call_at_a_time():
 
     await asyncio.gather(*(store._run("read", work) for _ in range(3)))
     assert order == ["begins", "ends"] * 3
+
+
+async def test_an_output_is_stored_apart_and_counted():
+    """A history reads it without the tools that the response holds."""
+    store = SqlStore("sqlite://")
+    given, output = [{"asked": 1}], [{"said": 22}]
+    response = {"id": "r", "output": output, "tools": ["x" * 1000]}
+    await store.put(Stored("r", "ann", time.time(), response, given))
+    with store._engine.connect() as connection:
+        row = connection.exec_driver_sql("SELECT response, output FROM eaglegate_responses").one()
+    assert orjson.loads(row.response) == response | {"output": None}
+    assert orjson.loads(row.output) == output
+    assert await store.history_bytes("r", "ann") == len(orjson.dumps(given) + orjson.dumps(output))
+    assert (await store.get("r", "ann")).response == response
+
+
+async def test_any_number_of_old_responses_is_removed():
+    store = SqlStore("sqlite://", Retention(seconds=2e9))
+    for at in range(1003):
+        await store.put(Stored(f"r{at}", "ann", 1e9 + at, {"output": []}, []))
+    store._retention = Retention(seconds=2e9, most=1)
+    await store.sweep()
+    with store._engine.connect() as connection:
+        left = connection.exec_driver_sql("SELECT id FROM eaglegate_responses").scalars().all()
+    assert left == ["r1002"]
