@@ -20,6 +20,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "server/access/admission.py": (
         "tests/server/test_admission.py",
         "tests/server/test_fair_order.py",
+        "tests/server/test_places.py",
         "tests/server/test_drain.py",
         *FULL_QUEUE,
     ),

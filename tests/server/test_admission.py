@@ -239,127 +239,57 @@ async def test_until_empty_waits_for_the_last_to_leave():
     assert admission.by_key() == {}
 
 
-# -- places that stay free
-
-
-@pytest.mark.parametrize(
-    ("running", "kept"), [(1, 0), (2, 1), (16, 1), (31, 1), (32, 2), (256, 16)]
-)
-def test_one_place_in_sixteen_stays_free(running, kept):
-    assert Bounds(running).kept_free == kept
-
-
-async def flood_of(admission: Admission, visitor: Visitor, requests: int = 20) -> list[Client]:
-    clients = [Client(admission, visitor) for _ in range(requests)]
+async def test_a_key_pays_for_its_requests_and_their_prompts():
+    clock = Clock()
+    quota = Quota("a", requests=3, tokens=100, clock=clock)
+    admission, visitor = Admission(clock=clock), Visitor("a", quota=quota)
+    first = Client(admission, visitor, tokens=60)
     await settle()
-    return clients
-
-
-async def end_all(*clients: Client) -> None:
-    for client in reversed(clients):
+    second = Client(admission, visitor, tokens=60)
+    await settle()
+    with pytest.raises(TooManyRequests) as refused:
+        Client(admission, visitor)
+    assert refused.value.code == "key_tokens_exceeded"
+    clock.now += 15
+    third = Client(admission, visitor, tokens=1)
+    await settle()
+    with pytest.raises(TooManyRequests) as refused:
+        for _ in range(2):
+            Client(admission, visitor, tokens=0).stack.close()
+    assert refused.value.code == "key_requests_exceeded"
+    for client in (first, second, third):
         await client.leave()
 
 
-async def test_places_stay_free_for_higher_classes_that_keys_have():
-    normal, high = Visitor("normal"), Visitor("high", Priority.HIGH)
-    admission = Admission(Bounds(running=16), classes=frozenset({Priority.HIGH, Priority.NORMAL}))
-    flood = await flood_of(admission, normal)
-    assert admission.running == 15
-    first = Client(admission, high)
-    await settle()
-    assert (first.running, admission.running) == (True, 16)
-    await first.leave()
-    await flood[0].leave()
-    assert admission.running == 14, "one more, where the higher class is active"
-    highs = await flood_of(admission, high, 2)
-    assert admission.running == 16
-    await end_all(*flood[1:], *highs)
-    assert (admission.running, admission.queued) == (0, 0)
-
-
-async def test_a_low_class_always_has_one_place():
-    admission = Admission(Bounds(running=2), classes=frozenset(Priority))
-    flood = await flood_of(admission, Visitor("low", Priority.LOW), 3)
-    assert admission.running == 1
-    await end_all(*flood)
-
-
-async def test_a_place_stays_free_for_a_key_below_its_share():
+async def test_what_a_full_queue_refuses_costs_no_request():
     clock = Clock()
-    admission = Admission(Bounds(running=16), clock)
-    other = Client(admission, Visitor("other"))
-    await settle()
-    await other.leave()
-    flood = await flood_of(admission, Visitor("flood"))
-    assert admission.running == 15
-    other = Client(admission, Visitor("other"))
-    await settle()
-    assert other.running
-    await end_all(*flood, other)
-    clock.now += 60
-    alone = await flood_of(admission, Visitor("flood"))
-    assert admission.running == 16, "nobody else has asked for a minute"
-    await end_all(*alone)
+    admission, quota = Admission(Bounds(running=1, queued=0), clock), Quota("a", 1, clock=clock)
+    with pytest.raises(TooManyRequests, match="the most there may be"):
+        Client(admission, Visitor("a", quota=quota))
+    quota.take()
 
 
-# -- requests for many places
-
-
-@pytest.mark.parametrize(("typical_s", "overdue_s"), [(None, 30), (1.0, 30), (5.0, 80)])
-async def test_a_wide_request_gets_its_turn_once_it_is_overdue(typical_s, overdue_s):
-    """Keys below their share go past it until then."""
+@pytest.mark.parametrize(("left_s", "is_served"), [(6.0, True), (4.9, False)])
+async def test_what_came_too_late_to_its_turn_gives_it_on(left_s, is_served):
     clock = Clock()
-    admission = Admission(Bounds(running=4), clock)
-    if typical_s is not None:
-        admission.rate.note(typical_s)
-    singles = [Client(admission, Visitor(f"key {at}")) for at in range(4)]
+    admission = Admission(Bounds(running=1), clock)
+    admission.rate.note(4.0)
+    running = Client(admission)
     await settle()
-
-    async def replace_first() -> Client:
-        first = singles.pop(0)
-        first.stack.close()
-        singles.append(Client(admission, first.place.visitor))
-        await settle()
-        return singles[-1]
-
-    with admission.enter(Visitor("wide")) as place:
-        waiting = asyncio.ensure_future(place.admit(4, 10))
-        await settle()
-        clock.now += overdue_s
-        assert (await replace_first()).running, "it does not hold up others yet"
-        clock.now += 0.1
-        assert not (await replace_first()).running, "now it does"
-        for single in singles[:3]:
-            single.stack.close()
-        await settle()
-        assert waiting.done()
-        assert not singles[3].running
+    hurried = Client(admission, Visitor("hurried", deadline=clock.now + 20))
+    behind = Client(admission, Visitor("behind"))
     await settle()
-    assert singles[3].running
-    singles[3].stack.close()
-    assert (admission.running, admission.queued, admission.queued_tokens) == (0, 0, 0)
-
-
-async def test_one_that_must_leave_places_free_is_looked_at_again_without_anybody_leaving():
-    clock, alarms = Clock(), []
-    admission = Admission(
-        Bounds(running=2),
-        clock,
-        frozenset({Priority.HIGH, Priority.NORMAL}),
-        lambda seconds, what: alarms.append((seconds, what)),
-    )
-    with admission.enter(Visitor("wide")) as place:
-        waiting = asyncio.ensure_future(place.admit(2, 10))
-        await settle()
-        assert [seconds for seconds, _ in alarms] == [1.0]
-        alarms.pop()[1]()
-        assert [seconds for seconds, _ in alarms] == [1.0], "and again"
-        clock.now += 31
-        alarms.pop()[1]()
-        await settle()
-        assert waiting.done()
-        assert not alarms
-    assert admission.running == 0
+    clock.now += 20 - left_s
+    running.stack.close()
+    await settle()
+    if is_served:
+        assert hurried.running
+    else:
+        assert hurried.task.exception().code == "deadline_unreachable"
+    hurried.stack.close()
+    await settle()
+    assert behind.running
+    behind.stack.close()
 
 
 def test_the_rate_is_learned_from_how_long_places_are_held():
