@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from engine.vllm_backend.names import SKIP
+from engine.vllm_backend.contract import SKIP
 from engine.vllm_backend.scheduler import DepthScheduler
 
 

@@ -33,11 +33,11 @@ from engine.base import Engine
 from engine.scripted import ScriptedEngine, steps
 from engine.speculation.policy import SpeculationPolicy
 from engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
-from observability.http import make_routes
+from observability.engine import InstrumentedEngine
+from observability.labels import TelemetrySettings
 from observability.logs import AccessLog
 from observability.middleware import TelemetryMiddleware
-from observability.observed import InstrumentedEngine
-from observability.settings import TelemetrySettings
+from observability.pages import make_routes
 from observability.telemetry import Telemetry
 from server.apis.shared.gateway import Gateway
 from server.app import create_app

@@ -21,8 +21,8 @@ from engine.speculation.accounting import Totals
 from engine.types import EngineRequest
 from engine.vllm_backend.accounts import read_decode_step
 from engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
+from engine.vllm_backend.contract import SCHEDULER
 from engine.vllm_backend.engine import VllmEngine
-from engine.vllm_backend.names import SCHEDULER
 from engine.vllm_backend.renderer import VllmRenderer
 
 WAYS = {

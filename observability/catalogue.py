@@ -13,10 +13,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from observability.labels import LABELS
+from observability.labels import LABELS, TelemetrySettings
 from observability.metrics import GROUPS
 from observability.metrics.base import MetricDeclaration
-from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 
 BEGIN = "<!-- made by python -m observability.catalogue: begin -->\n"

@@ -1,4 +1,4 @@
-"""Names that may become label values: only configured ones, and few of them."""
+"""Label values: only configured names and the most frequent templates, so that series stay few."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from engine.observer import WORKLOADS
 
 OTHER = "other"
 
@@ -72,3 +74,73 @@ def name_api(name_or_path: str) -> str:
     if name_or_path in _APIS.values():
         return name_or_path
     return _APIS.get(name_or_path, OTHER)
+
+
+NO_TEMPLATE = "none"
+
+
+class TopTemplates:
+    """Names at most ``size`` fingerprints; a newcomer must be seen more often than the rarest.
+
+    Candidates are counted by the space-saving sketch (Metwally et al. 2005) in ``8 * size``
+    counters. Only what a candidate was certainly seen counts against a named one, so a flood of
+    fingerprints seen once each displaces nothing that was seen twice.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._named: dict[str, int] = {}
+        self._candidates: dict[str, tuple[int, int]] = {}
+
+    def name(self, fingerprint: str) -> tuple[str, str | None]:
+        """The label value for one more request, and the name given up for it, if any."""
+        if not fingerprint:
+            return NO_TEMPLATE, None
+        if fingerprint in self._named:
+            self._named[fingerprint] += 1
+            return fingerprint, None
+        if len(self._named) < self._size:
+            self._named[fingerprint] = 1
+            return fingerprint, None
+        return self._challenge(fingerprint)
+
+    def _challenge(self, fingerprint: str) -> tuple[str, str | None]:
+        seen = self._count(fingerprint)
+        rarest = min(self._named, key=self._named.__getitem__, default=None)
+        if rarest is None or seen <= self._named[rarest]:
+            return OTHER, None
+        del self._named[rarest]
+        del self._candidates[fingerprint]
+        self._named[fingerprint] = seen
+        return fingerprint, rarest
+
+    def _count(self, fingerprint: str) -> int:
+        """How often the candidate was certainly seen, this time included."""
+        count, error = self._candidates.get(fingerprint) or self._evict()
+        self._candidates[fingerprint] = (count + 1, error)
+        return count + 1 - error
+
+    def _evict(self) -> tuple[int, int]:
+        """Where a new candidate starts: at the count of the one it replaces, all of it error."""
+        if len(self._candidates) < 8 * self._size:
+            return 0, 0
+        least = min(self._candidates, key=lambda key: self._candidates[key][0])
+        count, _ = self._candidates.pop(least)
+        return count, count
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySettings:
+    """``models``, ``lanes`` and ``workloads`` are the only values these labels can take."""
+
+    models: tuple[str, ...]
+    lanes: tuple[str, ...] = ("default",)
+    workloads: tuple[str, ...] = WORKLOADS
+    max_depth: int = 16
+    """Draft positions that get a series of their own; deeper ones are left out of those."""
+    templates: int = 10
+    """How many templates are shown by name; the rest is ``other``."""
+    window_s: float = 300.0
+    """What "now" means for windowed gauges and /debug/speculation."""
+    baseline_half_life_s: float = 6 * 3600.0
+    """How fast the trailing baseline forgets."""

@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 import orjson
 
-from observability.context import HttpExchange
-from observability.facts import RequestRecord
+from observability.middleware import HttpExchange
+from observability.observation import RequestRecord
 
 ACCESS = "eaglegate.access"
 QUIET = frozenset({"/", "/health", "/ready", "/metrics", "/debug/speculation"})

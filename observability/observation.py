@@ -1,17 +1,134 @@
-"""One request under observation: its choices, their account, and the record at its end."""
+"""One request under observation: progress while it runs, and its record at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import NamedTuple
 
-from engine.events import Phase
+from engine.events import Outcome, Phase, Repair, Usage
 from engine.observer import Ending, RequestFacts, Tell
 from engine.speculation.accounting import Totals
-from observability.facts import ChoiceRecord, PhaseShares, RequestRecord, SliceNames, sum_shares
-from observability.labels import OTHER
-from observability.sequence import Clock, SequenceTimeline
+from observability.labels import OTHER, Labels
+from observability.sequence import Clock, PhaseShare, SequenceTimeline
+
+
+class SliceNames(NamedTuple):
+    """The bounded names a request is counted under, besides its labels."""
+
+    labels: Labels
+    context: str
+    template: str
+
+
+PhaseShares = dict[Phase, PhaseShare]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeProgress:
+    """What all choices of the same slices did lately. ``gaps`` are seconds between steps."""
+
+    slices: SliceNames
+    shares: PhaseShares
+    gaps: list[float]
+    whole: PhaseShare
+    """All shares together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRecord:
+    """One choice, ended."""
+
+    tokens: int
+    tpot: float | None
+    totals: Totals
+    """Over the whole choice."""
+    phases: frozenset[Phase]
+    usage: Usage | None
+    """None when the choice did not reach its Finish."""
+    finish: str | None
+    tools: tuple[Outcome, ...]
+    repairs: tuple[Repair, ...] = ()
+    """What was mended in the arguments of its tool calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request, ended. Durations in seconds."""
+
+    facts: RequestFacts
+    slices: SliceNames
+    ending: Ending
+    ttft: float | None
+    """First output token - arrival; None when there was none."""
+    duration: float
+    """End - arrival."""
+    queued: float
+    """Admission - arrival."""
+    choices: tuple[ChoiceRecord, ...]
+    totals: Totals
+    """Over all choices."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(choice.tokens for choice in self.choices)
+
+    @property
+    def interrupted(self) -> bool:
+        """Output had begun and did not reach its end."""
+        return self.facts.stream and self.ttft is not None and self.ending is not Ending.COMPLETED
+
+
+def sum_shares(shares: PhaseShares) -> PhaseShare:
+    return reduce(add, shares.values())
+
+
+LIMIT = 256
+"""Entries after which counting should not wait any longer: it holds up the event loop."""
+
+
+class PendingMetrics:
+    """Collects; whoever counts takes what is there and starts a new one."""
+
+    def __init__(self) -> None:
+        self._progress: dict[SliceNames, tuple[PhaseShares, list[float]]] = {}
+        self._records: defaultdict[SliceNames, list[RequestRecord]] = defaultdict(list)
+        self._size = 0
+
+    def add_progress(self, slices: SliceNames, shares: PhaseShares, gaps: list[float]) -> None:
+        self._size += 1
+        known = self._progress.get(slices)
+        if known is None:
+            self._progress[slices] = shares, gaps
+            return
+        for phase, share in shares.items():
+            mine = known[0].get(phase)
+            known[0][phase] = share if mine is None else mine + share
+        known[1].extend(gaps)
+
+    def add_record(self, record: RequestRecord) -> None:
+        self._records[record.slices].append(record)
+
+    @property
+    def full(self) -> bool:
+        return self._size >= LIMIT
+
+    def progress(self) -> Iterator[DecodeProgress]:
+        for slices, (shares, gaps) in self._progress.items():
+            yield DecodeProgress(slices, shares, gaps, sum_shares(shares))
+
+    def records(self) -> Iterator[tuple[SliceNames, list[RequestRecord]]]:
+        return iter(self._records.items())
+
+    def records_by_labels(self) -> dict[Labels, list[RequestRecord]]:
+        out: dict[Labels, list[RequestRecord]] = defaultdict(list)
+        for slices, records in self._records.items():
+            out[slices.labels] += records
+        return out
+
 
 ProgressSink = Callable[[SliceNames, PhaseShares, list[float]], None]
 

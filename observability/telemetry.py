@@ -12,18 +12,29 @@ from engine.fleet.status import WorkerStatus
 from engine.observer import Observation, RequestFacts
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo, EngineRequest
-from observability.batch import PendingMetrics
-from observability.context import attach, note_refusal
-from observability.facts import PhaseShares, RequestRecord, SliceNames
-from observability.labels import KnownNames, Labels, name_context
+from observability.labels import (
+    NO_TEMPLATE,
+    KnownNames,
+    Labels,
+    TelemetrySettings,
+    TopTemplates,
+    name_context,
+)
 from observability.metrics import GROUPS
 from observability.metrics.base import AdmissionQueue, MetricDeclaration, MetricScope
+from observability.middleware import attach, note_refusal
 from observability.nvml import GpuMonitor
-from observability.observation import ChoiceObservation, ProgressSink, RequestObservation
+from observability.observation import (
+    ChoiceObservation,
+    PendingMetrics,
+    PhaseShares,
+    ProgressSink,
+    RequestObservation,
+    RequestRecord,
+    SliceNames,
+)
 from observability.sequence import Clock, SequenceTimeline
-from observability.settings import TelemetrySettings
-from observability.slices import SliceWindows
-from observability.templates import NO_TEMPLATE, TopTemplates
+from observability.windows import SliceWindows
 
 COUNT_EVERY_S = 5.0
 """Well under a bucket of the windows, so that "now" stays now when nobody reads."""

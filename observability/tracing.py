@@ -19,11 +19,10 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from engine.observer import Ending
-from observability.context import HttpExchange
-from observability.facts import RequestRecord
 from observability.labels import OTHER, name_api
 from observability.logs import QUIET
-from observability.middleware import RawHeaders
+from observability.middleware import HttpExchange, RawHeaders
+from observability.observation import RequestRecord
 
 SERVICE = "eaglegate"
 OPERATIONS = {"completions": "text_completion"}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from engine.preflight.facts import format_bytes, get_stored_scheme
-from engine.preflight.scene import PreflightContext
+from engine.preflight.context import PreflightContext, format_bytes, get_stored_scheme
 from engine.speculation.inspection.checkpoint import NotDownloaded, NotInspectable, open_model
-from engine.speculation.inspection.safetensors_header import InvalidCheckpoint
+from engine.speculation.inspection.weights import InvalidCheckpoint
 
 TOKENIZERS = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "tiktoken.model",

@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from engine.vllm_backend import environment
-from engine.vllm_backend.names import SCHEDULER, WORKER, declare_depths
+from engine.vllm_backend.contract import SCHEDULER, WORKER, declare_depths
 
 GIB = 1024**3
 GATEWAY = "gateway"

@@ -20,7 +20,7 @@ from vllm.v1.engine import EngineCoreOutputs, core_client
 from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine.vllm_backend.signatures import find_changed
+from engine.vllm_backend.contract import find_changed
 
 PARAMETERS = {
     BackgroundResources.validate_alive: "self frames",

@@ -1,24 +1,13 @@
-"""vLLM's scheduler with a speculation depth per request, and an exact account of every step.
+"""Which requests are near the end of their ``thinking_token_budget``.
 
-Selected with ``scheduler_cls``; runs in the engine process. Each step drafts as deep as the
-deepest request in it wants, and every request keeps as many drafts as it wants itself:
-
-* synchronous scheduling hands the drafts to the scheduler, which cuts them
-  (``update_draft_token_ids``), also where they would reach past a request's last token;
-* asynchronous scheduling leaves them in the worker, which takes as many as the request has
-  placeholders (``_cut_placeholders``).
-
-Two things vLLM does are turned off, because they count drafts nobody made: padding requests with
--1 after a prefix-cache hit, and zeros for drafts near the end of the context.
-
-A step in which nobody wants a draft skips the draft model altogether (``worker.py``) and so leaves
-a hole in its KV cache. Prompts are never skipped. What a request at depth 0 generates is kept out
-of the prefix cache, where a later request would draft worse from it.
+vLLM ends a reasoning whose budget is used up by forcing the tokens of its end. It counts them
+right on the plain path, but beside drafts it may force the end a second time where the model has
+just written one itself. So a request verifies no drafts while the end of its budget is near.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -33,10 +22,67 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from engine.vllm_backend.budget import ThinkingBudgetTracker
 from engine.vllm_backend.child_process import exit_with_parent
-from engine.vllm_backend.names import SKIP, declare_depths
+from engine.vllm_backend.contract import SKIP, declare_depths
 from engine.vllm_fields import DEPTH, KEEP
+
+
+class ThinkingBudgetTracker:
+    """Follows the reasoning of every request with a budget; ``depth`` is the engine's K."""
+
+    def __init__(self, vllm_config: VllmConfig, depth: int) -> None:
+        config = vllm_config.reasoning_config
+        self._start = list(config.reasoning_start_token_ids or ()) if config else []
+        self._end = list(config.natural_reasoning_end_token_ids or ()) if config else []
+        forced = list(config.reasoning_end_token_ids or ()) if config else []
+        self._margin = 2 * (depth + 1) + len(self._start) + len(forced)
+        self._thoughts: dict[str, ReasoningSpan] = {}
+
+    def is_near_end(self, request: Request) -> bool:
+        """Whether a step could use the budget up, two steps ahead for asynchronous scheduling."""
+        params = request.sampling_params
+        budget = params.thinking_token_budget if params else None
+        if budget is None or not (self._start and self._end):
+            return False
+        thought = self._thoughts.setdefault(
+            request.request_id, ReasoningSpan(self._start, self._end)
+        )
+        thought.read(request.all_token_ids)
+        return not thought.ended and budget - thought.length <= self._margin
+
+    def forget_others(self, requests: Mapping[str, Request]) -> None:
+        """Forget all others."""
+        for req_id in self._thoughts.keys() - requests.keys():
+            del self._thoughts[req_id]
+
+
+class ReasoningSpan:
+    """The reasoning in a sequence of tokens that grows."""
+
+    def __init__(self, start: list[int], end: list[int]) -> None:
+        self._start, self._end = start, end
+        self._read = 0
+        self._begin: int | None = None
+        self.ended = False
+
+    @property
+    def length(self) -> int:
+        """Tokens since it began; 0 before."""
+        return 0 if self._begin is None else self._read - self._begin
+
+    def read(self, tokens: Sequence[int]) -> None:
+        for at in range(self._read + 1, len(tokens) + 1):
+            if self._ends_with(tokens, at, self._start):
+                self._begin, self.ended = at, False
+            elif self._begin is not None and self._ends_with(tokens, at, self._end):
+                self._begin, self.ended = None, True
+        self._read = len(tokens)
+
+    @staticmethod
+    def _ends_with(tokens: Sequence[int], at: int, marker: list[int]) -> bool:
+        return (
+            tokens[at - 1] == marker[-1] and list(tokens[max(0, at - len(marker)) : at]) == marker
+        )
 
 
 class DepthSchedulerBase(Scheduler):  # type: ignore[misc]

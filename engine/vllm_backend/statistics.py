@@ -26,7 +26,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from engine.vllm_backend.signatures import find_changed
+from engine.vllm_backend.contract import find_changed
 
 MOST_STEPS = 256
 """Kept at most: the latencies of that many steps are a megabyte or two at 500 requests a step."""

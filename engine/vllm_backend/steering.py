@@ -26,7 +26,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from engine.vllm_backend.names import WORKER
+from engine.vllm_backend.contract import WORKER
 
 
 class AllowSteering:

@@ -11,7 +11,8 @@
   rows drew with ``Generator.set_offset``, which only CUDA has: the engine died.
 * With LoRA adapters a draft that shares the target's embedding shares it without them. vLLM shares
   the adapters' wrapper, which counts the target's tokens: on a CPU the engine died.
-* On a CPU, adapters leave requests without one alone (``lora_cpu.py``).
+* On a CPU, adapters leave requests without one alone. vLLM gives their tokens the index -1, which
+  its kernels for CPUs take for the last adapter: its text went to requests of the model itself.
 * ``min_p`` and ``logit_bias`` act on draft tokens, too (``steering.py``).
 """
 
@@ -30,9 +31,11 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine.vllm_backend import lora_cpu, steering
+from engine.vllm_backend import steering
 from engine.vllm_backend.child_process import exit_with_parent
-from engine.vllm_backend.names import SKIP
+from engine.vllm_backend.contract import SKIP
+
+LORA_KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
 
 class DepthWorker:
@@ -121,6 +124,37 @@ def find_discarded_generators(runner: GPUModelRunner) -> dict[int, torch.Generat
     return {int(row): generators[int(row)] for row in rows if int(row) in generators}
 
 
+def mask_negative_indices(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """``kernel`` with nothing to add where the index is negative."""
+
+    def masked(
+        inputs: torch.Tensor,
+        weights: torch.Tensor,
+        output: torch.Tensor,
+        indices: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        with_adapter = indices >= 0
+        if not bool(with_adapter.all()):
+            inputs = inputs * with_adapter.unsqueeze(1).to(inputs.dtype)
+            indices = indices.clamp(min=0)
+        return kernel(inputs, weights, output, indices, *args, **kwargs)
+
+    return masked
+
+
+def patch_kernels() -> None:
+    """Replace the kernels wherever vLLM has their names."""
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    for name in LORA_KERNELS:
+        kernel = mask_negative_indices(getattr(lora_ops, name))
+        setattr(lora_ops, name, kernel)
+        setattr(punica_cpu, name, kernel)
+
+
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     original = getattr(owner, name)
 
@@ -139,6 +173,6 @@ _wrap(GPUModelRunner, "_bookkeeping_sync", bookkeeping_sync)
 _wrap(gpu_model_runner, "build_logitsprocs", steering.build_logitsprocs)
 _wrap(rejection_sampler.RejectionSampler, "apply_logits_processors", steering.apply_to_drafts)
 if current_platform.is_cpu():
-    lora_cpu.patch_kernels()
+    patch_kernels()
     _wrap(rejection_sampler, "apply_sampling_constraints", apply_sampling_constraints)
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens

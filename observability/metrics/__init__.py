@@ -1,31 +1,32 @@
 """Every metric group, one class each. A new metric is a class and a row here, no call site."""
 
 from observability.metrics.base import MetricGroup
-from observability.metrics.engine import EngineState
-from observability.metrics.gpu import Gpus
-from observability.metrics.latency import Latency, StepLatency, UserSpeed
-from observability.metrics.process import Process
+from observability.metrics.engine import EngineState, Gpus, Process, Workers
 from observability.metrics.requests import (
     IgnoredFields,
     InterruptedStreams,
+    Latency,
     Queue,
     Refusals,
     Requests,
     ResponseStorage,
+    StepLatency,
+    Tokens,
+    ToolCalls,
+    UserSpeed,
 )
-from observability.metrics.slices import ByContext, ByPhase, ByTemplate
 from observability.metrics.speculation import (
     Acceptance,
     AcceptancePerPosition,
     AcceptancePerRequest,
     Balance,
+    ByContext,
+    ByPhase,
+    ByTemplate,
     DecodeSteps,
     SpeculationNow,
     Unclaimed,
 )
-from observability.metrics.tokens import Tokens
-from observability.metrics.tools import ToolCalls
-from observability.metrics.workers import Workers
 
 GROUPS: tuple[type[MetricGroup], ...] = (
     Requests,

@@ -18,12 +18,11 @@ from prometheus_client.registry import Collector
 from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo
-from observability.facts import DecodeProgress, RequestRecord
-from observability.labels import LABELS, Labels
+from observability.labels import LABELS, Labels, TelemetrySettings
 from observability.nvml import GpuMonitor
+from observability.observation import DecodeProgress, RequestRecord
 from observability.sequence import Clock
-from observability.settings import TelemetrySettings
-from observability.slices import SliceWindows
+from observability.windows import SliceWindows
 
 M = TypeVar("M", Counter, Gauge)
 PREFIX = "eaglegate_"

@@ -1,9 +1,15 @@
-"""Whether the engine lives, and how often it had to be started."""
+"""Metrics of what serves: engines, the workers of a fleet, GPUs and this process."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from engine.fleet.status import WorkerState, WorkerStatus
 from engine.types import EngineInfo
+from observability.labels import OTHER
 from observability.metrics.base import MetricGroup
+from observability.nvml import GpuReading
 
 
 class EngineState(MetricGroup):
@@ -46,3 +52,149 @@ class EngineState(MetricGroup):
 
     def record_interruption(self, outcome: str) -> None:
         self._interrupted(outcome).inc()
+
+
+LabelledValues = Mapping[tuple[str, ...], float]
+"""Values by what stands behind the worker's name in the labels."""
+
+MOST = 100
+"""Workers with series of their own; those beyond them are added up as ``other``."""
+
+
+class Workers(MetricGroup):
+    """What each worker of a fleet does; no series where the engine is not one.
+
+    Share of requests that went where their prefix is cached: ``sum(rate(
+    eaglegate_worker_requests_total{why=~"session|prefix"}[5m]))
+    / sum(rate(eaglegate_worker_requests_total[5m]))``. Acceptance length by worker, from the
+    worker's own counters: ``1 + rate(eaglegate_worker_accepted_tokens_total[5m])
+    / rate(eaglegate_worker_verify_steps_total[5m])``. A worker that leaves takes its series along.
+    """
+
+    def declare(self) -> None:
+        self._add("worker_state", "1 for the state a worker is in", ("state",), _read_states)
+        self._add(
+            "worker_requests_running", "Requests in a worker now", (), lambda w: {(): w.running}
+        )
+        self._add(
+            "worker_outstanding_tokens",
+            "Tokens a worker has before it: prompts to prefill, answers as expected",
+            (),
+            lambda w: {(): w.outstanding},
+        )
+        self._add(
+            "worker_requests_total",
+            "Requests given to a worker, by what decided so",
+            ("why",),
+            lambda w: {(why,): count for why, count in w.requests.items()},
+        )
+        self._add("worker_tokens_total", "Tokens a worker made", (), lambda w: {(): w.tokens})
+        self._add(
+            "worker_moved_requests_total",
+            "Requests a worker lost or refused: retried before their first token, or continued",
+            ("how",),
+            lambda w: {("retried",): w.retried, ("continued",): w.continued},
+        )
+        self._add(
+            "worker_openings_total",
+            "Times a worker's circuit opened",
+            (),
+            lambda w: {(): w.openings},
+        )
+        self._declare_speculation()
+
+    def _declare_speculation(self) -> None:
+        counters = {
+            "verify_steps": ("D, as the worker counts it", "verify_steps"),
+            "drafted_tokens": ("P, as the worker counts it", "proposed"),
+            "accepted_tokens": ("A, as the worker counts it", "accepted"),
+        }
+        for name, (help_, part) in counters.items():
+            self._add(f"worker_{name}_total", help_, (), _read_counter(part))
+
+    def _add(
+        self,
+        name: str,
+        help_: str,
+        labels: tuple[str, ...],
+        cells: Callable[[WorkerStatus], LabelledValues],
+    ) -> None:
+        def read() -> Iterator[tuple[Sequence[str], float]]:
+            return _sum_by_worker(self.scope.workers(), cells)
+
+        self.computed_metric(name, help_, ("worker", *labels), read)
+
+
+def _read_states(worker: WorkerStatus) -> LabelledValues:
+    return {(state.value,): float(worker.state is state) for state in WorkerState}
+
+
+def _read_counter(part: str) -> Callable[[WorkerStatus], LabelledValues]:
+    def cells(worker: WorkerStatus) -> LabelledValues:
+        return {} if worker.counted is None else {(): getattr(worker.counted, part)}
+
+    return cells
+
+
+def _sum_by_worker(
+    workers: Iterable[WorkerStatus], cells: Callable[[WorkerStatus], LabelledValues]
+) -> Iterator[tuple[Sequence[str], float]]:
+    sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for at, worker in enumerate(workers):
+        name = worker.name if at < MOST else OTHER
+        for labels, value in cells(worker).items():
+            sums[(name, *labels)] += value
+    return iter(sums.items())
+
+
+class Gpus(MetricGroup):
+    """Memory, load and power by GPU, read when somebody asks; absent without GPUs.
+
+    Share of memory in use: ``eaglegate_gpu_memory_used_bytes
+    / eaglegate_gpu_memory_total_bytes``
+    """
+
+    def declare(self) -> None:
+        self._gauge("gpu_memory_used_bytes", "Memory in use", lambda r: r.memory_used_bytes)
+        self._gauge("gpu_memory_total_bytes", "Memory there is", lambda r: r.memory_total_bytes)
+        self._gauge("gpu_utilization_ratio", "Time in which a kernel ran", lambda r: r.utilization)
+        self._gauge("gpu_power_watts", "Power drawn", lambda r: r.power_watts)
+
+    def _gauge(self, name: str, help_: str, pick: Callable[[GpuReading], float | None]) -> None:
+        def read() -> Iterable[tuple[Sequence[str], float]]:
+            for gpu in self.scope.gpus:
+                value = pick(gpu.read())
+                if value is not None:
+                    yield (str(gpu.index),), value
+
+        self.computed_metric(name, help_, ("gpu",), read)
+
+
+HELP = {
+    "connections": "Connections of clients",
+    "connection_limit": "Connections of clients there may be",
+    "memory_bytes": "Memory in use where it is tightest: control group, process tree",
+    "memory_limit_bytes": "Memory there is, at that place",
+    "memory_shedding": "1 while new work is refused for want of memory",
+}
+
+
+class Process(MetricGroup):
+    """Connections and memory, and their limits.
+
+    How full: ``eaglegate_memory_bytes / eaglegate_memory_limit_bytes``. Connections turned away:
+    ``rate(eaglegate_requests_refused_total{code="too_many_connections"}[5m])``; work refused for
+    want of memory has the code ``memory_pressure``.
+    """
+
+    def declare(self) -> None:
+        for name, help_ in HELP.items():
+            self._add(name, help_)
+
+    def _add(self, name: str, help_: str) -> None:
+        def read() -> Iterator[tuple[tuple[()], float]]:
+            values = self.scope.process()
+            if name in values:
+                yield (), values[name]
+
+        self.computed_metric(name, help_, (), read)

@@ -1,4 +1,4 @@
-"""How many requests, with what outcome, and who was turned away."""
+"""Metrics of requests: outcomes, refusals, the queue, latency, tokens and tool calls."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
-from observability.facts import RequestRecord
 from observability.labels import LABELS, CappedNames, KnownNames, Labels, name_api
-from observability.metrics.base import LONG_S, MetricGroup
+from observability.metrics.base import LONG_S, SHORT_S, MetricGroup
+from observability.observation import DecodeProgress, RequestRecord
 
 
 class Requests(MetricGroup):
@@ -152,3 +152,110 @@ class ResponseStorage(MetricGroup):
 
     def record_storage_failure(self) -> None:
         self._lost += 1
+
+
+class Latency(MetricGroup):
+    """TTFT = first output token (reasoning counts) - arrival.
+    TPOT = (end - first token) / (N - 1), one observation per choice with N > 1.
+
+    p95 TTFT: ``histogram_quantile(0.95,
+    sum by (le) (rate(eaglegate_time_to_first_token_seconds_bucket[5m])))``
+    """
+
+    def declare(self) -> None:
+        self._ttft = self.histogram(
+            "time_to_first_token_seconds", "First output token - arrival", LONG_S
+        )
+        self._tpot = self.histogram(
+            "time_per_output_token_seconds", "(End - first token) / (N - 1), per choice", SHORT_S
+        )
+
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
+        self._ttft.observe(labels, [r.ttft for r in records if r.ttft is not None])
+        self._tpot.observe(labels, collect_tpots(records))
+
+
+class StepLatency(MetricGroup):
+    """Gap between steps as they come out of the engine: about TPOT x acceptance length under
+    speculation, and never to be called TPOT.
+
+    ``histogram_quantile(0.95, sum by (le) (rate(eaglegate_inter_step_seconds_bucket[5m])))``
+    """
+
+    def declare(self) -> None:
+        self._gaps = self.histogram(
+            "inter_step_seconds", "Time between two steps of a choice", SHORT_S
+        )
+
+    def record_progress(self, progress: DecodeProgress) -> None:
+        self._gaps.observe(progress.slices.labels, progress.gaps)
+
+
+class UserSpeed(MetricGroup):
+    """What one reader gets: 1 / TPOT, in tokens per second.
+
+    ``histogram_quantile(0.1,
+    sum by (le) (rate(eaglegate_user_tokens_per_second_bucket[5m])))`` is the slow tail.
+    """
+
+    BOUNDS = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000)
+
+    def declare(self) -> None:
+        self._speed = self.histogram("user_tokens_per_second", "1 / TPOT, per choice", self.BOUNDS)
+
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
+        self._speed.observe(labels, [1 / tpot for tpot in collect_tpots(records) if tpot])
+
+
+def collect_tpots(records: list[RequestRecord]) -> list[float]:
+    """One value per choice that has one."""
+    choices = (choice for record in records for choice in record.choices)
+    return [choice.tpot for choice in choices if choice.tpot is not None]
+
+
+class Tokens(MetricGroup):
+    """Prompt tokens (cached ones included), cached, completion (reasoning included), reasoning.
+
+    Throughput: ``sum(rate(eaglegate_completion_tokens_total[1m]))``; share of prompts served from
+    the prefix cache: ``rate(eaglegate_cached_tokens_total[5m])
+    / rate(eaglegate_prompt_tokens_total[5m])``.
+    Completion tokens count what the engine delivered, also for requests that were cut; the other
+    three come from ``usage`` and so from choices that reached their end.
+    """
+
+    def declare(self) -> None:
+        self._prompt = self.counter("prompt_tokens", "Prompt tokens of ended choices")
+        self._cached = self.counter("cached_tokens", "Prompt tokens served from the prefix cache")
+        self._completion = self.counter("completion_tokens", "Output tokens delivered")
+        self._reasoning = self.counter("reasoning_tokens", "Output tokens inside reasoning")
+
+    def record_progress(self, progress: DecodeProgress) -> None:
+        self._completion(*progress.slices.labels).inc(progress.whole.tokens)
+
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
+        usages = [c.usage for record in records for c in record.choices if c.usage is not None]
+        self._prompt(*labels).inc(sum(usage.prompt for usage in usages))
+        self._cached(*labels).inc(sum(usage.cached for usage in usages))
+        self._reasoning(*labels).inc(sum(usage.reasoning for usage in usages))
+
+
+class ToolCalls(MetricGroup):
+    """Tool calls by outcome: valid, unchecked, schema_mismatch, malformed, truncated, unknown_tool.
+
+    Failure ratio: ``sum(rate(eaglegate_tool_calls_total{outcome!~"valid|unchecked"}[5m]))
+    / sum(rate(eaglegate_tool_calls_total[5m]))``. Repairs by kind: docs/parsers.md.
+    """
+
+    def declare(self) -> None:
+        self._calls = self.counter("tool_calls", "Tool calls, by outcome", (*LABELS, "outcome"))
+        self._repairs = self.counter(
+            "tool_call_repairs", "Tool calls with mended arguments, by repair", (*LABELS, "repair")
+        )
+
+    def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
+        calls = Counter(call for record in records for c in record.choices for call in c.tools)
+        for outcome, count in calls.items():
+            self._calls(*labels, outcome.value).inc(count)
+        repairs = Counter(one for record in records for c in record.choices for one in c.repairs)
+        for repair, count in repairs.items():
+            self._repairs(*labels, repair.value).inc(count)

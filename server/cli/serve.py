@@ -20,13 +20,12 @@ from engine.observer import WORKLOADS
 from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
 from engine.supervision.policy import SupervisionTimeouts
 from engine.types import EngineInfo
-from observability.http import make_routes
+from observability.engine import InstrumentedEngine, SupervisionObserver
+from observability.labels import TelemetrySettings
 from observability.logs import AccessLog
 from observability.middleware import NoTracing, TelemetryMiddleware, Tracing
 from observability.nvml import find_gpus
-from observability.observed import InstrumentedEngine
-from observability.settings import TelemetrySettings
-from observability.supervision import SupervisionObserver
+from observability.pages import make_routes
 from observability.telemetry import Telemetry
 from server.access.admission import Admission, Bounds
 from server.access.keys import KeyRing, exposure, load

@@ -11,7 +11,7 @@ import pytest
 
 from engine.machine import GIB, GpuDevice, Machine
 from engine.preflight import EnginePlan, make_plan, preflight
-from engine.preflight.scene import overlay_config
+from engine.preflight.context import overlay_config
 from tests.engine.stand_ins import kimi, kimi_draft, llama_70b, llama_70b_draft
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"

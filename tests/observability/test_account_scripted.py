@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from engine.scripted import ScriptedEngine
 from engine.speculation.accounting import intern_step
 from engine.types import EngineRequest, FinishReason, Step, UndraftedReason
+from observability.engine import InstrumentedEngine
+from observability.labels import TelemetrySettings
 from observability.middleware import TelemetryMiddleware
-from observability.observed import InstrumentedEngine
-from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 from tests.server.conftest import Lab
 

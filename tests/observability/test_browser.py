@@ -36,8 +36,8 @@ from engine.types import (
     Step,
     UndraftedReason,
 )
-from observability.http import make_routes
-from observability.settings import TelemetrySettings
+from observability.labels import TelemetrySettings
+from observability.pages import make_routes
 from observability.telemetry import Telemetry
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from observability.catalogue import list_metrics, rewrite_document
-from observability.settings import TelemetrySettings
+from observability.labels import TelemetrySettings
 from observability.telemetry import Telemetry
 
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"

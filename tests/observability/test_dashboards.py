@@ -12,7 +12,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from observability.settings import TelemetrySettings
+from observability.labels import TelemetrySettings
 from observability.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client import CollectorRegistry
 
+from observability.labels import TelemetrySettings
 from observability.nvml import GpuReading, NvmlGpu, find_gpus
-from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 
 

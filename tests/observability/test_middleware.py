@@ -21,10 +21,10 @@ from engine.events import ContentDelta, Finish, Usage
 from engine.observer import Ending, RequestFacts
 from engine.scripted import ScriptedEngine, steps
 from engine.types import EngineRequest, Sampling
+from observability.engine import InstrumentedEngine
+from observability.labels import TelemetrySettings
 from observability.logs import AccessLog
 from observability.middleware import TelemetryMiddleware
-from observability.observed import InstrumentedEngine
-from observability.settings import TelemetrySettings
 from observability.telemetry import Telemetry
 from observability.tracing import OpenTelemetry
 

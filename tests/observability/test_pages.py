@@ -10,9 +10,8 @@ from engine.events import ContentDelta, Finish, ReasoningDelta, Usage
 from engine.observer import Ending, RequestFacts
 from engine.speculation.accounting import Totals
 from engine.types import DecodeStep, Step
-from observability.debug import MIN_AT_RISK, compute_conditional_slope
-from observability.http import make_routes
-from observability.settings import TelemetrySettings
+from observability.labels import TelemetrySettings
+from observability.pages import MIN_AT_RISK, compute_conditional_slope, make_routes
 from observability.telemetry import Telemetry
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from observability.exposition import render_metrics
-from observability.metrics.process import HELP
-from observability.settings import TelemetrySettings
+from observability.labels import TelemetrySettings
+from observability.metrics.engine import HELP
+from observability.pages import render_metrics
 from observability.telemetry import Telemetry
 
 

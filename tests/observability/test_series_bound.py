@@ -19,9 +19,8 @@ from engine.events import (
 )
 from engine.observer import Ending, RequestFacts
 from engine.types import DecodeStep, FinishReason, Step
-from observability.debug import summarize_speculation
-from observability.labels import CONTEXTS
-from observability.settings import TelemetrySettings
+from observability.labels import CONTEXTS, TelemetrySettings
+from observability.pages import summarize_speculation
 from observability.telemetry import Telemetry
 
 SETTINGS = TelemetrySettings(models=("m",), workloads=("chat", "tools", "batch"), templates=5)

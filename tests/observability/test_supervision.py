@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from engine.scripted import DEFAULT_INFO
 from engine.supervision.policy import LossCause, RecoveryOutcome
-from observability.exposition import render_metrics
-from observability.settings import TelemetrySettings
-from observability.supervision import SupervisionObserver
+from observability.engine import SupervisionObserver
+from observability.labels import TelemetrySettings
+from observability.pages import render_metrics
 from observability.telemetry import Telemetry
 
 

@@ -11,9 +11,9 @@ from engine.observer import Ending, RequestFacts
 from engine.scripted import ScriptedEngine, steps
 from engine.speculation.accounting import Totals
 from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step, UndraftedReason
-from observability.exposition import render_metrics
-from observability.observed import InstrumentedEngine
-from observability.settings import TelemetrySettings
+from observability.engine import InstrumentedEngine
+from observability.labels import TelemetrySettings
+from observability.pages import render_metrics
 from observability.telemetry import Telemetry
 from server.access.admission import Admission, Bounds
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from observability.labels import OTHER
-from observability.templates import NO_TEMPLATE, TopTemplates
+from observability.labels import NO_TEMPLATE, OTHER, TopTemplates
 
 
 def test_the_first_ones_are_named_and_the_rest_is_other():

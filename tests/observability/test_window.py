@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.speculation.accounting import Totals
-from observability.window import SlidingWindow, WindowSums
+from observability.windows import SlidingWindow, WindowSums
 
 
 def sums(steps: int, accepted: int) -> WindowSums:

@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry
 from engine.fleet.routing import RoutingReason
 from engine.fleet.status import WorkerState, WorkerStatus
 from engine.speculation.accounting import Totals
-from observability.debug import summarize_speculation
-from observability.metrics.workers import MOST
-from observability.settings import TelemetrySettings
+from observability.labels import TelemetrySettings
+from observability.metrics.engine import MOST
+from observability.pages import summarize_speculation
 from observability.telemetry import Telemetry
 
 PREFIX = "eaglegate_worker_"

@@ -8,8 +8,8 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-import observability.http
-from observability.settings import TelemetrySettings
+import observability.pages
+from observability.labels import TelemetrySettings
 from observability.telemetry import Telemetry
 from server.access.budget import Quota
 from server.access.fair_order import Priority
@@ -24,7 +24,7 @@ OPERATOR = {"/", "/metrics", "/debug/speculation"}
 
 
 def pages():
-    return observability.http.make_routes(
+    return observability.pages.make_routes(
         Telemetry(TelemetrySettings(models=()), CollectorRegistry())
     )
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.inspection.safetensors_header import (
+from engine.speculation.inspection.weights import (
     InvalidCheckpoint,
     TensorEntry,
+    UnreadableArchive,
+    read_archive,
     read_header,
 )
-from engine.speculation.inspection.torch_archive import UnreadableArchive, read_archive
 
 MISTRAL = "params.json"
 INDEX = "model.safetensors.index.json"

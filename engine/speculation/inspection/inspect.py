@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.inspection.case import InspectionCase, InspectionRule
+from engine.speculation.inspection.case import (
+    Finding,
+    InspectionCase,
+    InspectionRule,
+    Severity,
+    SpeculationReport,
+)
 from engine.speculation.inspection.checkpoint import (
     Checkpoint,
     NotInspectable,
@@ -14,13 +20,10 @@ from engine.speculation.inspection.checkpoint import (
     open_model,
     read_config,
 )
-from engine.speculation.inspection.describe import describe
-from engine.speculation.inspection.draft import read_draft
-from engine.speculation.inspection.method import MODEL_FREE, detect_kind, resolve_method
-from engine.speculation.inspection.report import Finding, Severity, SpeculationReport
+from engine.speculation.inspection.configs import TargetConfig, get_int, read_draft, read_target
+from engine.speculation.inspection.method import MODEL_FREE, describe, detect_kind, resolve_method
 from engine.speculation.inspection.rules import ALWAYS, EAGLE3_CONFIG, EAGLE3_TENSORS
-from engine.speculation.inspection.safetensors_header import InvalidCheckpoint
-from engine.speculation.inspection.target import TargetConfig, get_int, read_target
+from engine.speculation.inspection.weights import InvalidCheckpoint
 
 
 def inspect_draft(

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.inspection.draft import (
+from engine.speculation.inspection.configs import (
     ARCHITECTURES,
     FROM_TOP,
     LAYER_IDS,
@@ -27,7 +27,7 @@ from engine.speculation.inspection.draft import (
 )
 from engine.speculation.inspection.method import METHODS, MTP_METHODS
 from engine.speculation.inspection.rules.config import CONVERTED
-from engine.speculation.inspection.rules.settings import KEYS, MOST_DRAFTED
+from engine.speculation.inspection.rules.general import KEYS, MOST_DRAFTED
 
 SPEC = find_spec("vllm")
 pytestmark = pytest.mark.skipif(SPEC is None, reason="vLLM is not installed")

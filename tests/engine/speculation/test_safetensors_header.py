@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.speculation.inspection.safetensors_header import (
+from engine.speculation.inspection.weights import (
     InvalidCheckpoint,
     read_array,
     read_header,

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from engine.speculation.inspection import Severity, inspect_draft
-from engine.speculation.inspection.safetensors_header import read_array
-from engine.speculation.inspection.torch_archive import UnreadableArchive, read_archive
+from engine.speculation.inspection.weights import UnreadableArchive, read_archive, read_array
 from tests.engine.speculation.draft_changes import reduced
 from tests.engine.speculation.draft_folder import DEMO, Folder, read_folder
 

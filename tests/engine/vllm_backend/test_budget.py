@@ -9,8 +9,8 @@ import pytest
 from vllm.sampling_params import SamplingParams
 
 from engine.types import UndraftedReason
-from engine.vllm_backend.budget import ReasoningSpan, ThinkingBudgetTracker
-from engine.vllm_backend.names import SKIP
+from engine.vllm_backend.contract import SKIP
+from engine.vllm_backend.scheduler import ReasoningSpan, ThinkingBudgetTracker
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
 
 START, END = [7, 8], [9]

@@ -21,7 +21,7 @@ from benchmarks.drive import speculation
 from engine.types import DecodeStep, UndraftedReason
 from engine.vllm_backend.accounts import read_decode_step
 from engine.vllm_backend.arguments import make_demo_arguments
-from engine.vllm_backend.names import SKIP, declare_depths
+from engine.vllm_backend.contract import SKIP, declare_depths
 from engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
 from engine.vllm_fields import DEPTH
 

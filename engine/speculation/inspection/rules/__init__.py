@@ -5,13 +5,12 @@ from __future__ import annotations
 from engine.speculation.inspection.case import InspectionRule
 from engine.speculation.inspection.rules import (
     config,
+    general,
     layers,
-    other_methods,
-    settings,
     tensors,
     vocabulary,
 )
 
-ALWAYS: tuple[InspectionRule, ...] = settings.RULES + other_methods.RULES
+ALWAYS: tuple[InspectionRule, ...] = general.SETTINGS_RULES + general.OTHER_METHOD_RULES
 EAGLE3_CONFIG: tuple[InspectionRule, ...] = config.RULES + layers.RULES
 EAGLE3_TENSORS: tuple[InspectionRule, ...] = tensors.RULES + vocabulary.RULES

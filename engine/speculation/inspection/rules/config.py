@@ -14,7 +14,7 @@ from engine.speculation.inspection.case import (
     note,
     warning,
 )
-from engine.speculation.inspection.draft import (
+from engine.speculation.inspection.configs import (
     ARCHITECTURES,
     LAYER_IDS,
     LAYER_PART,

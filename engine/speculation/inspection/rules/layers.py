@@ -11,7 +11,7 @@ from engine.speculation.inspection.case import (
     error,
     warning,
 )
-from engine.speculation.inspection.draft import LAYER_IDS, DecoderLayer
+from engine.speculation.inspection.configs import LAYER_IDS, DecoderLayer
 
 
 def check_layers_exist(case: InspectionCase) -> Iterator[Verdict]:

@@ -15,7 +15,7 @@ from engine.speculation.inspection.case import (
     error,
     warning,
 )
-from engine.speculation.inspection.safetensors_header import TensorEntry, read_array
+from engine.speculation.inspection.weights import TensorEntry, read_array
 
 PADDING = 0.01
 """Checkpoints of one family differ by so much at most in padding and image tokens."""

@@ -1,16 +1,59 @@
-"""``GET /debug/speculation``: what every slice does now, against what it used to do."""
+"""The pages of telemetry: ``/metrics``, ``/debug/speculation`` and the live page at ``/``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.resources import files
 from typing import Any
+
+import orjson
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, REGISTRY, CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
 from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo
-from observability.slices import ALL, KINDS
 from observability.telemetry import Telemetry
-from observability.window import SlidingWindow, WindowSums
+from observability.windows import ALL, KINDS, SlidingWindow, WindowSums
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+
+class MergedRegistries(Collector):
+    """Several registries as one page; a family is taken from the first that has it.
+
+    The client's ``_created`` times are left out: they double the page and nobody asks for them.
+    """
+
+    def __init__(self, registries: Iterable[CollectorRegistry]) -> None:
+        self._registries = tuple(registries)
+
+    def collect(self) -> Iterator[Metric]:
+        seen: set[str] = set()
+        for registry in self._registries:
+            for family in registry.collect():
+                if family.name not in seen:
+                    seen.add(family.name)
+                    yield _drop_created_samples(family)
+
+
+def _drop_created_samples(family: Metric) -> Metric:
+    made = Metric(family.name, family.documentation, family.type, family.unit)
+    made.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+    return made
+
+
+def render_metrics(registry: CollectorRegistry) -> bytes:
+    """Our metrics, then those of the process-wide registry: vLLM's ``vllm:*``, Python, process."""
+    page = CollectorRegistry(auto_describe=False)
+    page.register(MergedRegistries((registry, REGISTRY)))
+    return generate_latest(page)
+
 
 MIN_AT_RISK = 10
 """Verify steps that must have reached a position before it takes part in the slope."""
@@ -159,3 +202,25 @@ def _summarize_bucket(age: float, sums: WindowSums, bucket_s: float) -> Row:
 
 def _make_empty_window(telemetry: Telemetry) -> SlidingWindow:
     return SlidingWindow(telemetry.settings.window_s, telemetry.settings.baseline_half_life_s)
+
+
+def make_routes(telemetry: Telemetry) -> list[Route]:
+    """``/metrics`` for Prometheus, ``/debug/speculation`` for programs, ``/`` for people."""
+    page = files("observability").joinpath("page.html").read_text(encoding="utf-8")
+
+    async def metrics(_: Request) -> Response:
+        telemetry.settle()
+        return Response(render_metrics(telemetry.registry), media_type=CONTENT_TYPE)
+
+    async def debug(_: Request) -> Response:
+        body = orjson.dumps(summarize_speculation(telemetry), option=orjson.OPT_INDENT_2)
+        return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+
+    async def home(_: Request) -> Response:
+        return HTMLResponse(page)
+
+    return [
+        Route("/metrics", metrics, methods=["GET"]),
+        Route("/debug/speculation", debug, methods=["GET"]),
+        Route("/", home, methods=["GET"]),
+    ]

@@ -1,4 +1,4 @@
-"""An engine that is looked at: same interface, same steps, and telemetry sees them first."""
+"""Telemetry of engines: a wrapper that records every step, and an observer of engine losses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from engine.base import Engine
+from engine.supervision.policy import LossCause, RecoveryOutcome
 from engine.types import EngineInfo, EngineRequest, Health, Step
-from observability.context import current
+from observability.middleware import current
 from observability.telemetry import Telemetry
 
 
@@ -56,3 +57,20 @@ def _add_trace_headers(request: EngineRequest) -> EngineRequest:
     if exchange is None or not exchange.trace_headers:
         return request
     return replace(request, trace_headers=exchange.trace_headers)
+
+
+class SupervisionObserver:
+    """``engine.supervision.policy.RecoveryObserver`` for the engine called ``name``."""
+
+    def __init__(self, telemetry: Telemetry, name: str = "default") -> None:
+        self._telemetry = telemetry
+        self._name = name
+
+    def record_loss(self, cause: LossCause) -> None:
+        self._telemetry.record_engine_loss(self._name, cause.value)
+
+    def record_recovery(self, info: EngineInfo, seconds: float) -> None:
+        self._telemetry.record_engine_start(self._name, info, seconds)
+
+    def record_interruption(self, outcome: RecoveryOutcome) -> None:
+        self._telemetry.record_interruption(outcome.value)

@@ -1,0 +1,238 @@
+"""What preflight looks at: the engine arguments, this machine and the model files on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from engine.machine import GIB, Machine
+from engine.speculation.inspection import SpeculationReport, inspect_draft
+from engine.speculation.inspection.checkpoint import (
+    Checkpoint,
+    NotDownloaded,
+    NotInspectable,
+    locate,
+    open_model,
+    read_config,
+)
+from engine.speculation.inspection.configs import TEXT_PARTS, TargetConfig, read_target
+from engine.speculation.inspection.weights import InvalidCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """The engine arguments that decide whether it can start; the rest is the engine's own."""
+
+    model: str
+    revision: str | None = None
+    tokenizer: str | None = None
+    dtype: str = "auto"
+    quantization: str | None = None
+    max_model_len: int | None = None
+    attention_backend: str | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    local_data_parallel_size: int | None = None
+    nodes: int = 1
+    executor: str | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_bytes: int | None = None
+    load_format: str = "auto"
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Laid over the model's config.json."""
+    speculative_config: Mapping[str, Any] | None = None
+
+    @property
+    def workers(self) -> int:
+        """Processes on this machine, each with a device of its own."""
+        ranks = -(-self.tensor_parallel_size * self.pipeline_parallel_size // self.nodes)
+        return ranks * (self.local_data_parallel_size or self.data_parallel_size)
+
+
+def make_plan(arguments: Any) -> EnginePlan:
+    """From the engine's arguments, or from a parsed command line that names a model.
+
+    Absent ones keep their default. A command line is taken as it is, so that one made for a larger
+    machine can be looked at here.
+    """
+    speculation = getattr(arguments, "speculative_config", None)
+    overrides = getattr(arguments, "hf_overrides", None)
+    names = ("revision", "tokenizer", "quantization", "max_model_len")
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    taken: dict[str, Any] = {name: getattr(arguments, name, None) for name in names}
+    taken |= {name: getattr(arguments, name, None) or 1 for name in sizes}
+    return EnginePlan(
+        model=str(getattr(arguments, "model_tag", None) or arguments.model),
+        **taken,
+        dtype=str(getattr(arguments, "dtype", "auto")),
+        attention_backend=get_backend_name(getattr(arguments, "attention_backend", None)),
+        local_data_parallel_size=getattr(arguments, "data_parallel_size_local", None),
+        nodes=getattr(arguments, "nnodes", None) or 1,
+        executor=get_executor_name(getattr(arguments, "distributed_executor_backend", None)),
+        gpu_memory_utilization=getattr(arguments, "gpu_memory_utilization", None) or 0.9,
+        kv_cache_bytes=getattr(arguments, "kv_cache_memory_bytes", None),
+        hf_overrides=overrides if isinstance(overrides, Mapping) else {},
+        load_format=str(getattr(arguments, "load_format", "auto")),
+        speculative_config=dict(speculation) if speculation else None,
+    )
+
+
+def get_backend_name(value: Any) -> str | None:
+    """vLLM keeps an enum, the command line a word."""
+    return None if value is None else str(getattr(value, "name", value)).upper()
+
+
+def get_executor_name(value: Any) -> str | None:
+    """A word, or a class of the user's own."""
+    return value if value is None or isinstance(value, str) else getattr(value, "__name__", "own")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCheckpoint:
+    """What of the target is on this machine."""
+
+    path: Path | None = None
+    target: TargetConfig | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: Checkpoint | None = None
+    problem: str | None = None
+    unread: str | None = None
+    """Why it was not looked at, though it may be here."""
+
+    @property
+    def downloaded(self) -> bool:
+        return any(one is not None for one in (self.checkpoint, self.problem, self.unread))
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightContext:
+    """Everything a check looks at."""
+
+    plan: EnginePlan
+    machine: Machine
+    found: LocalCheckpoint
+    draft: SpeculationReport | None
+    draft_bytes: int
+    hub: Callable[[], str | None]
+
+
+def make_context(
+    plan: EnginePlan, machine: Machine, hub: Callable[[], str | None]
+) -> PreflightContext:
+    found = find_checkpoint(plan)
+    return PreflightContext(
+        plan, machine, found, inspect_plan(plan, found), measure_draft(plan), cache(hub)
+    )
+
+
+def find_checkpoint(plan: EnginePlan) -> LocalCheckpoint:
+    try:
+        path = locate(plan.model, plan.revision)
+        raw = overlay_config(read_config(path), plan.hf_overrides)
+    except NotDownloaded:
+        return LocalCheckpoint()
+    except NotInspectable as reason:
+        return LocalCheckpoint(unread=str(reason))
+    except InvalidCheckpoint as fault:
+        return LocalCheckpoint(problem=f"{fault.found}; {fault.advice}")
+    target = read_target(raw, str(path))
+    try:
+        return LocalCheckpoint(path, target, raw, open_model(plan.model, plan.revision))
+    except NotDownloaded:
+        return LocalCheckpoint(path, target, raw)
+    except InvalidCheckpoint as fault:
+        dummy = plan.load_format == "dummy"
+        return LocalCheckpoint(
+            path, target, raw, problem=None if dummy else f"{fault.found}; {fault.advice}"
+        )
+
+
+def overlay_config(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As vLLM does: the text model's part is laid over, anything else takes the old one's place."""
+    out = dict(config)
+    for name, value in overrides.items():
+        under = out.get(name)
+        both = name in TEXT_PARTS and isinstance(value, Mapping) and isinstance(under, Mapping)
+        out[name] = overlay_config(under, value) if both else value  # type: ignore[arg-type]
+    return out
+
+
+def inspect_plan(plan: EnginePlan, found: LocalCheckpoint) -> SpeculationReport | None:
+    if plan.speculative_config is None:
+        return None
+    return inspect_draft(
+        plan.model,
+        plan.speculative_config,
+        tensor_parallel_size=plan.tensor_parallel_size,
+        max_model_len=plan.max_model_len,
+        target_config=found.raw or None,
+    )
+
+
+def measure_draft(plan: EnginePlan) -> int:
+    name = (plan.speculative_config or {}).get("model")
+    try:
+        return open_model(name).num_bytes if isinstance(name, str) else 0
+    except (NotInspectable, InvalidCheckpoint):
+        return 0
+
+
+def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
+    plan, found, machine = scene.plan, scene.found, scene.machine
+    yield "model", plan.model
+    yield "where", str(found.path.resolve()) if found.path else "not on this machine"
+    names = found.raw.get("architectures")
+    if isinstance(names, list) and names:
+        yield "architecture", str(names[0])
+    if found.target is not None:
+        yield "layers", f"{found.target.num_layers}, hidden size {found.target.hidden_size}"
+        yield "vocabulary", str(found.target.vocab_size)
+    yield "dtype", format_resolved(plan.dtype, get_stored_dtype(found))
+    yield "quantisation", plan.quantization or get_stored_scheme(found) or "none"
+    longest = found.target.max_positions if found.target else None
+    yield "max_model_len", format_resolved(str(plan.max_model_len or "auto"), longest)
+    yield "tensor parallel", str(plan.tensor_parallel_size)
+    if plan.pipeline_parallel_size * plan.data_parallel_size * plan.nodes > 1:
+        yield (
+            "pipeline, data, nodes",
+            (f"{plan.pipeline_parallel_size}, {plan.data_parallel_size}, {plan.nodes}"),
+        )
+    yield "attention backend", plan.attention_backend or "chosen by vLLM"
+    if found.checkpoint is not None:
+        yield "weights", format_bytes(found.checkpoint.num_bytes)
+    yield "this machine", describe_machine(machine)
+
+
+def format_resolved(asked: str, known: object) -> str:
+    return f"auto, here {known}" if asked == "auto" and known is not None else asked
+
+
+def get_stored_dtype(found: LocalCheckpoint) -> object:
+    config = found.target.config if found.target else {}
+    return config.get("dtype") or config.get("torch_dtype") or found.raw.get("torch_dtype")
+
+
+def get_stored_scheme(found: LocalCheckpoint) -> str | None:
+    """The scheme named in config.json, with its algorithm where there is one."""
+    scheme = found.raw.get("quantization_config")
+    if not isinstance(scheme, Mapping):
+        return None
+    words = (scheme.get("quant_method"), scheme.get("quant_algo"))
+    return " ".join(str(word) for word in words if word) or "unnamed scheme"
+
+
+def describe_machine(machine: Machine) -> str:
+    if machine.gpus:
+        return f"{len(machine.gpus)} x {machine.gpus[0].name}, {machine.cores} cores"
+    built = f"vLLM for {machine.platform}" if machine.platform != "none" else "no vLLM installed"
+    return f"{machine.cores} cores, {format_bytes(machine.free_memory)} free, no GPU; {built}"
+
+
+def format_bytes(num_bytes: float) -> str:
+    return (
+        f"{num_bytes / GIB:.1f} GiB" if num_bytes >= 0.1 * GIB else f"{num_bytes / 2**20:.0f} MiB"
+    )

@@ -1,0 +1,173 @@
+"""Sliding windows: what every slice of the traffic does now, and its baseline before that.
+
+They feed the windowed gauges and ``GET /debug/speculation``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+
+from engine.events import Phase
+from engine.speculation.accounting import Totals
+from observability.labels import Labels, TelemetrySettings
+from observability.observation import DecodeProgress, RequestRecord, SliceNames
+from observability.sequence import PhaseShare
+
+BUCKETS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSums:
+    """What one slice did in some span of time."""
+
+    requests: int = 0
+    timed_tokens: int = 0
+    seconds: float = 0.0
+    totals: Totals = field(default_factory=Totals)
+
+    def __add__(self, other: WindowSums) -> WindowSums:
+        return WindowSums(
+            self.requests + other.requests,
+            self.timed_tokens + other.timed_tokens,
+            self.seconds + other.seconds,
+            self.totals + other.totals,
+        )
+
+    @property
+    def tpot(self) -> float | None:
+        """Pooled: the time all decode steps took / the tokens they delivered."""
+        return self.seconds / self.timed_tokens if self.timed_tokens else None
+
+
+class SlidingWindow:
+    """A ring of buckets; what falls out of it joins an exponentially forgotten baseline.
+
+    The baseline never overlaps the window, so a collapse cannot hide in its own reference.
+    """
+
+    def __init__(self, span_s: float, half_life_s: float) -> None:
+        self._bucket_s = span_s / BUCKETS
+        self._keep = 0.5 ** (self._bucket_s / half_life_s)
+        self._buckets: deque[tuple[int, WindowSums]] = deque()
+        self._verified = 0.0
+        self._accepted = 0.0
+        self._forgotten_at = 0
+
+    def add(self, sums: WindowSums, now: float) -> None:
+        at = self._expire(now)
+        if self._buckets and self._buckets[-1][0] == at:
+            self._buckets[-1] = (at, self._buckets[-1][1] + sums)
+        else:
+            self._buckets.append((at, sums))
+
+    def sums(self, now: float) -> WindowSums:
+        self._expire(now)
+        return reduce(add, (sums for _, sums in self._buckets), WindowSums())
+
+    def baseline(self, now: float) -> float | None:
+        """Acceptance length before the window, weighted by steps; absent without data."""
+        self._expire(now)
+        return 1 + self._accepted / self._verified if self._verified >= 1 else None
+
+    def history(self, now: float) -> Iterator[tuple[float, WindowSums]]:
+        """Each bucket that has something: how many seconds ago it began, and its sums."""
+        at = self._expire(now)
+        for index, sums in self._buckets:
+            yield (at - index) * self._bucket_s, sums
+
+    @property
+    def bucket_s(self) -> float:
+        return self._bucket_s
+
+    def _expire(self, now: float) -> int:
+        at = int(now / self._bucket_s)
+        while self._buckets and self._buckets[0][0] <= at - BUCKETS:
+            self._forget(*self._buckets.popleft())
+        return at
+
+    def _forget(self, at: int, sums: WindowSums) -> None:
+        kept = self._keep ** (at - self._forgotten_at)
+        self._forgotten_at = at
+        self._verified = self._verified * kept + sums.totals.verify_steps
+        self._accepted = self._accepted * kept + sums.totals.accepted
+
+
+ALL, LANE, WORKLOAD, CONTEXT, PHASE, TEMPLATE = KINDS = (
+    "all",
+    "lane",
+    "workload",
+    "context",
+    "phase",
+    "template",
+)
+SliceKey = tuple[str, str]
+
+
+class SliceWindows:
+    """One window per slice and one per label set; bounded because every name in it is."""
+
+    def __init__(self, settings: TelemetrySettings) -> None:
+        self._settings = settings
+        self._slices: dict[SliceKey, SlidingWindow] = {}
+        self._labels: dict[Labels, SlidingWindow] = {}
+
+    def add_progress(self, progress: DecodeProgress, now: float) -> None:
+        sums = _to_sums(progress.whole)
+        for window in self._select_windows(progress.slices):
+            window.add(sums, now)
+        for phase, share in progress.shares.items():
+            self._get_slice((PHASE, phase.value)).add(_to_sums(share), now)
+
+    def add_records(self, slices: SliceNames, records: list[RequestRecord], now: float) -> None:
+        count = WindowSums(requests=len(records))
+        for window in self._select_windows(slices):
+            window.add(count, now)
+        phases = Counter(phase for record in records for phase in _collect_phases(record))
+        for phase, requests in phases.items():
+            self._get_slice((PHASE, phase.value)).add(WindowSums(requests=requests), now)
+
+    def forget(self, template: str) -> None:
+        self._slices.pop((TEMPLATE, template), None)
+
+    def of_kind(self, kind: str) -> Iterator[tuple[str, SlidingWindow]]:
+        return ((name, window) for (k, name), window in self._slices.items() if k == kind)
+
+    def by_labels(self) -> Iterable[tuple[Labels, SlidingWindow]]:
+        return self._labels.items()
+
+    def _select_windows(self, slices: SliceNames) -> Iterator[SlidingWindow]:
+        labels = slices.labels
+        yield self._get_labelled(labels)
+        yield self._get_slice((ALL, ""))
+        yield self._get_slice((LANE, labels.lane))
+        yield self._get_slice((WORKLOAD, labels.workload))
+        yield self._get_slice((CONTEXT, slices.context))
+        yield self._get_slice((TEMPLATE, slices.template))
+
+    def _get_slice(self, key: SliceKey) -> SlidingWindow:
+        window = self._slices.get(key)
+        if window is None:
+            window = self._slices[key] = self._make_window()
+        return window
+
+    def _get_labelled(self, labels: Labels) -> SlidingWindow:
+        window = self._labels.get(labels)
+        if window is None:
+            window = self._labels[labels] = self._make_window()
+        return window
+
+    def _make_window(self) -> SlidingWindow:
+        return SlidingWindow(self._settings.window_s, self._settings.baseline_half_life_s)
+
+
+def _to_sums(share: PhaseShare) -> WindowSums:
+    return WindowSums(0, share.timed_tokens, share.seconds, share.totals)
+
+
+def _collect_phases(record: RequestRecord) -> frozenset[Phase]:
+    """Those that any of its choices had."""
+    return frozenset().union(*(choice.phases for choice in record.choices))
