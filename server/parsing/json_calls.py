@@ -41,6 +41,8 @@ class JsonCalls:
     names: Sequence[str] = ("name",)
     arguments: Sequence[str] = ("arguments", "parameters")
     others: Sequence[str] = ("type", "id")
+    is_keyed: bool = False
+    """The name is the key of the arguments, the only one of an object."""
     quotes: Quotes | None = None
     """Which marker tokens may end a string that the model has not closed."""
 
@@ -173,6 +175,9 @@ class _Object:
         end = yield Next(self._stops, self._raw.append, keep=None)
         if end in self._stops.markers or end in ",}]":
             return end if end in self._stops.markers else DONE
+        if self._form.is_keyed and not self._name:
+            self._name = key
+            return (yield from self._read_arguments())
         if key in self._form.names and not self._name:
             return (yield from self._read_name())
         if key in self._form.arguments and not self._argued:

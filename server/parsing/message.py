@@ -29,6 +29,8 @@ class Reasoning:
     ends: tuple[str, ...]
     framing: str = "\n"
     """White space the template writes inside the markers, and after the end marker."""
+    label: str = ""
+    """What the model writes behind a start marker, before the thinking."""
     inline: bool = False
     """The thinking is delivered as content, with its markers."""
     channels: MessageGrammar | None = None
@@ -124,13 +126,14 @@ def _message(context: Context) -> Grammar:
         yield from content(context)
 
 
-def _reasoning(context: Context) -> Grammar:
+def _reasoning(context: Context, labelled: bool = False) -> Grammar:
     """Up to an end marker. A second start marker says nothing new when it comes first."""
     out, reasoning = context.out, context.reasoning
     thinking = out.content if reasoning.inline else out.reasoning
     if reasoning.inline:
         thinking.write(reasoning.starts[0])
     out.phase = Phase.REASONING
+    out.reasoning.label = reasoning.label if labelled else ""
     calls = _sure_openers(context) if reasoning.forgets_end else ()
     stops = context.lexicon.stops(*reasoning.starts, *reasoning.ends, *calls)
     begun = False
@@ -183,7 +186,7 @@ def content(context: Context, *ends: str) -> Generator[Want, str, str]:
         if out.content.written and marker not in stops.tokens:
             out.content.write(marker)
         else:
-            yield from _reasoning(context)
+            yield from _reasoning(context, labelled=True)
     return marker
 
 
@@ -193,6 +196,7 @@ def _framed(marker: str, stops: Stops, context: Context) -> Generator[Want, str,
     opening = context.reasoning.answer[0] if context.reasoning.answer else ""
     if marker == opening and not content.written:
         context.out.framed = True
+        content.lead = context.reasoning.framing
         return ""
     if not context.out.framed or marker == opening:
         content.write(marker)

@@ -36,6 +36,7 @@ class Framed:
         "_emit",
         "_held",
         "_trail",
+        "label",
         "lead",
         "tail",
         "written",
@@ -48,6 +49,8 @@ class Framed:
         self._at_marker = True
         self._dropped = self._break = ""
         self.lead = lead
+        self.label = ""
+        """Dropped where the text begins with it."""
         self.tail = ""
         """What has been written last."""
         self.written = False
@@ -72,6 +75,13 @@ class Framed:
 
     def _opening(self, text: str) -> str:
         """The first piece that is not blank, with the blanks before it; nothing before that."""
+        if self.label:
+            text = "".join([*self._held, text])
+            self._held.clear()
+            if self.label.startswith(text):
+                self._held.append(text)
+                return ""
+            text, self.label = text.removeprefix(self.label), ""
         if not text.strip():
             self._held.append(text)
             return ""

@@ -166,7 +166,8 @@ def make_parser(
     reasoning = reasoning_format(reasoning_parser)
     out = Emitter(fragment)
     calls = Calls(out, Tools(tools), new_id or tool_form.new_id, parallel, custom, repairs)
-    output = Output(out, calls, reasoning.framing, tool_form.framing)
+    trail = tool_form.framing or (reasoning.framing if reasoning.answer else "")
+    output = Output(out, calls, reasoning.framing, trail)
     lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
     context = Context(lexicon, output, tool_form, reasoning, starts_in, sound)
     reads = tool_parser or reasoning_parser

@@ -7,6 +7,7 @@ is content. A prompt that opens the thinking itself says so with ``starts_in``.
 
 from __future__ import annotations
 
+from server.parsing.formats.json_lists import COHERE_TEXT
 from server.parsing.message import Reasoning
 
 THINK = Reasoning(("<think>",), ("</think>",), forgets_end=True)
@@ -35,3 +36,31 @@ GRANITE = Reasoning(
 MINIMAX_M2_APPEND_THINK = Reasoning(("<think>",), ("</think>",), framing="", inline=True)
 """MiniMax-M2 for clients that send the thinking back inside the content, as vLLM's parser of that
 name: it is delivered as content with its markers, and a tool call quoted in it is still text."""
+
+ERNIE45 = Reasoning(
+    ("<think>",), ("</think>",), answer=("<response>", "</response>"), forgets_end=True
+)
+"""ERNIE-4.5 Thinking: ``<response>`` around the answer, at times."""
+
+HUNYUAN = Reasoning(("<think>",), ("</think>",), answer=("<answer>", "</answer>"))
+"""Hunyuan A13B: ``<answer>`` around the answer; all four tags are plain text."""
+
+SEED_OSS = Reasoning(("<seed:think>",), ("</seed:think>",), forgets_end=True)
+"""Seed-OSS: Qwen's format with a prefix."""
+
+MINIMAX_M3 = Reasoning(("<mm:think>",), ("</mm:think>",), forgets_end=True)
+"""MiniMax M3."""
+
+COHERE = Reasoning(
+    ("<|START_THINKING|>",), ("<|END_THINKING|>",), framing="", inner=COHERE_TEXT, forgets_end=True
+)
+"""Command A: the tokens around the text of the answer are structure."""
+
+K2_HORIZON = Reasoning(
+    ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
+    ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+)
+"""K2 Horizon: a tag for each effort."""
+
+GEMMA4 = Reasoning(("<|channel>",), ("<channel|>",), label="thought", forgets_end=True)
+"""Gemma 4: a channel whose name stands on its first line."""

@@ -2,54 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from server.parsing.message import NO_REASONING, Reasoning, ToolFormat
 
 _FORMATS = "server.parsing.formats"
-TOOL_PARSERS: Mapping[str, str] = {
-    "deepseek_v3": f"{_FORMATS}.deepseek_v3:FORMAT",
-    "deepseek_v31": f"{_FORMATS}.deepseek_v31:FORMAT",
-    "deepseek_v32": f"{_FORMATS}.deepseek_v32:FORMAT",
-    "glm45": f"{_FORMATS}.glm45:FORMAT",
-    "glm47": f"{_FORMATS}.glm45:FORMAT",
-    "gpt_oss": f"{_FORMATS}.harmony:FORMAT",
-    "granite": f"{_FORMATS}.granite:FORMAT",
-    "granite4": f"{_FORMATS}.hermes:FORMAT",
-    "hermes": f"{_FORMATS}.hermes:FORMAT",
-    "kimi_k2": f"{_FORMATS}.kimi_k2:FORMAT",
-    "llama3_json": f"{_FORMATS}.llama3_json:FORMAT",
-    "llama4_json": f"{_FORMATS}.llama3_json:LLAMA4",
-    "llama4_pythonic": f"{_FORMATS}.pythonic:LLAMA4",
-    "minimax_m2": f"{_FORMATS}.minimax_m2:FORMAT",
-    "mistral": f"{_FORMATS}.mistral:FORMAT",
-    "openai": f"{_FORMATS}.harmony:FORMAT",
-    "pythonic": f"{_FORMATS}.pythonic:PYTHONIC",
-    "qwen3_coder": f"{_FORMATS}.qwen3_coder:FORMAT",
-    "qwen3_xml": f"{_FORMATS}.qwen3_coder:FORMAT",
-    "qwen3_json": f"{_FORMATS}.hermes:FORMAT",
-}
-
 _REASONING = "server.parsing.reasoning"
-REASONING_PARSERS: Mapping[str, str] = {
-    "deepseek_r1": f"{_REASONING}:THINK",
-    "deepseek_v3": f"{_REASONING}:DEEPSEEK_V3",
-    "deepseek_v31": f"{_REASONING}:DEEPSEEK_V3",
-    "deepseek_v32": f"{_REASONING}:DEEPSEEK_V3",
-    "glm45": f"{_REASONING}:THINK",
-    "glm47": f"{_REASONING}:THINK",
-    "gpt_oss": f"{_FORMATS}.harmony:REASONING",
-    "granite": f"{_REASONING}:GRANITE",
-    "kimi_k2": f"{_REASONING}:KIMI_K2",
-    "minimax_m2": f"{_REASONING}:THINK",
-    "minimax_m2_append_think": f"{_REASONING}:MINIMAX_M2_APPEND_THINK",
-    "mistral": f"{_REASONING}:MISTRAL",
-    "openai_gptoss": f"{_FORMATS}.harmony:REASONING",
-    "qwen3": f"{_REASONING}:THINK",
-    "think": f"{_REASONING}:THINK",
-}
+_TOOLS: Sequence[tuple[str, str]] = (
+    ("apertus", "json_lists:APERTUS"),
+    ("cohere_command3 cohere_command4", "json_lists:COHERE"),
+    ("deepseek_v3", "deepseek_v3:FORMAT"),
+    ("deepseek_v31", "deepseek_v31:FORMAT"),
+    ("deepseek_v32", "deepseek_v32:FORMAT"),
+    ("deepseek_v4", "deepseek_v32:V4"),
+    ("deepseek_v41", "deepseek_v32:V41"),
+    ("dots", "minimax_m2:DOTS"),
+    ("gemma4", "gemma4:FORMAT"),
+    ("glm45 glm47 ling3", "glm45:FORMAT"),
+    ("granite", "granite:FORMAT"),
+    ("granite-20b-fc", "json_lists:GRANITE_20B"),
+    ("hermes qwen3_json granite4 ernie45", "hermes:FORMAT"),
+    ("hunyuan_a13b jamba", "json_lists:JAMBA"),
+    ("internlm", "json_lists:INTERNLM"),
+    ("kimi_k2", "kimi_k2:FORMAT"),
+    ("kimi_k3", "kimi_k3:FORMAT"),
+    ("lfm2", "pythonic:LFM2"),
+    ("llama3_json", "llama3_json:FORMAT"),
+    ("llama4_json", "llama3_json:LLAMA4"),
+    ("llama4_pythonic", "pythonic:LLAMA4"),
+    ("longcat", "hermes:LONGCAT"),
+    ("mimo", "qwen3_coder:MIMO"),
+    ("minimax_m2", "minimax_m2:FORMAT"),
+    ("mistral", "mistral:FORMAT"),
+    ("olmo3", "pythonic:OLMO3"),
+    ("openai gpt_oss", "harmony:FORMAT"),
+    ("phi4_mini_json", "json_lists:PHI4"),
+    ("pythonic", "pythonic:PYTHONIC"),
+    ("qwen3_coder qwen3_xml nemotron_v3 step3p5", "qwen3_coder:FORMAT"),
+    ("seed_oss", "qwen3_coder:SEED_OSS"),
+    ("xlam", "xlam:FORMAT"),
+)
+"""Names that share a grammar, and where it is."""
+_THINKING: Sequence[tuple[str, str]] = (
+    ("cohere_command3 cohere_command4", f"{_REASONING}:COHERE"),
+    ("deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41", f"{_REASONING}:DEEPSEEK_V3"),
+    ("ernie45", f"{_REASONING}:ERNIE45"),
+    ("gemma4", f"{_REASONING}:GEMMA4"),
+    ("granite", f"{_REASONING}:GRANITE"),
+    ("hunyuan_a13b", f"{_REASONING}:HUNYUAN"),
+    ("k2_horizon", f"{_REASONING}:K2_HORIZON"),
+    ("kimi_k2", f"{_REASONING}:KIMI_K2"),
+    ("kimi_k3", f"{_FORMATS}.kimi_k3:REASONING"),
+    ("minimax_m2_append_think", f"{_REASONING}:MINIMAX_M2_APPEND_THINK"),
+    ("minimax_m3", f"{_REASONING}:MINIMAX_M3"),
+    ("mistral", f"{_REASONING}:MISTRAL"),
+    ("openai_gptoss gpt_oss", f"{_FORMATS}.harmony:REASONING"),
+    ("seed_oss", f"{_REASONING}:SEED_OSS"),
+    (
+        "deepseek_r1 glm45 glm47 granite_thinking_parser holo2 ling3 mimo minimax_m2 nemotron_v3 "
+        "olmo3 qwen3 step3 step3p5 think",
+        f"{_REASONING}:THINK",
+    ),
+)
 """``deepseek_v31``, ``deepseek_v32``, ``gpt_oss`` and ``think`` are ours."""
+TOOL_PARSERS: Mapping[str, str] = {
+    name: f"{_FORMATS}.{place}" for names, place in _TOOLS for name in names.split()
+}
+REASONING_PARSERS: Mapping[str, str] = {
+    name: place for names, place in _THINKING for name in names.split()
+}
 
 
 class UnknownParser(ValueError):
@@ -62,6 +84,16 @@ def tool_parser_names() -> list[str]:
 
 def reasoning_parser_names() -> list[str]:
     return sorted(REASONING_PARSERS)
+
+
+def grammar_names() -> list[str]:
+    """One name of each tool grammar."""
+    return [names.split()[0] for names, _ in _TOOLS]
+
+
+def thinking_names() -> list[str]:
+    """One name of each way to mark the thinking."""
+    return [names.split()[0] for names, _ in _THINKING]
 
 
 def tool_format(name: str) -> ToolFormat:

@@ -26,3 +26,23 @@ FORMAT = Tags(
     parameter="<｜DSML｜parameter name=",
     parameter_end="</｜DSML｜parameter>",
 ).format(fragment="｜DSML｜")
+
+V4 = Tags(
+    section="<｜DSML｜tool_calls>",
+    section_end="</｜DSML｜tool_calls>",
+    call="<｜DSML｜invoke name=",
+    call_end="</｜DSML｜invoke>",
+    parameter="<｜DSML｜parameter name=",
+    parameter_end="</｜DSML｜parameter>",
+).format(fragment="｜DSML｜")
+"""DeepSeek V4 renames the section."""
+
+V41 = Tags(
+    section="<｜DSML｜ calls>",
+    section_end="</｜DSML｜ calls>",
+    call="<｜DSML｜ invoke name=",
+    call_end="</｜DSML｜ invoke>",
+    parameter="<｜DSML｜ parameter name=",
+    parameter_end="</｜DSML｜ parameter>",
+).format(fragment="｜DSML｜")
+"""DeepSeek V4.1 puts a space behind the token."""

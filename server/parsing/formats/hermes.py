@@ -8,28 +8,13 @@ Source: the chat templates of NousResearch/Hermes-2-Pro and Qwen/Qwen3, which pu
 before each ``<tool_call>`` that content or another call precedes, and around the JSON; those are
 framing. Qwen has both markers as added tokens. Where a tokenizer has not, the marker is plain
 text: it opens a call only if a brace follows it, and closes one only outside a JSON string.
+
+LongCat-Flash writes the same between markers of its own (meituan-longcat/LongCat-Flash-Chat).
 """
 
 from __future__ import annotations
 
-from server.parsing.json_calls import JsonCalls
-from server.parsing.message import Context, ToolFormat
-from server.parsing.reader import Grammar
-from server.parsing.tagged import opens
+from server.parsing.json_blocks import JsonBlock
 
-CALL, CALL_END = "<tool_call>", "</tool_call>"
-
-
-def _calls(opener: str, context: Context) -> Grammar:
-    stops = context.lexicon.stops(CALL, CALL_END)
-    content = context.out.content.write
-    again = context.follow({'{"': None}, CALL)
-    quotes = context.quotes({CALL_END: again, CALL: {'{"': None}})
-    marker = opener
-    while marker == CALL:
-        if context.lexicon.is_text(CALL) and not (yield from opens(CALL, {"{": None}, context)):
-            return
-        marker = yield from JsonCalls(context.calls, stops, content, quotes=quotes).read()
-
-
-FORMAT = ToolFormat((CALL,), _calls, (CALL_END,), closer=CALL_END)
+FORMAT = JsonBlock("<tool_call>", "</tool_call>").format()
+LONGCAT = JsonBlock("<longcat_tool_call>", "</longcat_tool_call>").format()

@@ -24,3 +24,13 @@ FORMAT = Tags(
     parameter="<parameter name=",
     parameter_end="</parameter>",
 ).format()
+
+DOTS = Tags(
+    section="<dots_function_call>",
+    section_end="</dots_function_call>",
+    call="<invoke name=",
+    call_end="</invoke>",
+    parameter="<parameter name=",
+    parameter_end="</parameter>",
+).format()
+"""rednote-hilab/dots.llm: the same in a section of its own."""

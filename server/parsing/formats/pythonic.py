@@ -29,7 +29,6 @@ from server.parsing.python_literal import Literal
 from server.parsing.reader import Ended, Grammar, Next, Until, Want
 from server.parsing.tagged import Looking, opens
 
-START, END = "<|python_start|>", "<|python_end|>"
 _LIST = re.compile(r"\s{0,99}\[\s{0,99}[A-Za-z_][\w.\-]{0,127}\s{0,99}\(")
 _LIST_BEGINS = re.compile(r"\s{0,99}(?:\[\s{0,99}(?:[A-Za-z_][\w.\-]{0,127}\s{0,99})?)?\Z")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
@@ -42,15 +41,25 @@ class Pythonic:
     """``quoted``: the template writes every value in quotes, so that the schema says its type."""
 
     quoted: bool = False
+    start: str = "<|python_start|>"
+    end: str = "<|python_end|>"
+    bracketed: bool = True
+    """Calls stand in a list; else each on a line, between the markers."""
     anywhere: bool = False
     """A list may follow other content, where it begins with a call of an offered tool."""
 
     def format(self) -> ToolFormat:
-        openers = (START, "[") if self.anywhere else (START,)
-        return ToolFormat(openers, self._calls, (END,), leads=() if self.anywhere else ("[",))
+        openers = (self.start, "[") if self.anywhere else (self.start,)
+        leads = () if self.anywhere or not self.bracketed else ("[",)
+        return ToolFormat(openers, self._calls, (self.end,), leads=leads)
 
     def _calls(self, opener: str, context: Context) -> Grammar:
-        stops = context.lexicon.stops(START, END)
+        stops = context.lexicon.stops(self.start, self.end)
+        if not self.bracketed:
+            follow: Follow = {NAME: {"(": None}}
+            if not context.lexicon.is_text(opener) or (yield from opens(opener, follow, context)):
+                yield from self._list(stops, context)
+            return
         if opener == "[" and self.anywhere:
             names = context.calls.names if context.out.content.written else ()
             head: Follow = {name: {"(": None} for name in names or (NAME,)}
@@ -62,6 +71,8 @@ class Pythonic:
             return
         yield Next(stops)
         yield from self._list(stops, context)
+        if opener == self.start:
+            yield Next(context.lexicon.stops(self.end), keep=None)
 
     def _list(self, stops: Stops, context: Context) -> Grammar:
         """Behind the opening bracket."""
@@ -75,7 +86,7 @@ class Pythonic:
 
     def _call(self, context: Context, stops: Stops) -> Step:
         parts: list[str] = []
-        marker = yield Until(context.lexicon.stops("(", START, END), parts.append)
+        marker = yield Until(context.lexicon.stops("(", self.start, self.end), parts.append)
         name = "".join(parts).strip()
         if marker != "(" or not _NAME.fullmatch(name):
             context.out.content.write(f"{name}{marker if marker == '(' else ''}")
@@ -97,7 +108,7 @@ class Pythonic:
                 yield Next(stops)
                 continue
             key: list[str] = []
-            marker = yield Until(context.lexicon.stops("=", ")", START, END), key.append)
+            marker = yield Until(context.lexicon.stops("=", ")", self.start, self.end), key.append)
             if marker != "=":
                 arguments.verbatim("".join(key))
                 return marker
@@ -134,4 +145,8 @@ def _unquoted(value: str, allowed: frozenset[str]) -> str:
 
 
 PYTHONIC = Pythonic().format()
+LFM2 = Pythonic(start="<|tool_call_start|>", end="<|tool_call_end|>").format()
+"""LiquidAI/LFM2-1.2B: the list stands between two tokens, and text may follow."""
+OLMO3 = Pythonic(start="<function_calls>", end="</function_calls>", bracketed=False).format()
+"""allenai/Olmo-3-7B-Instruct: a call on each line, between two tags."""
 LLAMA4 = Pythonic(quoted=True, anywhere=True).format()

@@ -29,3 +29,25 @@ FORMAT = Tags(
     parameter_end="</parameter>",
     line="\n",
 ).format()
+
+MIMO = Tags(
+    section="<tool_call>",
+    section_end="</tool_call>",
+    call="<function=",
+    call_end="</function>",
+    parameter="<parameter=",
+    parameter_end="</parameter>",
+).format()
+"""XiaomiMiMo/MiMo-V2-Flash: no line breaks inside the parameter tags."""
+
+SEED_OSS = Tags(
+    section="<seed:tool_call>",
+    section_end="</seed:tool_call>",
+    call="<function=",
+    call_end="</function>",
+    parameter="<parameter=",
+    parameter_end="</parameter>",
+    line="\n",
+).format()
+"""ByteDance-Seed/Seed-OSS-36B-Instruct: the section's tags have a prefix; a value may have no line
+breaks around it."""

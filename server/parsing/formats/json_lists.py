@@ -1,0 +1,35 @@
+"""Models that write a JSON list of calls behind a marker.
+
+    <tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_calls>    Jamba,
+                                                                              Hunyuan A13B
+    <|action_start|><|plugin|>{"name": "get_weather", "parameters": {}}<|action_end|>     InternLM
+    functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]                    Phi-4-mini
+    <function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}    Granite 20B functions
+    <|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>                  Apertus
+    <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather",                    Command
+                      "parameters": {"city": "Paris"}}]<|END_ACTION|>
+
+Sources: the chat templates of ai21labs/AI21-Jamba-1.5-Mini, tencent/Hunyuan-A13B-Instruct,
+internlm/internlm2_5-7b-chat, microsoft/Phi-4-mini-instruct, swiss-ai/Apertus-8B-Instruct-2509,
+ibm-granite/granite-20b-functioncalling and CohereLabs/c4ai-command-a-03-2025, and the parsers that
+vllm-project/vllm has for them. Command writes its answer between tokens of its own, which are
+structure; its call ids are numbers that repeat in each turn, so that they are not passed on.
+"""
+
+from __future__ import annotations
+
+from server.parsing.json_blocks import JsonBlock
+
+COHERE_TEXT = (
+    *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    *("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+)
+
+APERTUS = JsonBlock("<|tools_prefix|>", "<|tools_suffix|>", is_keyed=True).format()
+COHERE = JsonBlock(
+    "<|START_ACTION|>", "<|END_ACTION|>", COHERE_TEXT, names=("tool_name", "name")
+).format()
+GRANITE_20B = JsonBlock("<function_call>").format()
+INTERNLM = JsonBlock("<|action_start|>", "<|action_end|>", ("<|plugin|>",)).format()
+JAMBA = JsonBlock("<tool_calls>", "</tool_calls>").format()
+PHI4 = JsonBlock("functools").format()
