@@ -41,7 +41,7 @@ from observability.pages import make_routes
 from observability.telemetry import Telemetry
 from server.apis.shared.gateway import Gateway
 from server.app import create_app
-from server.generation.parsers import Parsers, Vocabulary
+from server.generation.parser_factory import ParserFactory, Vocabulary
 from server.generation.pipeline import Pipeline, ServedModel
 
 DEMO = File(__file__).parent.parent / "engine" / "demo" / "target"
@@ -92,7 +92,7 @@ def demo() -> Engine:
 def make_app(engine: Engine, observing: bool) -> ASGIApp:
     """The gateway as the composition root builds it."""
     renderer = Renderer()
-    parsers = Parsers(Vocabulary.from_tokenizers(renderer.tokenizer), "hermes", "qwen3")
+    parsers = ParserFactory(Vocabulary.from_tokenizers(renderer.tokenizer), "hermes", "qwen3")
     served = ServedModel(("demo",), 3, True, {})
     gateway = Gateway(models=("demo",), created=1)
     if not observing:

@@ -15,7 +15,7 @@ from engine.fleet.status import WorkerStatus
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.cli.command_line import CommandLine
-from server.generation.parsers import Vocabulary
+from server.generation.parser_factory import Vocabulary
 from server.generation.prompt import Renderer
 from server.generation.trials import ConstraintProbe
 

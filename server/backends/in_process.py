@@ -23,7 +23,7 @@ from server.cli.command_line import (
     refuse_unknown_parsers,
 )
 from server.generation.adapters import read_adapters
-from server.generation.parsers import Vocabulary
+from server.generation.parser_factory import Vocabulary
 from server.settings import Settings
 
 if TYPE_CHECKING:

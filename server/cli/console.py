@@ -8,7 +8,7 @@ import time
 from typing import TextIO
 
 from engine.types import EngineInfo
-from server.generation.parsers import Parsers
+from server.generation.parser_factory import ParserFactory
 
 HEARTBEAT_S = 5.0
 REMARKS = ("note:", "WARNING:")
@@ -60,7 +60,7 @@ EXAMPLE = "What is 84 - 37?"
 
 
 def banner(
-    url: str, operator: str, model: str, info: EngineInfo, parsers: Parsers, seconds: float
+    url: str, operator: str, model: str, info: EngineInfo, parsers: ParserFactory, seconds: float
 ) -> str:
     """URL, model, speculation and why, a line to paste, and where the metrics are."""
     workers = {"workers": info.details["workers"]} if "workers" in info.details else {}

@@ -38,7 +38,7 @@ from server.backends import Backend, open_backend
 from server.cli.command_line import CommandLine, read_again
 from server.cli.console import Progress, banner
 from server.cli.listener import LAST_WORDS_S, Drain, Hooks, Tls, bind, serve, url_of
-from server.generation.parsers import Parsers
+from server.generation.parser_factory import ParserFactory
 from server.generation.pipeline import Pipeline, ServedModel
 from server.generation.trials import ConstraintTrials
 from server.http.connection_limits import Gate, Limits, raise_file_limit
@@ -77,7 +77,7 @@ class Serving:
         if warning := exposure(settings, keys):
             progress(warning)
         self._backend = backend = open_backend(line, progress)
-        self._parsers = Parsers(
+        self._parsers = ParserFactory(
             backend.vocabulary,
             settings.tool_call_parser,
             backend.reasoning_parser,
@@ -340,7 +340,7 @@ def _telemetry(backend: Backend, settings: Settings) -> TelemetrySettings:
 
 
 def _served(
-    gateway: Gateway, info: EngineInfo, parsers: Parsers, settings: Settings, backend: Backend
+    gateway: Gateway, info: EngineInfo, parsers: ParserFactory, settings: Settings, backend: Backend
 ) -> ServedModel:
     named = settings.reasoning_field
     return ServedModel(

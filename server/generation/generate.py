@@ -35,7 +35,7 @@ from server.generation.context import prompt_limits as limits_of
 from server.generation.deadline import Deadline
 from server.generation.grammar import answer_constraint
 from server.generation.job import Job, PromptSource
-from server.generation.parsers import Parser
+from server.generation.parser_factory import Parser
 from server.generation.pipeline import Pipeline
 from server.generation.prompt import Conversation, Prompt, encode, render
 

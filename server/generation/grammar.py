@@ -16,13 +16,13 @@ from engine.types import Constraint
 from server.errors import InvalidRequest
 from server.generation.job import Job, ToolPolicy
 from server.parsing.frames import FRAMES, Format, Frame, calls, is_held, matching, text_with_calls
-from server.parsing.message import Reasoning
+from server.parsing.message import ReasoningFormat
 
 
 def answer_constraint(
     job: Job,
     starts_in: Phase,
-    reasoning: Reasoning,
+    reasoning: ReasoningFormat,
     tool_parser: str | None,
     reasoned: bool = False,
 ) -> Constraint | None:
@@ -113,7 +113,7 @@ def content_format(constraint: Constraint) -> Format:
             return {"type": kind, kind: constraint.value}
 
 
-def _thinking(starts_in: Phase, reasoning: Reasoning) -> list[Format]:
+def _thinking(starts_in: Phase, reasoning: ReasoningFormat) -> list[Format]:
     """Reasoning the template has opened must end; else the model may open one, or not."""
     end = reasoning.ends[0] if len(reasoning.ends) == 1 else list(reasoning.ends)
     free = {"type": "any_text"}
@@ -129,7 +129,7 @@ def _thinking(starts_in: Phase, reasoning: Reasoning) -> list[Format]:
     return [{"type": "optional", "content": thought}]
 
 
-def _between(reasoning: Reasoning) -> list[Format]:
+def _between(reasoning: ReasoningFormat) -> list[Format]:
     """The white space a template writes between reasoning and answer."""
     if not reasoning.framing:
         return []

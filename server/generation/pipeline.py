@@ -11,7 +11,7 @@ from engine.observer import WORKLOADS
 from engine.speculation.policy import SpeculationPolicy
 from engine.types import EngineInfo
 from server.access.admission import Admission
-from server.generation.parsers import Parsers
+from server.generation.parser_factory import ParserFactory
 from server.generation.prompt import Renderer
 from server.generation.trials import ConstraintTrials
 
@@ -53,7 +53,7 @@ class Pipeline:
     engine: Engine
     info: EngineInfo
     renderer: Renderer
-    parsers: Parsers
+    parsers: ParserFactory
     served: ServedModel
     policy: SpeculationPolicy
     admission: Admission = field(default_factory=Admission)

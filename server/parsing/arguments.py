@@ -11,21 +11,19 @@ import ast
 import json
 import math
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from json.encoder import encode_basestring
 from typing import Any
 
 from engine.events import Repair
 from server.parsing.markers import Stops
 from server.parsing.output import Calls
-from server.parsing.reader import Ended, Until, Want
+from server.parsing.reader import Ended, Subgrammar, Until
 from server.parsing.schemas import STRING
 from server.parsing.tools import parse_object, refuse_constant
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-Step = Generator[Want, str, str]
-"""A part of a grammar that returns what ended it."""
 WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs"})
 """Names under which models put all arguments together, whatever the tool's schema says."""
 
@@ -33,7 +31,7 @@ WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwa
 def as_json(text: str, allowed: frozenset[str]) -> str:
     """The JSON text of a parameter's text, as written where that is JSON of an allowed type.
 
-    What fits no allowed type becomes a string: nothing is lost, and the schema tells.
+    What fits no allowed type becomes a string: nothing is lost, and the outcome shows it.
     """
     written = text.strip()
     word = _WORDS.get(written.lower(), "")
@@ -48,7 +46,7 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
     return encode_basestring(text)
 
 
-def unquoted(text: str, allowed: frozenset[str]) -> str | None:
+def unquote_value(text: str, allowed: frozenset[str]) -> str | None:
     """A value in quotes as what its type says; None where the quotes may be meant."""
     written = text.strip()
     if "string" in allowed or len(written) < 2 or written[0] != '"' or written[-1] != '"':
@@ -90,7 +88,7 @@ def _container(written: str) -> str:
         return ""
 
 
-class Arguments:
+class ArgumentsWriter:
     """Writes the arguments of the open call, parameter by parameter."""
 
     def __init__(self, calls: Calls) -> None:
@@ -161,7 +159,7 @@ class Arguments:
         self._verbatim = True
         self._calls.write(text)
 
-    def loose(self, stops: Stops, parameter: str, before: str = "") -> Step:
+    def loose(self, stops: Stops, parameter: str, before: str = "") -> Subgrammar:
         """What stands before the first ``parameter``, or in place of all of them."""
         parts = [before]
         try:
@@ -185,13 +183,13 @@ class Arguments:
             return
         self._calls.write("}" if self.given else "{}")
 
-    def cut(self, by_model: bool) -> None:
+    def truncate(self, by_model: bool) -> None:
         """The output ends here. An open value goes out as it was written.
 
         Where the model itself stopped between two parameters it has no more to say.
         """
         if self._value is not None:
-            self._value.cut()
+            self._value.truncate()
         elif by_model:
             self.close()
 
@@ -211,7 +209,7 @@ class _Text:
     def end(self) -> None:
         self._write('"' if self._opened else '""')
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         """Everything has been written."""
 
 
@@ -236,14 +234,14 @@ class _Repeated:
         self._calls.repair(Repair.REPEATED_PARAMETER)
         self._calls.keep_raw(text)
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         """What is not whole says nothing."""
 
 
 class _Wrapped:
     """A parameter that may hold all arguments: its whole text decides."""
 
-    def __init__(self, arguments: Arguments, key: str) -> None:
+    def __init__(self, arguments: ArgumentsWriter, key: str) -> None:
         self._arguments = arguments
         self._key = key
         self._parts: list[str] = []
@@ -254,7 +252,7 @@ class _Wrapped:
     def end(self) -> None:
         self._arguments.unwrap(self._key, "".join(self._parts))
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         self._arguments.verbatim("".join(self._parts).strip())
 
 
@@ -272,13 +270,13 @@ class _Typed:
 
     def end(self) -> None:
         text = "".join(self._parts)
-        inner = unquoted(text, self._allowed) if self._calls.repairing else None
+        inner = unquote_value(text, self._allowed) if self._calls.repairing else None
         if inner is not None:
             self._calls.repair(Repair.QUOTED_VALUE)
             self._calls.keep_raw(text)
         self._write(as_json(text, self._allowed) if inner is None else inner)
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         self._write("".join(self._parts).strip())
 
 
@@ -306,7 +304,7 @@ class _TextOrNull:
         else:
             self._calls.write(as_json(self._held, frozenset({"string", "null"})))
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         self._calls.write((self._held or "").strip())
 
 

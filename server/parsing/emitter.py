@@ -44,7 +44,7 @@ class Emitter:
         events, self._events = self._events, []
         return events
 
-    def spelled(self, text: str) -> str:
+    def spell(self, text: str) -> str:
         return text.replace(FRAGMENT, self.fragment) if self.fragment else text
 
     def _text(self, make: _Delta, text: str) -> None:
@@ -60,7 +60,7 @@ class Emitter:
         self._parts.clear()
         if not text:
             return
-        text = self.spelled(text)
+        text = self.spell(text)
         if self._make is ReasoningDelta:
             self._events.append(ReasoningDelta(text))
         elif self._make is ContentDelta:

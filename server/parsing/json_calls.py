@@ -8,7 +8,7 @@ are read. An object without a name is no call: its text is handed back.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 
@@ -16,12 +16,19 @@ from engine.events import Repair
 from server.parsing.arguments import WRAPPERS
 from server.parsing.markers import Quotes, Stops
 from server.parsing.output import Calls
-from server.parsing.reader import DONE, Ended, JsonValue, Next, Sink, Until, Want, ignore
+from server.parsing.reader import (
+    DONE,
+    Ended,
+    JsonValue,
+    Next,
+    Sink,
+    Subgrammar,
+    Until,
+    ignore,
+)
 
 NO_CALL = "no call"
 """What an object ends with that turned out to be text."""
-Step = Generator[Want, str, str]
-"""A part of a grammar that returns what ended it."""
 
 
 @dataclass(slots=True)
@@ -49,7 +56,7 @@ class JsonCalls:
     def value(self, sink: Sink) -> JsonValue:
         return JsonValue(self.stops, sink, quotes=self.quotes)
 
-    def read(self) -> Step:
+    def read(self) -> Subgrammar:
         """Objects, in a list or not: the marker that ended them, or DONE.
 
         A brace too many behind one is none of the text.
@@ -69,13 +76,13 @@ class JsonCalls:
             if char == NO_CALL or (char == "]" and not self.closed):
                 return DONE
 
-    def object(self) -> Step:
+    def object(self) -> Subgrammar:
         """One object after its brace: DONE or NO_CALL after it, or the marker before its end."""
         one = _Object(self)
         try:
             end = yield from one.members()
         except Ended:
-            one.cut()
+            one.truncate()
             raise
         return one.finish(end)
 
@@ -99,7 +106,7 @@ class _Object:
         self._begun = False
         self._given_up = False
 
-    def members(self) -> Step:
+    def members(self) -> Subgrammar:
         while True:
             end = yield Next(self._stops, self._raw.append, keep='"')
             if end == '"':
@@ -124,7 +131,7 @@ class _Object:
             self._form.lost("".join(self._raw))
         return end if self._form.certain else NO_CALL
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         """The output ends here. A finished name makes a call, a piece of a name does not."""
         if self._may_begin:
             self._begin()
@@ -161,7 +168,7 @@ class _Object:
         if self._moved:
             self._calls.repair(Repair.ARGUMENTS_KEY)
 
-    def _member(self) -> Step:
+    def _member(self) -> Subgrammar:
         """``"key": value``: DONE after it, or the marker before its end."""
         key: list[str] = []
         end = yield self._form.value(self._both(key))
@@ -171,7 +178,7 @@ class _Object:
             return (yield from self._value(_text("".join(key))))
         return end if end in self._stops.markers else (yield from self._give_up(end))
 
-    def _value(self, key: str) -> Step:
+    def _value(self, key: str) -> Subgrammar:
         end = yield Next(self._stops, self._raw.append, keep=None)
         if end in self._stops.markers or end in ",}]":
             return end if end in self._stops.markers else DONE
@@ -199,7 +206,7 @@ class _Object:
         may = self._calls.repairing and not self._argued and key in WRAPPERS
         return may and char == "{" and key not in known
 
-    def _read_name(self) -> Step:
+    def _read_name(self) -> Subgrammar:
         written: list[str] = []
         end = yield self._form.value(self._both(written))
         if end == DONE:
@@ -208,7 +215,7 @@ class _Object:
                 self._begin()
         return end
 
-    def _read_arguments(self) -> Step:
+    def _read_arguments(self) -> Subgrammar:
         self._argued = True
         if self._begun and self._moved:
             self._calls.repair(Repair.ARGUMENTS_KEY)
@@ -218,7 +225,7 @@ class _Object:
             return (yield self._form.value(self._calls.write_json))
         return (yield self._form.value(self._both(self._early)))
 
-    def _give_up(self, char: str) -> Step:
+    def _give_up(self, char: str) -> Subgrammar:
         """This is no call object; what follows goes where its text belongs."""
         if self._may_begin:
             self._begin()

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from engine.events import Phase
 from server.parsing.markers import Follow, Lexicon, Quotes, Stops
 from server.parsing.output import Calls, NewId, Output, random_id
-from server.parsing.reader import Ended, Grammar, Next, Until, Want, ignore
-from server.parsing.unclosed import unclosed
+from server.parsing.reader import Ended, Grammar, Next, Reader, Until, Want, ignore
 
 CallGrammar = Callable[[str, "Context"], Grammar]
 """Reads what follows the marker that opened it, up to where content begins again."""
@@ -18,7 +17,7 @@ MessageGrammar = Callable[["Context"], Grammar]
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningFormat:
     """How a model marks its thinking.
 
     While it thinks, only ``ends`` are structure: a tool call quoted there is thinking.
@@ -79,7 +78,7 @@ def _nothing(_opener: str, _context: Context) -> Grammar:
     yield from ()
 
 
-NO_REASONING = Reasoning((), (), "")
+NO_REASONING = ReasoningFormat((), (), "")
 NO_TOOLS = ToolFormat((), _nothing, framing="")
 
 
@@ -90,7 +89,7 @@ class Context:
     lexicon: Lexicon
     out: Output
     tools: ToolFormat
-    reasoning: Reasoning
+    reasoning: ReasoningFormat
     starts_in: Phase
     sound: bool = False
     """A grammar holds the calls: JSON strings are closed, and marker tokens in them quoted."""
@@ -110,23 +109,23 @@ class Context:
         return self.out.calls
 
 
-def message(context: Context) -> Grammar:
+def read_message(context: Context) -> Grammar:
     """Reads an answer to its end."""
-    whole = context.tools.channels or context.reasoning.channels or _message
+    whole = context.tools.channels or context.reasoning.channels or _read_parts
     try:
         yield from whole(context)
     except Ended as ended:
         _finish(context, ended.by_model)
 
 
-def _message(context: Context) -> Grammar:
+def _read_parts(context: Context) -> Grammar:
     if context.starts_in is Phase.REASONING and context.reasoning.ends:
-        yield from _reasoning(context)
+        yield from _read_reasoning(context)
     while True:
-        yield from content(context)
+        yield from read_content(context)
 
 
-def _reasoning(context: Context, labelled: bool = False) -> Grammar:
+def _read_reasoning(context: Context, labelled: bool = False) -> Grammar:
     """Up to an end marker. A second start marker says nothing new when it comes first."""
     out, reasoning = context.out, context.reasoning
     thinking = out.content if reasoning.inline else out.reasoning
@@ -139,7 +138,7 @@ def _reasoning(context: Context, labelled: bool = False) -> Grammar:
     begun = False
     while (marker := (yield Until(stops, thinking.write))) not in reasoning.ends:
         if marker in calls:
-            marker = yield from unclosed(marker, _meant(marker, context), context)
+            marker = yield from read_unclosed(marker, _read_meant(marker, context), context)
             if marker:
                 break
         elif begun or out.reasoning.written:
@@ -157,15 +156,15 @@ def _sure_openers(context: Context) -> tuple[str, ...]:
     return tuple(filter(context.lexicon.is_token, context.tools.openers))
 
 
-def _meant(opener: str, context: Context) -> Grammar:
+def _read_meant(opener: str, context: Context) -> Grammar:
     """Reads the calls that ended the thinking."""
     context.out.reasoning.marker()
-    yield from _calls(opener, context)
+    yield from _read_calls(opener, context)
     while True:
-        yield from content(context)
+        yield from read_content(context)
 
 
-def content(context: Context, *ends: str) -> Generator[Want, str, str]:
+def read_content(context: Context, *ends: str) -> Generator[Want, str, str]:
     """Up to the next marker, and what that marker opens; returns the marker.
 
     A stray marker token is no content, except in a body that only ``ends`` end.
@@ -179,18 +178,18 @@ def content(context: Context, *ends: str) -> Generator[Want, str, str]:
     if marker not in stops.markers and marker not in tools.leads:
         marker = yield Until(stops, out.content.write, stray=None if ends else ignore)
     if marker in frame:
-        marker = yield from _framed(marker, stops, context)
+        marker = yield from _read_frame(marker, stops, context)
     if marker in tools.openers or marker in tools.leads:
-        yield from _calls(marker, context)
+        yield from _read_calls(marker, context)
     elif marker in reasoning.starts:
         if out.content.written and marker not in stops.tokens:
             out.content.write(marker)
         else:
-            yield from _reasoning(context, labelled=True)
+            yield from _read_reasoning(context, labelled=True)
     return marker
 
 
-def _framed(marker: str, stops: Stops, context: Context) -> Generator[Want, str, str]:
+def _read_frame(marker: str, stops: Stops, context: Context) -> Generator[Want, str, str]:
     """The frame around the answer: it begins with one, or ends with the other; else it is text."""
     content = context.out.content
     opening = context.reasoning.answer[0] if context.reasoning.answer else ""
@@ -210,7 +209,7 @@ def _framed(marker: str, stops: Stops, context: Context) -> Generator[Want, str,
     return ""
 
 
-def _calls(opener: str, context: Context) -> Grammar:
+def _read_calls(opener: str, context: Context) -> Grammar:
     out, tools = context.out, context.tools
     if opener in tools.openers:
         out.content.marker()
@@ -226,3 +225,71 @@ def _finish(context: Context, by_model: bool) -> None:
         out.calls.end(by_model)
     out.reasoning.end()
     out.content.end()
+
+
+def read_unclosed(opener: str, meant: Grammar, context: Context) -> Generator[Want, str, str]:
+    """Thinking that a tool call may have ended; returns the marker behind it.
+
+    Some models forget the end marker before a call. Whether a section of calls inside open thinking
+    is quoted or meant only shows behind it, so that it is held back with all that follows: if the
+    thinking is closed later on, it was quoted; if the model ends its answer without that, it was
+    meant. An output that is cut off in the thinking is thinking, unless it is cut off inside a
+    further call directly behind a whole one. ``meant`` reads the section, from behind its opener.
+    """
+    kept = _Kept(opener, context.tools.closer)
+    stops = context.lexicon.stops(*context.reasoning.ends, *context.tools.markers)
+    marker = opener
+    try:
+        while (marker := (yield Until(stops, kept.text))) not in context.reasoning.ends:
+            if marker in stops.tokens:
+                kept.marker(marker)
+            else:
+                kept.text(marker)
+    except Ended as ended:
+        if ended.by_model or kept.in_a_row:
+            kept.play(meant, ended.by_model)
+        else:
+            context.out.reasoning.write(kept.written())
+        raise
+    context.out.reasoning.write(kept.written())
+    return marker
+
+
+class _Kept:
+    """Markers and text in turn."""
+
+    def __init__(self, opener: str, closer: str) -> None:
+        self._opener = opener
+        self._closer = closer
+        self._pieces: list[tuple[bool, str]] = []
+        self._is_open, self._num_closed, self._interrupted = True, 0, False
+
+    @property
+    def in_a_row(self) -> bool:
+        """Whether whole sections and the beginning of another follow one another directly."""
+        return self._is_open and self._num_closed > 0 and not self._interrupted
+
+    def text(self, text: str) -> None:
+        self._pieces.append((False, text))
+        if not self._is_open and text.strip():
+            self._interrupted = True
+
+    def marker(self, marker: str) -> None:
+        self._pieces.append((True, marker))
+        if marker == self._closer:
+            self._num_closed += self._is_open
+            self._is_open = False
+        else:
+            self._is_open = True
+
+    def written(self) -> str:
+        return self._opener + "".join(text for _, text in self._pieces)
+
+    def play(self, grammar: Grammar, by_model: bool) -> None:
+        reader = Reader(grammar)
+        for is_marker, text in self._pieces:
+            if is_marker:
+                reader.marker(text)
+            else:
+                reader.text(text)
+        reader.end(by_model)

@@ -10,7 +10,7 @@ from server.parsing.emitter import Emitter
 from server.parsing.free_text import FreeText
 from server.parsing.json_repair import JsonRepair
 from server.parsing.reader import Sink
-from server.parsing.tools import Tool, Tools, is_container
+from server.parsing.tools import OfferedTools, ToolSchema, is_container
 
 NewId = Callable[[], str]
 TAIL = 40
@@ -122,7 +122,7 @@ class Calls:
     def __init__(
         self,
         out: Emitter,
-        tools: Tools,
+        tools: OfferedTools,
         new_id: NewId,
         parallel: bool = True,
         custom: Collection[str] = (),
@@ -151,17 +151,17 @@ class Calls:
         """Whether the output ended inside a call."""
 
     @property
-    def tool(self) -> Tool | None:
+    def tool(self) -> ToolSchema | None:
         """The offered tool that the open call names."""
         return self._tools.find(self._name)
 
-    def find(self, name: str) -> Tool | None:
+    def find(self, name: str) -> ToolSchema | None:
         """The offered tool of that name."""
         return self._tools.find(name)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tools offered, the longest names first; none where nobody said which."""
+        """The tools offered, the longest names first; none where the request does not say."""
         return self._tools.names
 
     @property
@@ -222,7 +222,7 @@ class Calls:
         self._flush()
         if not "".join(self._parts).strip():
             self.write("{}")
-        outcome = self._tools.judge(self._name, self._out.spelled("".join(self._parts)))
+        outcome = self._tools.judge(self._name, self._out.spell("".join(self._parts)))
         keeps = not (spoiled or self._spoiled) or outcome is Outcome.UNKNOWN_TOOL
         self._end(outcome if keeps else Outcome.MALFORMED)
 
@@ -231,12 +231,12 @@ class Calls:
         if by_model and not self.written:
             self.close()
         else:
-            self.cut()
+            self.truncate()
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         """The output ended inside the call; arguments that are whole all the same count as such."""
         self._flush()
-        arguments = self._out.spelled("".join(self._parts))
+        arguments = self._out.spell("".join(self._parts))
         whole = is_container(arguments)
         self._end(self._tools.judge(self._name, arguments) if whole else Outcome.TRUNCATED)
 
@@ -250,7 +250,7 @@ class Calls:
             self._deliver(self._text.end())
         self._parts = []
         if not self._muted:
-            written = self._out.spelled("".join(self._raw)) if self._repairs else None
+            written = self._out.spell("".join(self._raw)) if self._repairs else None
             end = ToolCallEnd(self.num - 1, outcome, tuple(self._repairs), written)
             self._out.event(end)
 

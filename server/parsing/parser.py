@@ -9,12 +9,12 @@ from engine.events import ParserEvent, Phase
 from engine.types import FinishReason
 from server.parsing.emitter import Emitter
 from server.parsing.markers import FRAGMENT
-from server.parsing.message import NO_TOOLS, Context, ToolFormat, message
+from server.parsing.message import NO_TOOLS, Context, ToolFormat, read_message
 from server.parsing.output import Calls, NewId, Output
 from server.parsing.reader import Reader
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.stop import StopText
-from server.parsing.tools import Tools
+from server.parsing.tools import OfferedTools
 from server.parsing.vocabulary import Decoder, Vocabulary
 
 
@@ -38,7 +38,7 @@ class Verbatim:
         self.text(marker)
 
     def end(self, by_model: bool) -> None:
-        """Nothing was held back, whoever ended it."""
+        """Nothing was held back."""
 
 
 class Parser:
@@ -96,7 +96,7 @@ class Parser:
         return self._output.drain()
 
     def finish_reason(self, finish: FinishReason) -> str:
-        """What to tell the client, after ``flush``: finished calls turn stop into tool_calls."""
+        """The client's finish reason, after ``flush``: finished calls turn stop into tool_calls."""
         calls = self._output.calls
         if finish is not FinishReason.STOP or not calls.num:
             return finish.value
@@ -124,7 +124,7 @@ class Parser:
     def _marker(self, marker: str | None) -> None:
         if marker is None or self.stopped:
             return
-        unfinished = self._decoder.cut()
+        unfinished = self._decoder.flush()
         if unfinished:
             self._sink(unfinished)
         if marker == FRAGMENT:
@@ -165,13 +165,13 @@ def make_parser(
     tool_form, fragment = _tool_form(tool_parser, vocabulary)
     reasoning = reasoning_format(reasoning_parser)
     out = Emitter(fragment)
-    calls = Calls(out, Tools(tools), new_id or tool_form.new_id, parallel, custom, repairs)
+    calls = Calls(out, OfferedTools(tools), new_id or tool_form.new_id, parallel, custom, repairs)
     trail = tool_form.framing or (reasoning.framing if reasoning.answer else "")
     output = Output(out, calls, reasoning.framing, trail)
     lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
     context = Context(lexicon, output, tool_form, reasoning, starts_in, sound)
     reads = tool_parser or reasoning_parser
-    reader: TextReader = Reader(message(context)) if reads else Verbatim(out)
+    reader: TextReader = Reader(read_message(context)) if reads else Verbatim(out)
     thinking = reasoning.markers + (tool_form.markers if tool_form.channels else ())
     return Parser(
         vocabulary.structure(tool_form.markers + thinking, fragment, skip_special_tokens),

@@ -63,7 +63,7 @@ class Literal:
         ended = at < size and not self._quote and not self._closers and text[at] in ",)]}"
         return DONE if ended else None, text[at:]
 
-    def cut(self, _text: str) -> tuple[str | None, str]:
+    def truncate(self, _text: str) -> tuple[str | None, str]:
         """An unfinished escape or word is not written."""
         return None, ""
 
@@ -77,7 +77,7 @@ class Literal:
         unfinished = escape is None or (escape.end() == len(text) and escape[0][1].isdigit())
         if more and unfinished and len(text) - at < _LONGEST_ESCAPE:
             return at
-        out.append(encode_basestring(_unescaped(escape[0]) if escape else "\\")[1:-1])
+        out.append(encode_basestring(_unescape(escape[0]) if escape else "\\")[1:-1])
         return escape.end() if escape else at + 1
 
     def _closing(self, text: str, at: int, more: bool, out: list[str]) -> int:
@@ -145,7 +145,7 @@ class Literal:
         return word.end()
 
 
-def _unescaped(escape: str) -> str:
+def _unescape(escape: str) -> str:
     """What an escape stands for; one that Python does not know stands for itself."""
     kind, digits = escape[1], escape[2:]
     if kind in _ESCAPES:

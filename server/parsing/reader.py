@@ -4,6 +4,28 @@ A grammar is a generator. It yields a *want*: how to take the text that follows,
 end it; it is sent the marker that was found. What is written between two markers goes to a sink
 as it arrives. Holding back what may be the beginning of a marker happens here and nowhere else.
 
+A worked example. A format that writes ``<call>NAME: JSON</call>`` is this grammar::
+
+    def calls(opener: str, context: Context) -> Grammar:
+        name: list[str] = []
+        yield Until(stops(":"), name.append)          # text up to the colon goes to ``name``
+        context.calls.begin("".join(name))
+        yield JsonValue(stops("</call>"), context.calls.write_json)
+        yield Until(stops("</call>"), ignore)
+        context.calls.close()
+
+and ``Reader`` drives it. Of the pieces ``f``, ``: {"a"``, ``: 1}</ca`` and ``ll>``
+
+- ``f`` goes to ``name``: no colon so far;
+- ``: {"a"`` ends the first want. The reader sends ``":"`` to the generator, which begins the call
+  and yields a ``JsonValue``; `` {"a"`` goes to the call as it arrives;
+- ``: 1}`` ends the value, and DONE is sent; ``</ca`` may be the beginning of a marker and is held
+  back;
+- ``ll>`` completes it: ``"</call>"`` is sent, and the generator closes the call.
+
+Any other cutting of the same text gives the same calls. Where the output ends too early, ``Ended``
+is raised at the ``yield``, and the grammar settles what it has.
+
 A marker is a token when the tokenizer has it as one, and then the same characters written as
 ordinary tokens are text. Only markers the tokenizer does not have are looked for in the text.
 """
@@ -47,12 +69,14 @@ class Want(Protocol):
         """Take the text of a marker token that ends nothing here."""
         ...
 
-    def cut(self, text: str) -> tuple[str | None, str]:
+    def truncate(self, text: str) -> tuple[str | None, str]:
         """Take what was kept back when the output was cut off."""
         ...
 
 
 Grammar = Generator[Want, str, None]
+Subgrammar = Generator[Want, str, str]
+"""A part of a grammar, which returns what ended it."""
 
 
 class Ended(Exception):
@@ -71,7 +95,7 @@ class _Taking(ABC):
     @abstractmethod
     def take(self, text: str, more: bool) -> tuple[str | None, str]: ...
 
-    def cut(self, text: str) -> tuple[str | None, str]:
+    def truncate(self, text: str) -> tuple[str | None, str]:
         return self.take(text, more=False)
 
 
@@ -101,13 +125,13 @@ class Until(_Taking):
         if self._wordless:
             self._sink(text)
             return None, ""
-        cut, after, marker = self._find(text, 0, more)
-        if cut:
-            self._sink(text[:cut])
+        start, after, marker = self._find(text, 0, more)
+        if start:
+            self._sink(text[:start])
         return marker, text[after:]
 
-    def cut(self, text: str) -> tuple[str | None, str]:
-        return (None, "") if self._markup else super().cut(text)
+    def truncate(self, text: str) -> tuple[str | None, str]:
+        return (None, "") if self._markup else super().truncate(text)
 
 
 class Next(_Taking):
@@ -135,8 +159,8 @@ class Next(_Taking):
             self._sink(text[:blank])
         if not rest:
             return None, ""
-        cut, after, marker = self._stops.find(rest, 0, more)
-        if not cut:
+        start, after, marker = self._stops.find(rest, 0, more)
+        if not start:
             return marker, rest[after:]
         if self._keep is None or rest[0] in self._keep:
             return rest[0], rest
@@ -146,8 +170,8 @@ class Next(_Taking):
     def plain(self, text: str) -> None:
         """A marker token that ends nothing here is no character either."""
 
-    def cut(self, text: str) -> tuple[str | None, str]:
-        return (None, "") if self._markup else super().cut(text)
+    def truncate(self, text: str) -> tuple[str | None, str]:
+        return (None, "") if self._markup else super().truncate(text)
 
 
 class JsonValue(_Taking):
@@ -196,21 +220,21 @@ class JsonValue(_Taking):
         scan, taken, look = self._scan, 0, 0
         closing = self._quotes.closing if self._quotes else {}
         while True:
-            cut, after, marker = self._find(text, look, more)
-            taken = scan.feed(text, taken, cut)
+            start, after, marker = self._find(text, look, more)
+            taken = scan.feed(text, taken, start)
             if scan.done and not self._to_marker:
                 return taken, taken, DONE
-            if cut == len(text):
+            if start == len(text):
                 return taken, after, marker
             ends = scan.done or not scan.in_string or scan.broken
             if not ends and marker is not None and marker in closing:
                 verdict = follows(text, after, closing[marker], more)
                 if verdict is None:
-                    return taken, cut, None
+                    return taken, start, None
                 ends = verdict
             if ends:
                 return taken, after, self._name(marker)
-            look = cut + 1
+            look = start + 1
 
     def _name(self, marker: str | None) -> str | None:
         """The marker that a sign stands for."""
@@ -248,7 +272,7 @@ class Reader:
     def end(self, by_model: bool) -> None:
         """The output is over; the grammar learns it as an exception."""
         while self._held and not by_model:
-            self._cut()
+            self._truncate()
         self._settle()
         with suppress(Ended, StopIteration):
             self._grammar.throw(Ended(by_model))
@@ -257,9 +281,9 @@ class Reader:
         if self._held:
             self._take(self._held, False)
 
-    def _cut(self) -> None:
+    def _truncate(self) -> None:
         want, held = self._want, self._held
-        marker, rest = want.cut(held)
+        marker, rest = want.truncate(held)
         self._held = ""
         if marker is not None:
             self._want = self._grammar.send(marker)

@@ -8,23 +8,23 @@ is content. A prompt that opens the thinking itself says so with ``starts_in``.
 from __future__ import annotations
 
 from server.parsing.formats.json_lists import COHERE_TEXT
-from server.parsing.message import Reasoning
+from server.parsing.message import ReasoningFormat
 
-THINK = Reasoning(("<think>",), ("</think>",), forgets_end=True)
+THINK = ReasoningFormat(("<think>",), ("</think>",), forgets_end=True)
 """Qwen3, DeepSeek R1, GLM-4.5, MiniMax-M2: line breaks inside the markers are framing. vLLM's
-parsers of qwen3, glm47 and minimax_m2 end the thinking at a call, too; see ``unclosed.py``."""
+parsers of qwen3, glm47 and minimax_m2 end the thinking at a call, too; see ``read_unclosed``."""
 
-KIMI_K2 = Reasoning(("<think>",), ("</think>",), framing="", forgets_end=True)
+KIMI_K2 = ReasoningFormat(("<think>",), ("</think>",), framing="", forgets_end=True)
 """Kimi-K2-Thinking: no white space around the markers. It is known to forget ``</think>`` before a
-section of calls (vllm-project/vllm pull request 32216); see ``unclosed.py``."""
+section of calls (vllm-project/vllm pull request 32216); see ``read_unclosed``."""
 
-DEEPSEEK_V3 = Reasoning(("<think>",), ("</think>",), framing="", forgets_end=True)
+DEEPSEEK_V3 = ReasoningFormat(("<think>",), ("</think>",), framing="", forgets_end=True)
 """DeepSeek V3.1 and V3.2: ``</think>`` directly follows and precedes text."""
 
-MISTRAL = Reasoning(("[THINK]",), ("[/THINK]",), framing="", forgets_end=True)
+MISTRAL = ReasoningFormat(("[THINK]",), ("[/THINK]",), framing="", forgets_end=True)
 """Magistral; mistral-common writes both as control tokens, without white space around them."""
 
-GRANITE = Reasoning(
+GRANITE = ReasoningFormat(
     ("Here is my thought process:", "Here's my thought process:", "<think>"),
     ("Here is my response:", "Here's my response:", "</think>"),
     framing=" \n",
@@ -33,34 +33,34 @@ GRANITE = Reasoning(
 """Granite 3.2 with ``thinking`` writes sentences, never tokens; Granite 3.3 ``<think>`` and then
 ``<response>`` around the answer, by its own chat template."""
 
-MINIMAX_M2_APPEND_THINK = Reasoning(("<think>",), ("</think>",), framing="", inline=True)
+MINIMAX_M2_APPEND_THINK = ReasoningFormat(("<think>",), ("</think>",), framing="", inline=True)
 """MiniMax-M2 for clients that send the thinking back inside the content, as vLLM's parser of that
 name: it is delivered as content with its markers, and a tool call quoted in it is still text."""
 
-ERNIE45 = Reasoning(
+ERNIE45 = ReasoningFormat(
     ("<think>",), ("</think>",), answer=("<response>", "</response>"), forgets_end=True
 )
 """ERNIE-4.5 Thinking: ``<response>`` around the answer, at times."""
 
-HUNYUAN = Reasoning(("<think>",), ("</think>",), answer=("<answer>", "</answer>"))
+HUNYUAN = ReasoningFormat(("<think>",), ("</think>",), answer=("<answer>", "</answer>"))
 """Hunyuan A13B: ``<answer>`` around the answer; all four tags are plain text."""
 
-SEED_OSS = Reasoning(("<seed:think>",), ("</seed:think>",), forgets_end=True)
+SEED_OSS = ReasoningFormat(("<seed:think>",), ("</seed:think>",), forgets_end=True)
 """Seed-OSS: Qwen's format with a prefix."""
 
-MINIMAX_M3 = Reasoning(("<mm:think>",), ("</mm:think>",), forgets_end=True)
+MINIMAX_M3 = ReasoningFormat(("<mm:think>",), ("</mm:think>",), forgets_end=True)
 """MiniMax M3."""
 
-COHERE = Reasoning(
+COHERE = ReasoningFormat(
     ("<|START_THINKING|>",), ("<|END_THINKING|>",), framing="", inner=COHERE_TEXT, forgets_end=True
 )
 """Command A: the tokens around the text of the answer are structure."""
 
-K2_HORIZON = Reasoning(
+K2_HORIZON = ReasoningFormat(
     ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
     ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
 )
 """K2 Horizon: a tag for each effort."""
 
-GEMMA4 = Reasoning(("<|channel>",), ("<channel|>",), label="thought", forgets_end=True)
+GEMMA4 = ReasoningFormat(("<|channel>",), ("<channel|>",), label="thought", forgets_end=True)
 """Gemma 4: a channel whose name stands on its first line."""

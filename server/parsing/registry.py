@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from server.parsing.message import NO_REASONING, Reasoning, ToolFormat
+from server.parsing.message import NO_REASONING, ReasoningFormat, ToolFormat
 
 _FORMATS = "server.parsing.formats"
 _REASONING = "server.parsing.reasoning"
@@ -102,11 +102,11 @@ def tool_format(name: str) -> ToolFormat:
     return found
 
 
-def reasoning_format(name: str | None) -> Reasoning:
+def reasoning_format(name: str | None) -> ReasoningFormat:
     if name is None:
         return NO_REASONING
     found = _load(name, REASONING_PARSERS, "reasoning parser")
-    assert isinstance(found, Reasoning)
+    assert isinstance(found, ReasoningFormat)
     return found
 
 

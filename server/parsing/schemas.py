@@ -46,7 +46,7 @@ _VALUES = ("const", "enum", "default", "examples", "example")
 
 
 def normalise(schema: Any, depth: int = 0) -> Any:
-    """``schema`` in JSON Schema's own words; a type that nobody knows says nothing."""
+    """``schema`` in JSON Schema's own words; an unknown type says nothing."""
     if isinstance(schema, list):
         return [normalise(part, depth + 1) for part in schema]
     if not isinstance(schema, dict) or depth > 64:
@@ -141,27 +141,27 @@ def kinds(schema: Any, root: Any = None) -> frozenset[str]:
     """The JSON types a schema allows: any where it says nothing, a string where there is none."""
     if schema is None:
         return STRING
-    return _kinds(schema, schema if root is None else root, 0) or TYPES
+    return _find_kinds(schema, schema if root is None else root, 0) or TYPES
 
 
-def _kinds(schema: Any, root: Any, depth: int) -> frozenset[str]:
+def _find_kinds(schema: Any, root: Any, depth: int) -> frozenset[str]:
     """Empty for a schema that says nothing of types."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return frozenset()
-    if found := _stated(schema):
+    if found := _find_types(schema):
         return found
-    each = [_kinds(part, root, depth + 1) for part in _branches(schema, "anyOf", "oneOf")]
+    each = [_find_kinds(part, root, depth + 1) for part in _branches(schema, "anyOf", "oneOf")]
     if each and all(each):
         return frozenset[str]().union(*each)
-    if "$ref" in schema and (found := _kinds(resolve(schema["$ref"], root), root, depth + 1)):
+    if "$ref" in schema and (found := _find_kinds(resolve(schema["$ref"], root), root, depth + 1)):
         return found
     for part in _branches(schema, "allOf"):
-        if found := _kinds(part, root, depth + 1):
+        if found := _find_kinds(part, root, depth + 1):
             return found
-    return _implied(schema)
+    return _infer_types(schema)
 
 
-def _stated(schema: Mapping[str, Any]) -> frozenset[str]:
+def _find_types(schema: Mapping[str, Any]) -> frozenset[str]:
     named = schema.get("type")
     names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
     found = frozenset(name for name in names if isinstance(name, str))
@@ -172,7 +172,7 @@ def _stated(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(map(_kind, schema["enum"])) if _is_list(schema, "enum") else found
 
 
-def _implied(schema: Mapping[str, Any]) -> frozenset[str]:
+def _infer_types(schema: Mapping[str, Any]) -> frozenset[str]:
     """By keywords that only one type has."""
     if "properties" in schema or "required" in schema:
         return frozenset({"object"})

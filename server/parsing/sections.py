@@ -7,21 +7,20 @@ call may come without its section, and ends at the latest where the next call or
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.parsing.json_scan import JsonText
 from server.parsing.markers import NAME, Quotes, Stops
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Calls, Framed
-from server.parsing.reader import Ended, Grammar, JsonValue, Until, Want, ignore
+from server.parsing.reader import Ended, Grammar, JsonValue, Subgrammar, Until, ignore
 
 SPACE = " \t\r\n"
 _NAME = re.compile(r"[\w.:\-]{1,128}")
-Step = Generator[Want, str, str]
 
 
-def last_name(stops: Stops, parts: list[str], begin: Callable[[str], object]) -> Step:
+def last_name(stops: Stops, parts: list[str], begin: Callable[[str], object]) -> Subgrammar:
     """A name up to a marker. Where the model ends its answer with the name, it is a call."""
     try:
         return (yield Until(stops, parts.append))
@@ -65,7 +64,7 @@ class Sections:
             else:
                 marker = yield Until(between, stray.write, stray=ignore)
 
-    def read(self, context: Context) -> Step:
+    def read(self, context: Context) -> Subgrammar:
         """One call: returns the marker that ended it."""
         header: list[str] = []
         stops = context.lexicon.stops(self.separator, *self.ends)

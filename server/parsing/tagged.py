@@ -12,16 +12,15 @@ import re
 from collections.abc import Callable, Container, Generator, Mapping
 from dataclasses import astuple, dataclass, field, replace
 
-from server.parsing.arguments import Arguments
+from server.parsing.arguments import ArgumentsWriter
 from server.parsing.markers import FRAGMENT, NAME, Follow, Lexicon, Stops, follows
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Framed
-from server.parsing.reader import DONE, Ended, Grammar, Next, Sink, Until, Want, ignore
+from server.parsing.reader import DONE, Ended, Grammar, Next, Sink, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import STRING
 from server.parsing.sections import last_name
 
 SPACE = " \t\r\n"
-Step = Generator[Want, str, str]
 FORCED = "forced"
 """What a value ends with that its own closing tag has not ended."""
 
@@ -63,30 +62,30 @@ class Tagged:
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
         closing, look = self._closing, 0
         while True:
-            cut, after, tag = self._stops.find(text, look, more)
+            start, after, tag = self._stops.find(text, look, more)
             if tag is None:
-                return self._write(text, cut)
+                return self._write(text, start)
             verdict = follows(text, after, closing.words[tag], more)
             if verdict is None:
-                return self._write(text, cut)
+                return self._write(text, start)
             if verdict and tag in closing.nests:
                 self._depth += 1
             elif self._depth:
                 self._depth -= tag in closing.forced
             elif verdict:
-                self._write(text, cut)
-                return self._ended(tag), self._rest(text, cut, after, tag)
-            look = after if tag in closing.nests or tag in closing.forced else cut + 1
+                self._write(text, start)
+                return self._ended(tag), self._rest(text, start, after, tag)
+            look = after if tag in closing.nests or tag in closing.forced else start + 1
 
     def plain(self, text: str) -> None:
         """Every marker token comes as a sign."""
 
-    def cut(self, text: str) -> tuple[str | None, str]:
+    def truncate(self, text: str) -> tuple[str | None, str]:
         """What was kept back is a closing tag, all but confirmed, or a piece of one."""
-        cut, after, tag = self._stops.find(text, 0, more=False)
+        start, after, tag = self._stops.find(text, 0, more=False)
         if tag is None or tag in self._closing.nests or self._depth:
             return None, ""
-        return self._ended(tag), self._rest(text, cut, after, tag)
+        return self._ended(tag), self._rest(text, start, after, tag)
 
     def _write(self, text: str, end: int) -> tuple[None, str]:
         if end:
@@ -99,9 +98,9 @@ class Tagged:
             return FORCED
         return DONE if tag in self._closing.implied else self._closing.unfinished.get(tag, tag)
 
-    def _rest(self, text: str, cut: int, after: int, tag: str) -> str:
+    def _rest(self, text: str, start: int, after: int, tag: str) -> str:
         if tag in self._closing.implied or tag in self._closing.forced:
-            return text[cut:]
+            return text[start:]
         return text[after:].partition(">")[2] if tag in self._closing.unfinished else text[after:]
 
 
@@ -125,7 +124,7 @@ class Ahead:
     def plain(self, text: str) -> None:
         """A marker token is no text that could go on."""
 
-    def cut(self, text: str) -> tuple[str | None, str]:
+    def truncate(self, text: str) -> tuple[str | None, str]:
         return self.NO, text
 
 
@@ -157,7 +156,7 @@ class Looking:
     def plain(self, text: str) -> None:
         """A marker token is no text that could go on."""
 
-    def cut(self, text: str) -> tuple[str | None, str]:
+    def truncate(self, text: str) -> tuple[str | None, str]:
         return self.NO, text
 
 
@@ -232,7 +231,7 @@ class Tags:
             while marker == self.call:
                 marker = yield from _Call(self, context).read()
 
-    def _unwrapped(self, stops: Stops, context: Context) -> Step:
+    def _unwrapped(self, stops: Stops, context: Context) -> Subgrammar:
         """Calls without their section's opening tag: what ended them."""
         tail = context.out.content.tail.rstrip()
         quoted = tail.endswith((self.section, "`"))
@@ -269,18 +268,18 @@ class _Call:
         self._context = context
         self._outer = (tags.section, tags.section_end)
 
-    def read(self) -> Step:
+    def read(self) -> Subgrammar:
         """Returns the marker that ended it, DONE if that was its own closing tag."""
         name, _, marker = yield from self._header(self._context.calls.begin)
         if marker in self._outer or not name:
             return marker
         calls = self._context.calls
         calls.begin(name)
-        arguments = Arguments(calls)
+        arguments = ArgumentsWriter(calls)
         try:
             marker = yield from self._parameters(arguments)
         except Ended as ended:
-            arguments.cut(ended.by_model)
+            arguments.truncate(ended.by_model)
             raise
         arguments.close()
         calls.close(spoiled=marker == FORCED)
@@ -298,7 +297,7 @@ class _Call:
         name = text[: found.start()] if found else text
         return name.strip("\"' \t"), found[1] if found else None, marker
 
-    def _parameters(self, arguments: Arguments) -> Step:
+    def _parameters(self, arguments: ArgumentsWriter) -> Subgrammar:
         tags = self._tags
         stops = self._context.lexicon.stops(tags.parameter, tags.call, tags.call_end, *self._outer)
         marker = yield from arguments.loose(stops, tags.parameter)
@@ -314,12 +313,12 @@ class _Call:
                 marker = yield Until(stops, ignore)
         return DONE if marker == tags.call_end else marker
 
-    def _value(self, arguments: Arguments) -> Tagged:
+    def _value(self, arguments: ArgumentsWriter) -> Tagged:
         line = self._tags.line
         sink = _Line(line, arguments.write).write if line else arguments.write
         return Tagged(self._context.lexicon, self._closing(arguments), sink)
 
-    def _closing(self, arguments: Arguments) -> Closing:
+    def _closing(self, arguments: ArgumentsWriter) -> Closing:
         """The tags that end a value, with the line break before them."""
         tags, lexicon = self._tags, self._context.lexicon
         then = tags.after_parameter(lexicon)
@@ -330,7 +329,7 @@ class _Call:
             for word in lexicon.words(tags.parameter_end):
                 if word == tags.parameter_end:
                     unfinished[line + word[:-1]] = word
-                    words[line + word[:-1]] = _drifted(then)
+                    words[line + word[:-1]] = _allow_drift(then)
                 else:
                     words[line + word] = then
                     unfinished[line + word] = tags.parameter_end
@@ -355,7 +354,7 @@ class _Call:
         return replace(inner, words={**inner.words, **outer}, forced=(end,), nests=(start,))
 
 
-def _drifted(then: Follow) -> Follow:
+def _allow_drift(then: Follow) -> Follow:
     """Models add to a closing tag at times: a number, the parameter's name."""
     end: Follow = {">": then}
     return {">": then, "=": {NAME: end}, NAME: end}

@@ -54,7 +54,7 @@ def refuse_constant(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON")
 
 
-class Tool:
+class ToolSchema:
     """One offered function. Its validator is made when a call needs it."""
 
     def __init__(self, name: str, parameters: Any) -> None:
@@ -120,24 +120,24 @@ def _refuse_reference(uri: str) -> Any:
     raise ValueError(f"references are not fetched: {uri[:80]}")
 
 
-class Tools:
-    """By name. ``offered`` None means that nobody said what was offered: no call is unknown."""
+class OfferedTools:
+    """By name. With ``offered`` None the tools are not known, and no call is unknown."""
 
     def __init__(self, offered: Iterable[Mapping[str, Any]] | None) -> None:
         self._unstated = offered is None
         functions = [tool.get("function", tool) for tool in offered or ()]
         self._by_name = {
-            name: Tool(name, function.get("parameters"))
+            name: ToolSchema(name, function.get("parameters"))
             for function in functions
             if isinstance(function, dict) and isinstance(name := function.get("name"), str)
         }
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The longest first; none where nobody said what was offered."""
+        """The longest first; none where the tools are not known."""
         return tuple(sorted(self._by_name, key=len, reverse=True))
 
-    def find(self, name: str) -> Tool | None:
+    def find(self, name: str) -> ToolSchema | None:
         return self._by_name.get(name)
 
     def judge(self, name: str, arguments: str) -> Outcome:

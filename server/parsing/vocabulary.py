@@ -148,7 +148,7 @@ class Decoder:
             data = data.removeprefix(b" ")
         return self._utf8.decode(data)
 
-    def cut(self) -> str:
+    def flush(self) -> str:
         """What an unfinished character becomes when something that is no text follows it."""
         return self._utf8.decode(b"", final=True)
 

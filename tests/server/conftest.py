@@ -30,7 +30,7 @@ from engine.types import (
 )
 from server.apis.shared.gateway import Gateway
 from server.app import create_app
-from server.generation.parsers import Parsers, Vocabulary
+from server.generation.parser_factory import ParserFactory, Vocabulary
 from server.generation.pipeline import Pipeline, ServedModel
 from server.http.middleware import Direct
 from server.http.response import Timing
@@ -99,7 +99,7 @@ class Lab:
 
     def path(self) -> Pipeline:
         info = EngineInfo("demo", 256, 2048, SpeculationInfo("eagle3.1", self.depth, summary="x"))
-        parsers = Parsers(
+        parsers = ParserFactory(
             self.vocabulary(),
             self.tool_parser,
             self.reasoning_parser,

@@ -16,7 +16,7 @@ from server.apis.shared.constraints import (
 )
 from server.apis.shared.strict_schema import Exclusion
 from server.errors import InvalidRequest
-from server.parsing.tools import Tool
+from server.parsing.tools import ToolSchema
 
 STRING = {"type": "string"}
 
@@ -124,15 +124,15 @@ def test_a_pattern_that_backtracks_costs_nothing():
 )
 def test_arguments_are_judged_in_bounded_time(schema):
     began = time.process_time()
-    Tool("t", schema).judge({"x": "a" * 60 + "!"})
+    ToolSchema("t", schema).judge({"x": "a" * 60 + "!"})
     assert time.process_time() - began < 1
 
 
 def test_arguments_are_judged():
-    tool = Tool("t", {"type": "object", "properties": {"x": {"type": "integer"}}})
+    tool = ToolSchema("t", {"type": "object", "properties": {"x": {"type": "integer"}}})
     assert tool.judge({"x": 1}) is Outcome.VALID
     assert tool.judge({"x": "1"}) is Outcome.SCHEMA_MISMATCH
-    assert Tool("t", {"type": "objekt"}).judge({"x": 1}) is Outcome.VALID
+    assert ToolSchema("t", {"type": "objekt"}).judge({"x": 1}) is Outcome.VALID
 
 
 def nested(depth: int) -> object:
@@ -180,7 +180,7 @@ def test_a_hostile_schema_costs_little(name):
     spent = []
     for _ in range(3):
         began = time.process_time()
-        outcome = Tool("t", schema).judge({"x": value})
+        outcome = ToolSchema("t", schema).judge({"x": value})
         spent.append(time.process_time() - began)
     assert outcome in (Outcome.UNCHECKED, Outcome.VALID, Outcome.SCHEMA_MISMATCH)
     assert min(spent) < 0.04, spent
@@ -189,13 +189,13 @@ def test_a_hostile_schema_costs_little(name):
 @pytest.mark.parametrize("name", ["repeats", "look-around", "recursion", "self", "chain", "zero"])
 def test_what_is_not_checked_says_so(name):
     schema, value = HOSTILE[name]
-    assert Tool("t", schema).judge({"x": value}) is Outcome.UNCHECKED
+    assert ToolSchema("t", schema).judge({"x": value}) is Outcome.UNCHECKED
 
 
 def test_a_recursive_schema_is_checked_where_the_value_is_small():
     schema = tree({"minItems": 2}, {"minItems": 1})
-    assert Tool("t", schema).judge({"x": ["a", ["b"]]}) is Outcome.VALID
-    assert Tool("t", schema).judge({"x": [[1]]}) is Outcome.SCHEMA_MISMATCH
+    assert ToolSchema("t", schema).judge({"x": ["a", ["b"]]}) is Outcome.VALID
+    assert ToolSchema("t", schema).judge({"x": [[1]]}) is Outcome.SCHEMA_MISMATCH
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from server.parsing.formats.deepseek_v31 import begin
 from server.parsing.json_scan import JsonText
 from server.parsing.markers import Follow
 from server.parsing.message import Context
-from server.parsing.reader import Until, ignore
-from server.parsing.sections import Sections, Step, last_name
+from server.parsing.reader import Subgrammar, Until, ignore
+from server.parsing.sections import Sections, last_name
 from server.parsing.tagged import Closing, Tagged
 
 
@@ -27,7 +27,7 @@ from server.parsing.tagged import Closing, Tagged
 class _Fenced(Sections):
     """The name stands behind the separator, and a fence around the arguments."""
 
-    def read(self, context: Context) -> Step:
+    def read(self, context: Context) -> Subgrammar:
         stops = context.lexicon.stops
         marker = yield Until(stops(self.separator, *self.ends), ignore)
         if marker != self.separator:

@@ -26,13 +26,13 @@ _CLOSES = {"{": "}", "[": "]"}
 _SCALARS = TYPES - {"object", "array"}
 
 
-def _calls(opener: str, context: Context) -> Grammar:
+def _read_calls(opener: str, context: Context) -> Grammar:
     marker = opener
     while marker == CALL:
-        marker = yield from _call(context)
+        marker = yield from _read_call(context)
 
 
-def _call(context: Context) -> Generator[Want, str, str]:
+def _read_call(context: Context) -> Generator[Want, str, str]:
     stops, calls = context.lexicon.stops, context.calls
     header: list[str] = []
 
@@ -132,4 +132,4 @@ class _Value:
         self._is_first = False
 
 
-FORMAT = ToolFormat((CALL,), _calls, (CALL_END, QUOTE), closer=CALL_END)
+FORMAT = ToolFormat((CALL,), _read_calls, (CALL_END, QUOTE), closer=CALL_END)

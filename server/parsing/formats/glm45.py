@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 
-from server.parsing.arguments import Arguments
+from server.parsing.arguments import ArgumentsWriter
 from server.parsing.markers import NAME
 from server.parsing.message import Context, ToolFormat
 from server.parsing.reader import Ended, Grammar, Until, Want, ignore
@@ -49,11 +49,11 @@ def _call(context: Context) -> Generator[Want, str, str]:
         context.out.content.write(written)
         return (yield Until(context.lexicon.stops(*_OUTER), ignore)) if marker == "\n" else marker
     context.calls.begin(name)
-    arguments = Arguments(context.calls)
+    arguments = ArgumentsWriter(context.calls)
     try:
         marker = yield from _arguments(marker, brace + inline, arguments, context)
     except Ended as ended:
-        arguments.cut(ended.by_model)
+        arguments.truncate(ended.by_model)
         raise
     arguments.close()
     context.calls.close(spoiled=marker == FORCED)
@@ -63,7 +63,7 @@ def _call(context: Context) -> Generator[Want, str, str]:
 
 
 def _arguments(
-    marker: str, inline: str, arguments: Arguments, context: Context
+    marker: str, inline: str, arguments: ArgumentsWriter, context: Context
 ) -> Generator[Want, str, str]:
     """Keys and values; ``inline`` is what stands before the first."""
     lexicon = context.lexicon

@@ -23,8 +23,8 @@ import re
 from collections.abc import Generator
 
 from engine.events import Phase
-from server.parsing.message import Context, Reasoning, ToolFormat, content
-from server.parsing.reader import Grammar, JsonValue, Until, Want, ignore
+from server.parsing.message import Context, ReasoningFormat, ToolFormat, read_content
+from server.parsing.reader import Grammar, JsonValue, Subgrammar, Until, Want, ignore
 from server.parsing.tagged import Looking
 
 START, END, RETURN, CALL = "<|start|>", "<|end|>", "<|return|>", "<|call|>"
@@ -39,44 +39,45 @@ _BREAK = "\n\n"
 _RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)")
 _ROLE = re.compile(r"\s{0,99}(?:to=|assistant)")
 _ROLE_BEGINS = re.compile(r"\s{0,99}(?:to?|a(?:s(?:s(?:i(?:s(?:t(?:a(?:nt?)?)?)?)?)?)?)?)?\Z")
-Step = Generator[Want, str, str]
 
 
-def channels(context: Context) -> Grammar:
+def read_channels(context: Context) -> Grammar:
     """Message after message, from inside the first one's header."""
     if context.starts_in is Phase.REASONING:
-        marker = yield from _thinking(context)
+        marker = yield from _read_thinking(context)
     else:
-        marker = yield from _opening(context)
+        marker = yield from _read_opening(context)
     while True:
-        marker = yield from _message(marker, context)
+        marker = yield from _read_message(marker, context)
 
 
-def _opening(context: Context) -> Step:
+def _read_opening(context: Context) -> Subgrammar:
     """The first marker. Text that completes no header is content without one."""
     stops = context.lexicon.stops(START, CHANNEL, MESSAGE)
     marker = yield Looking(_ROLE, _ROLE_BEGINS, stops.tokens)
     if marker == Looking.NO:
-        return (yield from _content(context))
+        return (yield from _read_content(context))
     return START if marker == Looking.YES else marker
 
 
-def _message(marker: str, context: Context) -> Step:
+def _read_message(marker: str, context: Context) -> Subgrammar:
     """One message: the marker that ended its body."""
     begins = context.lexicon.stops(START, CHANNEL, MESSAGE)
     while marker not in begins.markers:
         marker = yield Until(begins, context.out.content.write, stray=ignore)
     channel, recipient = "", None
     if marker != MESSAGE:
-        channel, recipient, marker = yield from _header(marker, context)
+        channel, recipient, marker = yield from _read_header(marker, context)
     if marker != MESSAGE:
         return marker
     if recipient and context.tools.channels:
-        return (yield from _call(recipient, context))
-    return (yield from (_thinking if channel == "analysis" else _content)(context))
+        return (yield from _read_call(recipient, context))
+    return (yield from (_read_thinking if channel == "analysis" else _read_content)(context))
 
 
-def _header(marker: str, context: Context) -> Generator[Want, str, tuple[str, str | None, str]]:
+def _read_header(
+    marker: str, context: Context
+) -> Generator[Want, str, tuple[str, str | None, str]]:
     """The channel, the recipient if there is one, and the marker behind the header."""
     stops = context.lexicon.stops(*MARKERS)
     parts: dict[str, list[str]] = {START: [], CHANNEL: [], CONSTRAIN: []}
@@ -89,7 +90,7 @@ def _header(marker: str, context: Context) -> Generator[Want, str, tuple[str, st
     return channel[0] if channel else "", recipient, marker
 
 
-def _call(name: str, context: Context) -> Step:
+def _read_call(name: str, context: Context) -> Subgrammar:
     context.out.phase = Phase.TOOL_CALL
     context.calls.begin(name)
     stops = context.lexicon.stops(*ENDS)
@@ -99,16 +100,16 @@ def _call(name: str, context: Context) -> Step:
     return marker
 
 
-def _thinking(context: Context) -> Step:
+def _read_thinking(context: Context) -> Subgrammar:
     context.out.phase = Phase.REASONING
     marker = yield Until(context.lexicon.stops(*ENDS), context.out.reasoning.write)
     context.out.phase = Phase.CONTENT
     return marker
 
 
-def _content(context: Context) -> Step:
+def _read_content(context: Context) -> Subgrammar:
     context.out.content.separate(_BREAK)
-    while (marker := (yield from content(context, *ENDS))) not in ENDS:
+    while (marker := (yield from read_content(context, *ENDS))) not in ENDS:
         pass
     return marker
 
@@ -117,5 +118,5 @@ def _no_calls(_opener: str, _context: Context) -> Grammar:
     yield from ()
 
 
-FORMAT = ToolFormat((), _no_calls, MARKERS, framing="", channels=channels)
-REASONING = Reasoning((), (), framing="", channels=channels, inner=MARKERS)
+FORMAT = ToolFormat((), _no_calls, MARKERS, framing="", channels=read_channels)
+REASONING = ReasoningFormat((), (), framing="", channels=read_channels, inner=MARKERS)

@@ -19,32 +19,31 @@ import re
 from collections.abc import Generator
 
 from engine.events import Phase
-from server.parsing.arguments import Arguments
+from server.parsing.arguments import ArgumentsWriter
 from server.parsing.markers import Follow
-from server.parsing.message import Context, Reasoning, ToolFormat
+from server.parsing.message import Context, ReasoningFormat, ToolFormat
 from server.parsing.reader import DONE, Ended, Grammar, Sink, Until, Want, ignore
 from server.parsing.schemas import STRING, TYPES
 from server.parsing.tagged import Closing, Tagged
 
 OPEN, CLOSE, SEP = MARKERS = ("<|open|>", "<|close|>", "<|sep|>")
 _ATTRIBUTE = re.compile(r'(\w+)\s*=\s*"([^"]*)"')
-Step = Generator[Want, str, str]
 
 
-def channels(context: Context) -> Grammar:
+def read_channels(context: Context) -> Grammar:
     """Element after element."""
     stops = context.lexicon.stops(*MARKERS)
     if context.starts_in is Phase.REASONING:
-        yield from _thinking(context)
+        yield from _read_thinking(context)
     while True:
         marker = yield Until(stops, context.out.content.write, stray=ignore)
         if marker != SEP:
-            name, attributes = yield from _header(context)
+            name, attributes = yield from _read_header(context)
             if marker == OPEN:
-                yield from _element(name, attributes, context)
+                yield from _read_element(name, attributes, context)
 
 
-def _header(context: Context) -> Generator[Want, str, tuple[str, dict[str, str]]]:
+def _read_header(context: Context) -> Generator[Want, str, tuple[str, dict[str, str]]]:
     """The name and the attributes of a tag."""
     parts: list[str] = []
     yield Until(context.lexicon.stops(SEP), parts.append)
@@ -56,52 +55,54 @@ def _header(context: Context) -> Generator[Want, str, tuple[str, dict[str, str]]
     return name, attributes
 
 
-def _element(name: str, attributes: dict[str, str], context: Context) -> Grammar:
+def _read_element(name: str, attributes: dict[str, str], context: Context) -> Grammar:
     if name == "think":
-        yield from _thinking(context)
+        yield from _read_thinking(context)
     elif name == "response":
-        yield from _body("response", context.out.content.write, context)
+        yield from _read_body("response", context.out.content.write, context)
     elif name == "call" and attributes.get("tool") and context.tools.channels:
         context.out.phase = Phase.TOOL_CALL
-        yield from _call(attributes["tool"], context)
+        yield from _read_call(attributes["tool"], context)
         context.out.phase = Phase.CONTENT
 
 
-def _thinking(context: Context) -> Grammar:
+def _read_thinking(context: Context) -> Grammar:
     context.out.phase = Phase.REASONING
-    yield from _body("think", context.out.reasoning.write, context)
+    yield from _read_body("think", context.out.reasoning.write, context)
     context.out.phase = Phase.CONTENT
 
 
-def _call(tool: str, context: Context) -> Grammar:
+def _read_call(tool: str, context: Context) -> Grammar:
     """The arguments of a call, up to its closing tag or the next call."""
     context.calls.begin(tool)
-    arguments = Arguments(context.calls)
+    arguments = ArgumentsWriter(context.calls)
     try:
         while True:
             marker = yield Until(context.lexicon.stops(OPEN, CLOSE), ignore)
-            name, attributes = yield from _header(context)
+            name, attributes = yield from _read_header(context)
             if marker == OPEN and name == "argument" and "key" in attributes:
-                yield from _argument(attributes, arguments, context)
+                yield from _read_argument(attributes, arguments, context)
             elif name in ("call", "tools"):
                 break
     except Ended as ended:
-        arguments.cut(ended.by_model)
+        arguments.truncate(ended.by_model)
         raise
     arguments.close()
     context.calls.close()
     if marker == OPEN and name == "call":
-        yield from _element(name, attributes, context)
+        yield from _read_element(name, attributes, context)
 
 
-def _argument(attributes: dict[str, str], arguments: Arguments, context: Context) -> Grammar:
+def _read_argument(
+    attributes: dict[str, str], arguments: ArgumentsWriter, context: Context
+) -> Grammar:
     kind = attributes.get("type", "string")
     arguments.begin(attributes["key"], STRING if kind == "string" else TYPES - STRING)
-    yield from _body("argument", arguments.write, context)
+    yield from _read_body("argument", arguments.write, context)
     arguments.end()
 
 
-def _body(name: str, sink: Sink, context: Context) -> Grammar:
+def _read_body(name: str, sink: Sink, context: Context) -> Grammar:
     """Text up to its element's closing tag, and that tag."""
     lexicon = context.lexicon
     follows: Follow = {name: context.follow(_then(name, context), SEP)}
@@ -123,5 +124,5 @@ def _no_calls(_opener: str, _context: Context) -> Grammar:
     yield from ()
 
 
-FORMAT = ToolFormat((), _no_calls, MARKERS, framing="", channels=channels)
-REASONING = Reasoning((), (), framing="", channels=channels, inner=MARKERS)
+FORMAT = ToolFormat((), _no_calls, MARKERS, framing="", channels=read_channels)
+REASONING = ReasoningFormat((), (), framing="", channels=read_channels, inner=MARKERS)

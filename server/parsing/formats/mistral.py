@@ -15,10 +15,10 @@ from __future__ import annotations
 import secrets
 import string
 
-from server.parsing.json_calls import JsonCalls, Step
+from server.parsing.json_calls import JsonCalls
 from server.parsing.markers import NAME, Follow, Quotes
 from server.parsing.message import Context, ToolFormat
-from server.parsing.reader import Grammar, JsonValue, Next, Until
+from server.parsing.reader import Grammar, JsonValue, Next, Subgrammar, Until
 from server.parsing.sections import last_name
 
 CALL, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -45,7 +45,7 @@ def _quotes(context: Context) -> Quotes:
     return context.quotes({CALL: {"[": {'{"': None}, NAME: named}})
 
 
-def _named(first: str, context: Context) -> Step:
+def _named(first: str, context: Context) -> Subgrammar:
     """A name, perhaps an id, and arguments: DONE where those end."""
     name: list[str] = []
     own: list[str] = []
@@ -63,7 +63,7 @@ def _named(first: str, context: Context) -> Step:
     return marker
 
 
-def _arguments(marker: str, context: Context) -> Step:
+def _arguments(marker: str, context: Context) -> Subgrammar:
     stops = context.lexicon.stops(CALL)
     value = JsonValue(stops, context.calls.write_json, quotes=_quotes(context))
     if marker == "{":

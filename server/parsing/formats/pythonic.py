@@ -18,22 +18,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator
 from dataclasses import dataclass
 
 from engine.events import Repair
-from server.parsing.arguments import Arguments, as_json
+from server.parsing.arguments import ArgumentsWriter, as_json
 from server.parsing.markers import NAME, Follow, Stops
 from server.parsing.message import Context, ToolFormat
 from server.parsing.python_literal import Literal
-from server.parsing.reader import Ended, Grammar, Next, Until, Want
+from server.parsing.reader import Ended, Grammar, Next, Subgrammar, Until
 from server.parsing.tagged import Looking, opens
 
 _LIST = re.compile(r"\s{0,99}\[\s{0,99}[A-Za-z_][\w.\-]{0,127}\s{0,99}\(")
 _LIST_BEGINS = re.compile(r"\s{0,99}(?:\[\s{0,99}(?:[A-Za-z_][\w.\-]{0,127}\s{0,99})?)?\Z")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-Step = Generator[Want, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class Pythonic:
         if char == "]":
             yield Next(stops)
 
-    def _call(self, context: Context, stops: Stops) -> Step:
+    def _call(self, context: Context, stops: Stops) -> Subgrammar:
         parts: list[str] = []
         marker = yield Until(context.lexicon.stops("(", self.start, self.end), parts.append)
         name = "".join(parts).strip()
@@ -92,17 +90,17 @@ class Pythonic:
             context.out.content.write(f"{name}{marker if marker == '(' else ''}")
             return marker
         context.calls.begin(name)
-        arguments = Arguments(context.calls)
+        arguments = ArgumentsWriter(context.calls)
         try:
             marker = yield from self._arguments(arguments, context, stops)
         except Ended as ended:
-            arguments.cut(ended.by_model)
+            arguments.truncate(ended.by_model)
             raise
         arguments.close()
         context.calls.close()
         return marker
 
-    def _arguments(self, arguments: Arguments, context: Context, stops: Stops) -> Step:
+    def _arguments(self, arguments: ArgumentsWriter, context: Context, stops: Stops) -> Subgrammar:
         while (char := (yield Next(stops, keep=None))) not in (")", *stops.markers):
             if char == ",":
                 yield Next(stops)
@@ -119,7 +117,9 @@ class Pythonic:
             yield from self._value("".join(key).strip(), arguments, context, stops)
         return (yield Next(stops)) if char == ")" else char
 
-    def _value(self, key: str, arguments: Arguments, context: Context, stops: Stops) -> Grammar:
+    def _value(
+        self, key: str, arguments: ArgumentsWriter, context: Context, stops: Stops
+    ) -> Grammar:
         if key in arguments.given:
             context.calls.spoil()
             context.calls.repair(Repair.REPEATED_PARAMETER)
@@ -136,10 +136,10 @@ class Pythonic:
         except Ended:
             context.calls.write("".join(parts))
             raise
-        context.calls.write(_unquoted("".join(parts), allowed))
+        context.calls.write(_unquote("".join(parts), allowed))
 
 
-def _unquoted(value: str, allowed: frozenset[str]) -> str:
+def _unquote(value: str, allowed: frozenset[str]) -> str:
     """A value in quotes as what the schema wants, any other as it is."""
     return as_json(json.loads(value), allowed) if _STRING.fullmatch(value) else value
 

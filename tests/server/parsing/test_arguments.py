@@ -9,7 +9,7 @@ import pytest
 from engine.events import Outcome
 from server.parsing.arguments import as_json
 from server.parsing.schemas import TYPES, kinds
-from server.parsing.tools import Tools
+from server.parsing.tools import OfferedTools
 
 ROOT = {
     "$defs": {"Size": {"enum": [1, 2]}, "Loop": {"$ref": "#/$defs/Loop"}},
@@ -71,7 +71,7 @@ def test_a_union_takes_what_fits_first():
     assert [as_json(text, allowed) for text in ("5", "x", "null")] == ["5", '"x"', "null"]
 
 
-TOOLS = Tools(
+TOOLS = OfferedTools(
     [
         {"type": "function", "function": {"name": "f", "parameters": {"required": ["a"]}}},
         {"name": "bare", "parameters": {"type": "object"}},
@@ -102,4 +102,4 @@ def test_the_outcome_of_a_call(name, arguments, outcome):
 
 
 def test_nothing_is_unknown_where_nothing_was_stated():
-    assert Tools(None).judge("any", "{}") is Outcome.VALID
+    assert OfferedTools(None).judge("any", "{}") is Outcome.VALID

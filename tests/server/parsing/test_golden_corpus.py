@@ -12,15 +12,22 @@ from tests.server.parsing.golden_tokenizer import encode, format_tokenizer
 
 FORMATS = sorted({case.format for case in corpus()}, key=lambda form: form.name)
 
+VARIATIONS = {
+    *("apertus", "cohere", "deepseek_v4", "deepseek_v41", "dots", "gemma4", "granite_20b_fc"),
+    *("hunyuan_a13b", "internlm", "jamba", "kimi_k3", "lfm2", "longcat", "mimo", "olmo3"),
+    *("phi4_mini_json", "seed_oss", "xlam"),
+}
+
 
 def of(form: Format) -> list[Case]:
     return [case for case in corpus() if case.format == form]
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_every_format_has_forty_cases_of_their_own_names(form: Format) -> None:
+def test_every_format_has_cases_of_their_own_names(form: Format) -> None:
+    """Forty for a grammar, ten for a variation of one that has as many."""
     names = Counter(case.name for case in of(form))
-    assert names.total() >= 40
+    assert names.total() >= (10 if form.name in VARIATIONS else 40)
     assert [name for name, times in names.items() if times > 1] == []
 
 

@@ -61,7 +61,7 @@ def test_byte_level_equals_decode_on_any_ids():
     for _ in range(200):
         ids = [rnd.randrange(4, 1500) for _ in range(rnd.randrange(12))]
         decoder = vocabulary.decoder()
-        text = "".join(decoder.text([token_id]) for token_id in ids) + decoder.cut()
+        text = "".join(decoder.text([token_id]) for token_id in ids) + decoder.flush()
         assert text == tokenizer.decode(ids, skip_special_tokens=False)
 
 

@@ -1,4 +1,4 @@
-"""One parser per choice, made from the formats this gateway was started with."""
+"""Makes a parser for each choice, from the formats the gateway is started with."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from engine.events import Phase
 from server.generation.grammar import holds_calls, spells_calls
 from server.generation.job import Job
 from server.generation.prompt import Prompt
-from server.parsing.message import Reasoning
+from server.parsing.message import ReasoningFormat
 from server.parsing.parser import Parser, make_parser
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary
 
-__all__ = ["Parser", "Parsers", "Vocabulary"]
+__all__ = ["Parser", "ParserFactory", "Vocabulary"]
 
 TAIL = 32
 """Prompt tokens looked at for an opened reasoning; templates add a handful."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parsers:
+class ParserFactory:
     """The formats in use and the vocabulary their markers are found in."""
 
     vocabulary: Vocabulary
@@ -37,7 +37,7 @@ class Parsers:
         reasoning_format(self.reasoning_parser)
 
     @property
-    def reasoning(self) -> Reasoning:
+    def reasoning(self) -> ReasoningFormat:
         """How the model marks its thinking."""
         return reasoning_format(self.reasoning_parser)
 
@@ -45,7 +45,7 @@ class Parsers:
         """A prompt, and where it leaves the answer.
 
         A template that opens or closes the reasoning ends with its marker and white space; a marker
-        further up was written by somebody else.
+        further up belongs to the conversation.
         """
         end = self.vocabulary.decoder().text(token_ids[-TAIL:]).rstrip()
         opened = end.endswith(self.reasoning.starts)
