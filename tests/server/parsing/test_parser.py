@@ -145,7 +145,7 @@ def test_only_the_first_call_when_not_parallel(vocabulary):
 
 
 def test_an_unknown_name_lists_the_names(vocabulary):
-    with pytest.raises(UnknownParser, match="hermes, kimi_k2"):
+    with pytest.raises(UnknownParser, match="hermes, hunyuan_a13b"):
         build(vocabulary, "hermez")
 
 
