@@ -1,1 +1,1 @@
-"""Engines: tokens in, steps out. Nothing here knows of HTTP."""
+"""Engines: tokens in, steps out. No HTTP server in here."""

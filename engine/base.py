@@ -1,4 +1,4 @@
-"""The interface every engine has: one method streams, one tells health, one closes."""
+"""The engine interface, and optional interfaces that an engine may support."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from engine.types import EngineInfo, EngineRequest, Health, Step
 
 
 class Engine(Protocol):
-    """Made cheaply, started once, closed once. Any number of ``generate`` calls run at a time."""
+    """Cheap to create, started once, closed once. Many ``generate`` calls may run at a time."""
 
     async def start(self) -> EngineInfo:
-        """Load and warm up. Raises EngineStartError. Cancelled, it leaves nothing behind."""
+        """Load and warm up. Raises EngineStartError. Cancelled, it leaves nothing running."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
@@ -27,11 +27,11 @@ class Engine(Protocol):
         ...
 
     async def health(self) -> Health:
-        """Ask the engine itself; an engine that hangs may leave this unanswered."""
+        """Ask the engine itself; if it hangs, this may never return."""
         ...
 
     async def aclose(self) -> None:
-        """Stop the engine and everything it started. Running requests end with EngineDead."""
+        """Stop the engine and everything it started. In-flight requests end with EngineDead."""
         ...
 
 
@@ -45,28 +45,28 @@ class SupportsDepth(Protocol):
 
 
 class ResilientEngine(Engine, Protocol):
-    """An engine that outlives the engines it is made of, and its requests their deaths."""
+    """An engine that survives backend restarts, in-flight requests included."""
 
     async def set_depth(self, depth: int) -> AppliedDepth:
-        """Bound every request's depth. Answers at once, the engine away or not.
+        """Bound every request's depth. Returns at once, even while the backend restarts.
 
-        Raises ValueError where there is no depth to set.
+        Raises ValueError where there is no depth to bound.
         """
         ...
 
     async def wait_failed(self) -> str:
-        """Return, with the reason, when there will be no engine any more."""
+        """Return, with the reason, when no engine will become available any more."""
         ...
 
     @property
     def losses(self) -> Iterable[EngineLoss]:
-        """How the last engines were lost, oldest first."""
+        """The last engine losses, oldest first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedDepth:
-    """``pending``: no engine has confirmed it yet; it holds from the next one on at the latest."""
+    """``pending``: no engine has confirmed it; it applies from the next engine on at the latest."""
 
     bound: int
     pending: bool = False
@@ -74,17 +74,17 @@ class AppliedDepth:
 
 @runtime_checkable
 class SupportsKilled(Protocol):
-    """An engine in a process of its own."""
+    """An engine that runs in a process of its own."""
 
     @property
     def killed(self) -> bool:
-        """Its process was ended or stopped by a signal from outside, not by what it did."""
+        """A signal from outside ended or stopped its process."""
         ...
 
 
 @runtime_checkable
 class SupportsPostMortem(Protocol):
-    """An engine that knows how it ended."""
+    """An engine that can report how it ended."""
 
     async def post_mortem(self) -> PostMortem:
         """After ``aclose``."""
@@ -93,16 +93,16 @@ class SupportsPostMortem(Protocol):
 
 @runtime_checkable
 class SupportsCounters(Protocol):
-    """An engine that others use, too, and that counts what it does for all of them."""
+    """An engine that other clients use, too, and that counts what it does for all of them."""
 
     async def counted(self) -> Totals | None:
-        """Its speculation since it began; None where it tells nothing. Raises EngineError."""
+        """Its speculation counters since it started; None if it has none. Raises EngineError."""
         ...
 
 
 @runtime_checkable
 class SupportsUnclaimed(Protocol):
-    """An engine that counts the steps it made for nobody."""
+    """An engine that counts steps whose tokens no request received."""
 
     @property
     def unclaimed(self) -> Totals: ...

@@ -28,7 +28,7 @@ class RequestRejected(EngineError):
 
 
 class EngineOverloaded(EngineError):
-    """The engine's own bounds are reached. ``retry_after_s`` is its own advice, if it gave any."""
+    """The engine's own limits are reached. ``retry_after_s`` is its own advice, if it gave any."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class EngineDead(EngineError):
 
 
 class EngineUnreachable(EngineDead):
-    """Nobody answered where the engine should be; it cannot have run this request."""
+    """No connection to the engine; it cannot have run this request."""
 
 
 class EngineStartError(EngineError):
@@ -60,7 +60,7 @@ class EngineStartError(EngineError):
 
 
 USERINFO = re.compile(r"//\S*@")
-"""Greedy: a password may hold a slash or another @ that should have been encoded."""
+"""Greedy: a password may contain a slash or another @ that should have been encoded."""
 
 
 def redact(text: str) -> str:

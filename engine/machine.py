@@ -1,4 +1,4 @@
-"""What this machine offers an engine: cores, memory, GPUs, ports, and the model hub."""
+"""Machine resources: cores, memory, GPUs, ports, and access to the model hub."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_free_memory() -> int:
 
 
 def count_oom_kills() -> int:
-    """Processes the kernel has killed for want of memory: those of this control group, where it
+    """Processes the kernel has killed for lack of memory: those of this control group, where it
     counts them, else all of this machine's.
     """
     for path in (*_event_files(read_text("/proc/self/cgroup")), "/proc/vmstat"):
@@ -91,7 +91,7 @@ def _event_files(groups: str) -> Iterator[str]:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """By SIGSTOP or a debugger."""
+    """Whether SIGSTOP or a debugger has stopped the process."""
     return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
@@ -103,7 +103,7 @@ def read_text(path: str) -> str:
 
 
 def list_gpus() -> tuple[GpuDevice, ...]:
-    """What nvidia-smi lists; none without it."""
+    """The GPUs that nvidia-smi lists; none without it."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ()
@@ -118,7 +118,7 @@ def list_gpus() -> tuple[GpuDevice, ...]:
 
 
 def is_port_free(host: str, port: int) -> bool:
-    """Port 0 stands for any free one."""
+    """Whether a port can be bound; port 0 stands for any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""An engine process must not outlive the gateway that started it, however that ends."""
+"""Exit with the parent: an engine process must not outlive the gateway that started it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ WATCHER = "die-with-parent"
 
 
 def die_with_parent() -> None:
-    """In a process that ``multiprocessing`` started: exit when the parent is gone; else nothing.
+    """In a process that ``multiprocessing`` started: exit when the parent is gone. Else no effect.
 
-    Several modules of an engine process ask for it; one watcher is enough.
+    Several modules of an engine process call it; one watcher is enough.
     """
     parent = multiprocessing.parent_process()
     if parent is None or any(thread.name == WATCHER for thread in threading.enumerate()):

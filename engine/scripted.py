@@ -1,4 +1,4 @@
-"""An engine that replays what it is told: for tests and load on the HTTP layer, never a default."""
+"""Scripted engine: replays steps, pauses and errors, for tests and load on the HTTP layer."""
 
 from __future__ import annotations
 

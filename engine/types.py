@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out of it. Frozen; no defaults that hide a meaning."""
+"""Engine requests and steps. Frozen; no default hides a meaning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UndraftedReason(StrEnum):
     """Why a decode step verified no draft token (DESIGN.md, fallback ratio)."""
 
     OFF = "off"
-    """Speculation was switched off for this request: policy, request field or lane."""
+    """Speculation was off for this request: policy, request field or lane."""
     REFUSED = "undrafted"
     """The engine proposed nothing: grammar, near the length limit, draft refused."""
 
@@ -54,7 +54,7 @@ class Sampling:
     bad_words: tuple[str, ...] = ()
     """Texts whose token sequences must not be generated."""
     thinking_token_budget: int | None = None
-    """Reasoning tokens after which the reasoning is ended; None sets no bound."""
+    """Reasoning tokens after which the reasoning is ended; None sets no limit."""
     repetition: RepetitionStop | None = None
     """When to stop because the output repeats itself; None never stops for that."""
     stop_token_ids: tuple[int, ...] = ()
@@ -86,7 +86,7 @@ class EngineRequest:
     depth: int | None = None
     """Draft tokens per step, 0..K; None leaves it to the lane's default."""
     keeps_depth: bool = False
-    """No bound that comes later changes its depth: what a seed gives depends on it."""
+    """A later bound on depth does not change this request's: a seed's text depends on its depth."""
     priority: int = 0
     """Lower runs earlier."""
     lane: str = "default"
@@ -95,7 +95,7 @@ class EngineRequest:
     adapter: str | None = None
     """The LoRA adapter to generate with, by its name; None for the model itself."""
     affinity: str | None = None
-    """Requests with the same value profit from the same cache: a session, a conversation."""
+    """Requests with the same value share a cache: a session, a conversation."""
     trace_headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -155,7 +155,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationInfo:
-    """Which speculation a lane runs, for people: ``summary`` is one line that says why."""
+    """The speculation of a lane, for people: ``summary`` is one line that explains it."""
 
     method: str
     """none, eagle, eagle3, eagle3.1, mtp, medusa, ngram, suffix, draft_model, ..."""
@@ -164,12 +164,12 @@ class SpeculationInfo:
     draft: str | None = None
     summary: str = ""
     per_request: bool = True
-    """A request's own depth is honoured."""
+    """It honours the depth of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is, known once it has started."""
+    """Facts about an engine, known once it has started."""
 
     model: str
     max_model_len: int
@@ -177,9 +177,9 @@ class EngineInfo:
     speculation: SpeculationInfo
     reports_decode_steps: bool = True
     thinking_budget: bool | None = None
-    """It can end a reasoning after so many tokens; None where that is unknown."""
+    """It can end a reasoning after a number of tokens; None where that is unknown."""
     accounts_at_end: bool = False
-    """The account of an answer comes with its last step; one that is broken off has none."""
+    """The decode steps of an answer come with its last step; an aborted answer has none."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     """The model's own defaults by the names of ``Sampling``, from its generation config."""
     details: Mapping[str, str] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``live``: the engine can make tokens. ``reason`` says why not."""
+    """``live``: the engine can generate tokens. ``reason`` explains why not."""
 
     live: bool
     reason: str = ""

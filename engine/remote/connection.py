@@ -32,23 +32,23 @@ from engine.remote.reading import (
 from engine.remote.upstream import ConnectionSettings, Upstream
 
 KEEP_ALIVE_S = 4.0
-"""Below the 5 seconds after which vLLM's server closes a connection nobody uses."""
+"""Below the 5 seconds after which vLLM's server closes an idle connection."""
 ASK_S = 10.0
-"""Patience with questions that take no generation."""
+"""Time limit of requests that do not generate."""
 END_S = 2.0
-"""From the end of a stream's data to the end of the stream."""
+"""From ``[DONE]`` to the end of the stream."""
 LONGEST_WAIT_S = 3600.0
-"""The most Retry-After a worker is believed."""
+"""The longest Retry-After to accept from a worker."""
 DONE = b"[DONE]"
 BUSY = (429, 503)
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-"""Nothing of the request has left this machine."""
+"""Errors before the request was sent."""
 EVENT_STREAM = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReply:
-    """A whole answer, within bounds."""
+    """A complete response."""
 
     status: int
     body: bytes
@@ -63,7 +63,7 @@ class WorkerReply:
 
 
 class WorkerConnection:
-    """Made in the event loop that uses it."""
+    """A connection pool to one worker. Create it in the event loop that uses it."""
 
     def __init__(self, upstream: Upstream, access: ConnectionSettings) -> None:
         self.upstream = upstream
@@ -72,7 +72,7 @@ class WorkerConnection:
         self.health_path = "/health"
         self._client = httpx.AsyncClient(
             base_url=upstream.url,
-            headers={"accept-encoding": "identity"} | _authorization(upstream, access),
+            headers={"accept-encoding": "identity"} | _build_authorization(upstream, access),
             timeout=httpx.Timeout(access.connect_s, read=None, write=access.first_token_s),
             limits=httpx.Limits(
                 max_connections=access.connections,
@@ -89,42 +89,44 @@ class WorkerConnection:
     async def ask(
         self, path: str, body: Mapping[str, Any] | None = None, patience_s: float = ASK_S
     ) -> WorkerReply:
-        """One question, one answer of whatever status. Raises EngineDead without one."""
+        """Send one request; return the response whatever its status. Raises EngineDead."""
         method = "GET" if body is None else "POST"
         content = None if body is None else orjson.dumps(body)
-        request = self._client.build_request(method, path, content=content, headers=_headers(body))
-        with self._faults(f"gave no answer in {patience_s:g} s"):
+        request = self._client.build_request(
+            method, path, content=content, headers=_build_headers(body)
+        )
+        with self._map_errors(f"gave no answer in {patience_s:g} s"):
             async with asyncio.timeout(patience_s):
                 response = await self._client.send(request, stream=True)
                 try:
-                    said = await self._body(response, QUESTION)
+                    said = await self._read_body(response, QUESTION)
                 finally:
                     await response.aclose()
         return WorkerReply(response.status_code, said)
 
-    async def whole(
+    async def fetch(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], most: ReplyLimits
     ) -> Any:
-        """An answer that is not streamed. Raises EngineError."""
-        async with self._sent(path, body, headers) as response:
+        """Fetch an answer that is not streamed. Raises EngineError."""
+        async with self._send(path, body, headers) as response:
             async with asyncio.timeout(self._access.first_token_s):
-                said = await self._body(response, most.event)
+                said = await self._read_body(response, most.event)
         return read_json(said, "the answer")
 
     async def stream(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], most: ReplyLimits
     ) -> AsyncGenerator[Any, None]:
-        """The data of a stream's events, parsed. Raises EngineError.
+        """Yield the parsed data of a stream's events. Raises EngineError.
 
-        Closing it closes the connection, by which the worker aborts the request.
+        Closing the generator closes the connection, which aborts the request in the worker.
         """
         payloads, frames, done = SseDecoder(most.event), 0, False
-        async with self._sent(path, body, headers) as response:
+        async with self._send(path, body, headers) as response:
             _check_type(response)
-            async with aclosing(_pieces(response)) as pieces:
-                until = _clock() + self._access.first_token_s
-                while (piece := await _next_piece(pieces, until)) is not None:
-                    for data in payloads.feed(piece):
+            async with aclosing(_iter_chunks(response)) as chunks:
+                until = _now() + self._access.first_token_s
+                while (chunk := await _next_chunk(chunks, until)) is not None:
+                    for data in payloads.feed(chunk):
                         frames += 1
                         if done or frames > most.frames:
                             raise WorkerProtocolError(
@@ -133,29 +135,29 @@ class WorkerConnection:
                         if data == DONE:
                             done = True
                         else:
-                            yield await self._read(data)
-                        until = _clock() + (END_S if done else self._access.idle_s)
+                            yield await self._parse_event(data)
+                        until = _now() + (END_S if done else self._access.idle_s)
 
     @asynccontextmanager
-    async def _sent(
+    async def _send(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> AsyncIterator[httpx.Response]:
-        """The answer to a request that was taken."""
-        content, headers = orjson.dumps(body), _headers(body) | dict(headers)
+        """The response with status 200. Raises EngineError."""
+        content, headers = orjson.dumps(body), _build_headers(body) | dict(headers)
         request = self._client.build_request("POST", path, content=content, headers=headers)
-        with self._faults("stopped answering"):
+        with self._map_errors("stopped answering"):
             async with asyncio.timeout(self._access.first_token_s):
                 response = await self._client.send(request, stream=True)
             try:
                 if response.status_code != httpx.codes.OK:
-                    raise await self._refused(response)
+                    raise await self._map_status(response)
                 yield response
             finally:
                 await response.aclose()
 
     @contextmanager
-    def _faults(self, silent: str) -> Iterator[None]:
-        """Whatever goes wrong inside is the worker's failure: an EngineError, with its name."""
+    def _map_errors(self, silent: str) -> Iterator[None]:
+        """Map every error inside to an EngineError that names the worker."""
         try:
             yield
         except WorkerProtocolError as error:
@@ -165,87 +167,87 @@ class WorkerConnection:
         except TimeoutError:
             raise EngineDead(f"{self.upstream} {silent}.") from None
         except Exception as error:
-            raise self._gone(error) from error
+            raise self._map_exception(error) from error
 
-    async def _body(self, response: httpx.Response, most: int) -> bytes:
-        """All of it. Raises WorkerFault when it is more than ``most`` bytes."""
+    async def _read_body(self, response: httpx.Response, most: int) -> bytes:
+        """Read a body of at most ``most`` bytes. Raises WorkerProtocolError."""
         _check_encoding(response)
         body = bytearray()
-        async with aclosing(_pieces(response)) as pieces:
-            async for piece in pieces:
-                body += piece
+        async with aclosing(_iter_chunks(response)) as chunks:
+            async for chunk in chunks:
+                body += chunk
                 if len(body) > most:
                     raise WorkerProtocolError(f"an answer is longer than {most} bytes")
         return bytes(body)
 
-    async def _read(self, data: bytes) -> Any:
+    async def _parse_event(self, data: bytes) -> Any:
         payload = read_json(data, "an event of the stream")
         if isinstance(payload, dict) and payload.get("error"):
-            raise await self._failed(payload["error"])
+            raise await self._map_error_event(payload["error"])
         return payload
 
-    async def _refused(self, response: httpx.Response) -> EngineError:
-        """What a status that is not 200 means."""
+    async def _map_status(self, response: httpx.Response) -> EngineError:
+        """The error for a status that is not 200."""
         status = response.status_code
         async with asyncio.timeout(ASK_S):
-            message = extract_message(await self._body(response, REFUSAL))
-        if status in BUSY and await self.healthy():
-            return EngineOverloaded("The workers are at their limits.", _wait_of(response))
+            message = extract_message(await self._read_body(response, REFUSAL))
+        if status in BUSY and await self.is_healthy():
+            return EngineOverloaded("The workers are at their limits.", _read_retry_after(response))
         if 300 <= status < 500 and status not in BUSY:
             return map_refusal(str(self.upstream), status, message)
-        return await self._broken(status, message)
+        return await self._map_worker_failure(status, message)
 
-    async def _failed(self, error: Any) -> EngineError:
-        """What an error within a stream means."""
+    async def _map_error_event(self, error: Any) -> EngineError:
+        """The error for an error event in a stream."""
         status = error.get("code") if isinstance(error, dict) else None
         message = extract_error_message(error)
         if isinstance(status, int) and 400 <= status < 500:
             return map_refusal(str(self.upstream), status, message)
-        return await self._broken(status, message)
+        return await self._map_worker_failure(status, message)
 
-    async def _broken(self, status: Any, message: str) -> EngineError:
-        """This request alone, or the worker?"""
+    async def _map_worker_failure(self, status: Any, message: str) -> EngineError:
+        """The error for a failure: of this request if the worker is healthy, else of the worker."""
         shown = status if type(status) is int else "error"
-        if status not in (502, 504) and await self.healthy():
+        if status not in (502, 504) and await self.is_healthy():
             return map_failure(str(self.upstream), shown, message)
         return EngineDead(f"{self.upstream} failed ({shown}): {message}")
 
-    async def healthy(self) -> bool:
+    async def is_healthy(self) -> bool:
         try:
             return (await self.ask(self.health_path)).ok
         except EngineDead:
             return False
 
-    def _gone(self, error: Exception) -> EngineDead:
+    def _map_exception(self, error: Exception) -> EngineDead:
         if self._closed:
             return EngineDead("The engine was closed.")
-        told = quote(redact(str(error))) or type(error).__name__
+        reason = quote(redact(str(error))) or type(error).__name__
         kind = EngineUnreachable if isinstance(error, NOT_SENT) else EngineDead
-        return kind(f"{self.upstream} cannot be reached: {told}")
+        return kind(f"{self.upstream} cannot be reached: {reason}")
 
 
-async def _next_piece(pieces: AsyncIterator[bytes], until: float) -> bytes | None:
-    """None at the end. Raises TimeoutError."""
+async def _next_chunk(chunks: AsyncIterator[bytes], until: float) -> bytes | None:
+    """The next chunk, None at the end. Raises TimeoutError."""
     async with asyncio.timeout_at(until):
-        return await anext(pieces, None)
+        return await anext(chunks, None)
 
 
-async def _pieces(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    async for piece in response.aiter_raw():
-        yield piece
+async def _iter_chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    async for chunk in response.aiter_raw():
+        yield chunk
 
 
-def _clock() -> float:
+def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _authorization(upstream: Upstream, access: ConnectionSettings) -> dict[str, str]:
+def _build_authorization(upstream: Upstream, access: ConnectionSettings) -> dict[str, str]:
     if upstream.authorization is not None:
         return {"authorization": upstream.authorization}
     return {"authorization": f"Bearer {access.key}"} if access.key else {}
 
 
-def _headers(body: Mapping[str, Any] | None) -> dict[str, str]:
+def _build_headers(body: Mapping[str, Any] | None) -> dict[str, str]:
     return {} if body is None else {"content-type": "application/json"}
 
 
@@ -257,7 +259,7 @@ def _check_type(response: httpx.Response) -> None:
 
 
 def _check_encoding(response: httpx.Response) -> None:
-    """Nothing compressed was asked for: a few bytes could become very many."""
+    """Reject compressed answers: a few bytes could expand to very many."""
     given = response.headers.get("content-encoding", "identity")
     if given.strip().lower() != "identity":
         raise WorkerProtocolError(
@@ -265,7 +267,7 @@ def _check_encoding(response: httpx.Response) -> None:
         )
 
 
-def _wait_of(response: httpx.Response) -> float | None:
+def _read_retry_after(response: httpx.Response) -> float | None:
     given = response.headers.get("retry-after", "")
     if not (given.isascii() and given.isdecimal() and len(given) < 10):
         return None

@@ -1,4 +1,4 @@
-"""What all engines here share: one connection, from start to close."""
+"""Base of the remote engines: one connection to a worker, from start to close."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ LONGEST_NAME = 500
 
 
 def ignore_progress(_: str) -> None:
-    """Progress nobody asked for."""
+    """No-op progress callback."""
 
 
 class RemoteEngineBase:
-    """The part of ``engine.base.Engine`` that does not depend on the worker's language."""
+    """The part of ``engine.base.Engine`` that does not depend on the wire protocol."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RemoteEngineBase:
         try:
             await wait_ready(connection, self._access.start_s, self._progress)
             name, longest = await find_served_model(connection, self._model)
-            return await self._meet(connection, name, longest)
+            return await self._probe(connection, name, longest)
         except EngineDead as error:
             await self.aclose()
             raise EngineStartError(str(error)) from error
@@ -62,8 +62,8 @@ class RemoteEngineBase:
             await self.aclose()
             raise
 
-    async def _meet(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
-        """Find out what the worker can do. Raises EngineStartError or EngineDead."""
+    async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
+        """Probe what the worker supports. Raises EngineStartError or EngineDead."""
         raise NotImplementedError
 
     async def health(self) -> Health:
@@ -76,23 +76,23 @@ class RemoteEngineBase:
         if connection is not None:
             await connection.aclose()
 
-    def _running(self) -> WorkerConnection:
+    def _require_connection(self) -> WorkerConnection:
         if self._connection is None:
             raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
         return self._connection
 
 
 async def wait_ready(
-    connection: WorkerConnection, patience_s: float, tell: Callable[[str], None]
+    connection: WorkerConnection, patience_s: float, progress: Callable[[str], None]
 ) -> None:
-    """Until ``/health`` says yes. Raises EngineStartError."""
+    """Wait until ``/health`` reports ready. Raises EngineStartError."""
     last = ""
     try:
         async with asyncio.timeout(patience_s):
-            while (said := await _not_ready(connection)) is not None:
-                if said != last:
-                    last = said
-                    tell(f"waiting for {connection.upstream}: {said}")
+            while (answered := await _explain_not_ready(connection)) is not None:
+                if answered != last:
+                    last = answered
+                    progress(f"waiting for {connection.upstream}: {answered}")
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise EngineStartError(
@@ -100,13 +100,13 @@ async def wait_ready(
         ) from None
 
 
-async def _not_ready(connection: WorkerConnection) -> str | None:
+async def _explain_not_ready(connection: WorkerConnection) -> str | None:
     found = await ask_health(connection)
     return None if found.live else found.reason
 
 
 async def ask_health(connection: WorkerConnection) -> Health:
-    """As the worker says; one that has no ``/health`` is asked for its models."""
+    """The worker's health; one without ``/health`` is asked for its models."""
     try:
         answer = await connection.ask(connection.health_path)
     except EngineDead as error:
@@ -118,13 +118,14 @@ async def ask_health(connection: WorkerConnection) -> Health:
 
 
 async def find_served_model(connection: WorkerConnection, model: LocalModel) -> tuple[str, int]:
-    """Its name there and the longest sequence it takes. Raises EngineStartError."""
-    said = await _json(connection, MODELS, "--upstream-key")
+    """The model's name there and its longest sequence. Raises EngineStartError."""
+    answered = await _ask_json(connection, MODELS, "--upstream-key")
     listed = [
-        read_object(entry, "a model") for entry in read_list(said.get("data"), "data", MOST_MODELS)
+        read_object(entry, "a model")
+        for entry in read_list(answered.get("data"), "data", MOST_MODELS)
     ]
     models = {
-        read_string(entry.get("id"), "a model's id", LONGEST_NAME): _length(entry)
+        read_string(entry.get("id"), "a model's id", LONGEST_NAME): _read_length(entry)
         for entry in listed
     }
     if not models:
@@ -139,12 +140,12 @@ async def find_served_model(connection: WorkerConnection, model: LocalModel) -> 
     return name, min(longest, model.max_model_len or longest)
 
 
-def _length(entry: Mapping[str, Any]) -> int | None:
+def _read_length(entry: Mapping[str, Any]) -> int | None:
     length = entry.get("max_model_len")
     return None if length is None else read_integer(length, "max_model_len", 1, MOST_LENGTH)
 
 
-async def _json(connection: WorkerConnection, path: str, flag: str) -> Mapping[str, Any]:
+async def _ask_json(connection: WorkerConnection, path: str, flag: str) -> Mapping[str, Any]:
     answer = await connection.ask(path)
     if not answer.ok:
         raise EngineStartError(

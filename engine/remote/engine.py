@@ -1,4 +1,4 @@
-"""One worker as an Engine."""
+"""Remote engine: one vLLM worker, with token ids both ways."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from engine.types import (
 from engine.vllm_fields import FINISH
 
 ACCOUNT_S = 5.0
-"""The account comes right behind the last token; a client waits for it this long at most."""
+"""The longest to wait for the metrics that follow the last token."""
 ACCOUNT_EVENTS = 16
 
 
@@ -47,9 +47,9 @@ class RemoteEngine(RemoteEngineBase):
     then. Answers that are broken off have none.
     """
 
-    _speculation = probe.WorkerSpeculation(active=False, told=False)
+    _speculation = probe.WorkerSpeculation(active=False, reported=False)
 
-    async def _meet(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
+    async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
         await probe.check_vocabulary(connection, self._model, name)
         self._progress(f"warming up {self._upstream}")
         self._speculation = await probe.probe_speculation(connection, self._model)
@@ -57,40 +57,40 @@ class RemoteEngine(RemoteEngineBase):
         return probe.build_info(found, self._model, connection)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        connection = self._running()
+        connection = self._require_connection()
         stream = request.sampling.prompt_logprobs is None
         body = wire.build_body(request, stream=stream, depth=self._speculation.per_request)
         most, headers = compute_limits(request), request.trace_headers
         answer = AnswerAssembler(request, self._speculation, most.tokens, self._model.vocab_size)
         if stream:
             payloads = connection.stream(wire.GENERATE, body, headers, most)
-            async with aclosing(_steps(payloads, answer)) as steps:
+            async with aclosing(_read_steps(payloads, answer)) as steps:
                 async for step in steps:
                     yield step
         else:
-            answer.read_whole(await connection.whole(wire.GENERATE, body, headers, most))
-        yield answer.last()
+            answer.read_whole(await connection.fetch(wire.GENERATE, body, headers, most))
+        yield answer.finish()
 
     async def counted(self) -> Totals | None:
-        reply = await self._running().ask("/metrics")
+        reply = await self._require_connection().ask("/metrics")
         return parse_totals(reply.text) if reply.ok else None
 
 
-async def _steps(
+async def _read_steps(
     payloads: AsyncGenerator[Any, None], answer: AnswerAssembler
 ) -> AsyncGenerator[Step, None]:
-    """All but the last. A stream that breaks behind its last token has lost its account alone."""
+    """All steps but the last. A stream that breaks after its last token loses its metrics alone."""
     async with aclosing(payloads):
         async for payload in payloads:
             for step in answer.read(payload):
                 yield step
-            if answer.complete:
-                await _account(payloads, answer)
+            if answer.is_complete:
+                await _read_account(payloads, answer)
                 return
 
 
-async def _account(payloads: AsyncGenerator[Any, None], answer: AnswerAssembler) -> None:
-    """Read what follows the last token: the account, and not much else."""
+async def _read_account(payloads: AsyncGenerator[Any, None], answer: AnswerAssembler) -> None:
+    """Read the metrics that follow the last token."""
     with suppress(TimeoutError, EngineError):
         async with asyncio.timeout(ACCOUNT_S):
             for _ in range(ACCOUNT_EVENTS):
@@ -100,7 +100,7 @@ async def _account(payloads: AsyncGenerator[Any, None], answer: AnswerAssembler)
 
 
 class AnswerAssembler:
-    """One answer as it comes. Its last step waits for the account, which comes right behind it."""
+    """Assembles one answer from chunks. The last step waits for the metrics that follow it."""
 
     def __init__(
         self,
@@ -112,105 +112,105 @@ class AnswerAssembler:
         self._request = request
         self._speculation = speculation
         self._left = most
-        """Tokens that may still come."""
+        """Tokens that the worker may still send."""
         self._vocab_size = vocab_size
         self._sizes: list[int] = []
         self._last: Step | None = None
-        self._told: SpeculationAccount | None = None
+        self._account: SpeculationAccount | None = None
         self._cached: int | None = None
         self._prompt: tuple[PositionLogprobs | None, ...] | None = None
 
     @property
-    def complete(self) -> bool:
-        """Every token has come."""
+    def is_complete(self) -> bool:
+        """Every token has arrived."""
         return self._last is not None
 
-    def read(self, said: Any) -> list[Step]:
-        """The steps that may go on; none for the last one and for what follows it.
+    def read(self, answered: Any) -> list[Step]:
+        """The steps to pass on: none for the last one and for what follows it.
 
-        Raises WorkerFault.
+        Raises WorkerProtocolError.
         """
-        payload = read_object(said, "a chunk")
-        self._note(payload)
+        payload = read_object(answered, "a chunk")
+        self._read_metadata(payload)
         out = []
         for entry in read_list(payload.get("choices"), "choices", 1):
             choice = read_object(entry, "a choice")
-            step = self._step(self._tokens(choice.get("token_ids")), choice)
+            step = self._read_step(self._read_tokens(choice.get("token_ids")), choice)
             if step.finish is not None:
                 self._last = step
             elif step.token_ids:
                 out.append(step)
         return out
 
-    def read_whole(self, said: Any) -> None:
-        """An answer that is not streamed: only such a one tells about the prompt."""
-        self.read(said)
+    def read_whole(self, answered: Any) -> None:
+        """Read an answer that is not streamed: only such an answer describes the prompt."""
+        self.read(answered)
         self._prompt = wire.read_prompt_logprobs(
             self._request.prompt,
-            said.get("prompt_logprobs"),
+            answered.get("prompt_logprobs"),
             self._request.sampling.prompt_logprobs,
         )
 
-    def last(self) -> Step:
+    def finish(self) -> Step:
         """Raises EngineDead for a stream that ended before its answer did."""
         if self._last is None:
             raise EngineDead("The worker ended its stream before the answer.")
         return replace(
             self._last,
-            decode=self._decode(self._last),
+            decode=self._lay_decode_steps(self._last),
             cached_tokens=self._cached,
             prompt_logprobs=self._prompt,
         )
 
-    def _note(self, payload: Mapping[str, Any]) -> None:
+    def _read_metadata(self, payload: Mapping[str, Any]) -> None:
         metrics = read_optional_object(payload.get("metrics"), "metrics")
         if metrics.get("speculative_decoding"):
             most = sum(self._sizes) + self._left
-            self._told = SpeculationAccount.read(metrics["speculative_decoding"], most)
+            self._account = SpeculationAccount.read(metrics["speculative_decoding"], most)
         usage = read_optional_object(payload.get("usage"), "usage")
         details = read_optional_object(usage.get("prompt_tokens_details"), "prompt_tokens_details")
         if details.get("cached_tokens") is not None:
             most = len(self._request.prompt)
             self._cached = read_integer(details["cached_tokens"], "cached_tokens", 0, most)
 
-    def _tokens(self, said: Any) -> tuple[int, ...]:
-        """Of one chunk, within the model's vocabulary and what was asked for."""
+    def _read_tokens(self, answered: Any) -> tuple[int, ...]:
+        """The tokens of one chunk, within the vocabulary and the requested number."""
         if self._last is not None:
             raise WorkerProtocolError("a token came behind the last one")
-        token_ids = read_integers(said, "token_ids", 0, self._vocab_size, self._left)
+        token_ids = read_integers(answered, "token_ids", 0, self._vocab_size, self._left)
         self._left -= len(token_ids)
         if token_ids:
             self._sizes.append(len(token_ids))
         return token_ids
 
-    def _step(self, token_ids: tuple[int, ...], choice: Mapping[str, Any]) -> Step:
-        finish = _finish(choice.get("finish_reason"))
+    def _read_step(self, token_ids: tuple[int, ...], choice: Mapping[str, Any]) -> Step:
+        finish = _read_finish(choice.get("finish_reason"))
         stopped = finish is FinishReason.STOP and token_ids
         top = self._request.sampling.logprobs
         return Step(
             token_ids,
-            decode=() if self._speculation.active else self._plain(len(token_ids)),
+            decode=() if self._speculation.active else self._make_plain_steps(len(token_ids)),
             logprobs=wire.read_output_logprobs(choice.get("logprobs"), top, len(token_ids)),
             finish=finish,
             stop_token=token_ids[-1] if stopped else None,
         )
 
-    def _plain(self, tokens: int) -> tuple[DecodeStep, ...]:
-        """Of a worker without speculation: one step a token, but for the prefill's."""
+    def _make_plain_steps(self, tokens: int) -> tuple[DecodeStep, ...]:
+        """Decode steps of a worker without speculation: one per token after the prefill."""
         steps = tokens - (len(self._sizes) == 1)
         return (intern_step(0, 0, 1, 0, UndraftedReason.OFF),) * max(0, steps)
 
-    def _decode(self, last: Step) -> tuple[DecodeStep, ...]:
-        """The account of all decode steps; none when the worker did not give one."""
-        if not self._speculation.active or self._told is None:
+    def _lay_decode_steps(self, last: Step) -> tuple[DecodeStep, ...]:
+        """All decode steps; none when the worker did not report them."""
+        if not self._speculation.active or self._account is None:
             return last.decode
         off = self._speculation.per_request and self._request.depth == 0
         reason = UndraftedReason.OFF if off else UndraftedReason.REFUSED
-        return lay_decode_steps(self._sizes, self._told, reason)
+        return lay_decode_steps(self._sizes, self._account, reason)
 
 
-def _finish(reason: Any) -> FinishReason | None:
-    """Raises WorkerFault, and EngineFailed for an answer that ended in an error."""
+def _read_finish(reason: Any) -> FinishReason | None:
+    """Raises WorkerProtocolError, and EngineFailed for an answer that ended in an error."""
     if reason is None or reason == "":
         return None
     if reason == "error":

@@ -1,4 +1,4 @@
-"""What a worker turns out to be: it is waited for, asked, and made to generate."""
+"""Probe a vLLM worker at start: its tokenizer, and its speculation by generating."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from engine.remote.upstream import LocalModel
 from engine.types import EngineInfo, EngineRequest, Sampling, SpeculationInfo
 
 PROBE = "Was it 7 cafés, <b>naïve</b>?\n\n\tdef f(x): return {'π': [1, 2.5]}"
-"""Text that tells tokenizers apart: digits, accents, markup, white space, brackets."""
+"""Text that distinguishes tokenizers: digits, accents, markup, white space, brackets."""
 SPECULATES = re.compile(r"^vllm:spec_decode_num_drafts", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpeculation:
-    """``told``: every answer's account comes with its end. ``depth`` is None where unknown."""
+    """``reported``: every answer ends with its metrics. ``depth`` is None where unknown."""
 
     active: bool
-    told: bool
+    reported: bool
     depth: int | None = None
     per_request: bool = False
     """A request's own depth is honoured."""
@@ -41,7 +41,7 @@ class WorkerSpeculation:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """A worker, as far as it lets itself be known."""
+    """What the probe found out about a worker."""
 
     name: str
     """The name under which it serves the model."""
@@ -50,15 +50,15 @@ class WorkerFacts:
 
 
 async def check_vocabulary(connection: WorkerConnection, model: LocalModel, name: str) -> None:
-    """The same text must be the same tokens on both sides. Raises EngineStartError."""
+    """Check that a text has the same tokens on both sides. Raises EngineStartError."""
     asked = {"model": name, "prompt": PROBE, "add_special_tokens": False}
     answer = await connection.ask("/tokenize", asked)
     if answer.status == httpx.codes.NOT_FOUND:
         return
-    said = read_object(read_json(answer.body, "/tokenize"), "/tokenize").get("tokens")
-    if said is None:
+    answered = read_object(read_json(answer.body, "/tokenize"), "/tokenize").get("tokens")
+    if answered is None:
         return
-    theirs = read_integers(said, "tokens", 0, MOST_LENGTH, 100 * len(PROBE))
+    theirs = read_integers(answered, "tokens", 0, MOST_LENGTH, 100 * len(PROBE))
     ours = await asyncio.to_thread(model.codec.encode, PROBE, False)
     if list(theirs) != list(ours):
         raise EngineStartError(
@@ -69,21 +69,21 @@ async def check_vocabulary(connection: WorkerConnection, model: LocalModel, name
 
 
 async def probe_speculation(connection: WorkerConnection, model: LocalModel) -> WorkerSpeculation:
-    """Found by generating: also what makes a draft that kills its engine do so now."""
-    told = await _generate(connection, model, None)
-    if told is None:
+    """Found by generating, so that a draft that crashes its engine does so now."""
+    reported = await _generate(connection, model, None)
+    if reported is None:
         metrics = await connection.ask("/metrics")
         active = SPECULATES.search(metrics.text) is not None
-        return WorkerSpeculation(active=active, told=not active, depth=None if active else 0)
+        return WorkerSpeculation(active=active, reported=not active, depth=None if active else 0)
     without = await _generate(connection, model, 0)
     honours = without is not None and not any(drafted for drafted, _ in without.steps)
-    return WorkerSpeculation(active=True, told=True, depth=told.depth, per_request=honours)
+    return WorkerSpeculation(active=True, reported=True, depth=reported.depth, per_request=honours)
 
 
 async def _generate(
     connection: WorkerConnection, model: LocalModel, depth: int | None
 ) -> SpeculationAccount | None:
-    """A few tokens at this depth; what was told of them. Raises EngineStartError."""
+    """Generate a few tokens at this depth; return their metrics. Raises EngineStartError."""
     request = EngineRequest(
         id=f"probe-{'any' if depth is None else depth}",
         prompt=tuple(min(token, model.vocab_size - 1) for token in (1, 2, 3, 4)),
@@ -92,10 +92,16 @@ async def _generate(
     )
     body = wire.build_body(request, stream=False, depth=True)
     try:
-        said = await connection.whole(wire.GENERATE, body, {}, compute_limits(request))
-        metrics = read_optional_object(read_object(said, "the answer").get("metrics"), "metrics")
-        told = metrics.get("speculative_decoding")
-        return None if told is None else SpeculationAccount.read(told, request.sampling.max_tokens)
+        answered = await connection.fetch(wire.GENERATE, body, {}, compute_limits(request))
+        metrics = read_optional_object(
+            read_object(answered, "the answer").get("metrics"), "metrics"
+        )
+        reported = metrics.get("speculative_decoding")
+        return (
+            None
+            if reported is None
+            else SpeculationAccount.read(reported, request.sampling.max_tokens)
+        )
     except EngineError as error:
         raise EngineStartError(
             f"The worker {connection.upstream} does not generate from token ids: {error}. Start it "
@@ -105,15 +111,15 @@ async def _generate(
 
 
 def build_info(found: WorkerFacts, model: LocalModel, connection: WorkerConnection) -> EngineInfo:
-    """In the words of ``engine.types``; what is not known is called unknown."""
+    """The worker's facts as EngineInfo; what is not known is called unknown."""
     spec = found.speculation
     return EngineInfo(
         model=found.name,
         max_model_len=found.max_model_len,
         vocab_size=model.vocab_size,
         speculation=describe_speculation(spec),
-        reports_decode_steps=spec.told,
-        accounts_at_end=spec.active and spec.told,
+        reports_decode_steps=spec.reported,
+        accounts_at_end=spec.active and spec.reported,
         default_sampling=model.default_sampling,
         details={"worker": str(connection.upstream)},
     )
@@ -122,7 +128,7 @@ def build_info(found: WorkerFacts, model: LocalModel, connection: WorkerConnecti
 def describe_speculation(spec: WorkerSpeculation) -> SpeculationInfo:
     if not spec.active:
         return SpeculationInfo("none", 0, summary="no speculation in the worker")
-    if not spec.told:
+    if not spec.reported:
         return SpeculationInfo(
             "unknown",
             0,

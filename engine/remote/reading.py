@@ -21,14 +21,14 @@ from engine.errors import EngineDead, EngineError, EngineFailed, RequestRejected
 from engine.types import EngineRequest
 
 QUOTED = 200
-"""Characters quoted of what a worker says."""
+"""Characters quoted of a worker's message."""
 UNPRINTABLE = re.compile(r"[^ -~\u00a0-\uffff]+|\s+")
 ADDRESS = re.compile(r"\w+://\S+|(?<![\w.])/[\w./-]{2,}|\b\d{1,3}(\.\d{1,3}){3}(:\d+)?\b")
-"""URLs, paths and IP addresses: a worker's surroundings are nobody's business."""
+"""URLs, paths and IP addresses: clients must not learn about a worker's network."""
 
 
 class WorkerProtocolError(EngineDead):
-    """The worker broke the protocol, or its bounds."""
+    """The worker broke the protocol or exceeded a limit."""
 
 
 def read_json(data: bytes, what: str) -> Any:
@@ -98,14 +98,14 @@ def name_type(value: Any) -> str:
 
 
 def quote(said: str | bytes) -> str:
-    """One short printable line of it, without addresses."""
+    """One short printable line, without addresses."""
     text = said[: 8 * QUOTED].decode("utf-8", "replace") if isinstance(said, bytes) else said
     plain = UNPRINTABLE.sub(" ", ADDRESS.sub("...", text[: 8 * QUOTED])).strip()
     return f"{plain[:QUOTED]}..." if len(plain) > QUOTED else plain
 
 
 def extract_message(body: bytes) -> str:
-    """Out of an answer that is not 200, as vLLM, OpenAI or FastAPI write it; quoted."""
+    """The quoted message of an error body, in the format of vLLM, OpenAI or FastAPI."""
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -116,7 +116,7 @@ def extract_message(body: bytes) -> str:
 
 
 def extract_error_message(error: Any) -> str:
-    """FastAPI's list of errors repeats what was sent: only its messages are quoted."""
+    """FastAPI's list of errors repeats the request: quote its messages alone."""
     if isinstance(error, list):
         found = [entry.get("msg") for entry in error[:3] if isinstance(entry, dict)]
         error = "; ".join(str(message) for message in found)
@@ -125,17 +125,17 @@ def extract_error_message(error: Any) -> str:
 
 
 QUESTION = 4 << 20
-"""An answer to a question: models, tokens of the probe, metrics."""
+"""Bytes of a response without generation: models, tokens of the probe, metrics."""
 REFUSAL = 64 << 10
-"""What is read of an answer that is not 200."""
+"""Bytes of an error response that are read."""
 BASE = 256 << 10
 PER_TOKEN = 128
 PER_LOGPROB = 256
 MOST = 256 << 20
 FRAMES_BESIDE = 1024
-"""Events of a stream that bring no token."""
+"""Events of a stream without a token."""
 RETOKENISED = 4
-"""Tokens made of a text for each one the worker may generate: its pieces are encoded one by one."""
+"""Tokens per token of the worker, when its text is tokenized again chunk by chunk."""
 PADDING = 64
 
 
@@ -146,26 +146,26 @@ class ReplyLimits:
     frames: int
     """Events in one stream."""
     tokens: int
-    """In all of it."""
+    """Tokens in all of it."""
 
 
 def compute_limits(request: EngineRequest, *, text: bool = False) -> ReplyLimits:
     sampling, prompt = request.sampling, len(request.prompt)
     most = sampling.max_tokens * (RETOKENISED if text else 1) + (PADDING if text else 0)
-    output = most * (PER_TOKEN + PER_LOGPROB * _entries(sampling.logprobs))
-    about_prompt = prompt * (PER_TOKEN + PER_LOGPROB * _entries(sampling.prompt_logprobs))
+    output = most * (PER_TOKEN + PER_LOGPROB * _count_entries(sampling.logprobs))
+    about_prompt = prompt * (PER_TOKEN + PER_LOGPROB * _count_entries(sampling.prompt_logprobs))
     size = BASE + output + about_prompt
     return ReplyLimits(min(size, MOST), 2 * most + FRAMES_BESIDE, most)
 
 
-def _entries(top: int | None) -> int:
+def _count_entries(top: int | None) -> int:
     return 0 if top is None else top + 2
 
 
 log = logging.getLogger(__name__)
 
 ABOUT_REQUEST = (400, 413, 422)
-"""Other statuses from 300 to 499 are about how the gateway asks, not about what it asks for."""
+"""Statuses about the request; others from 300 to 499 are about the gateway's settings."""
 ABOUT_KEY = (401, 403, 407)
 CONSTRAINT = re.compile(
     r"grammar|regex|json.?schema|structured|guided|xgrammar|lark", re.IGNORECASE
@@ -174,10 +174,10 @@ LENGTH = re.compile(r"context length|max_model_len|maximum.{0,20}length|too long
 
 
 def map_refusal(worker: str, status: int, message: str) -> EngineError:
-    """What a status from 300 to 499 becomes; ``message`` is a quotation."""
+    """The error for a status from 300 to 499; ``message`` is a quotation."""
     log.warning("worker %s refused a request (%d): %s", worker, status, message)
     if status in ABOUT_REQUEST:
-        return RequestRejected(_words(status, message))
+        return RequestRejected(_describe_refusal(status, message))
     if status in ABOUT_KEY:
         return EngineFailed("A worker refuses this gateway's key. The gateway's log has details.")
     return EngineFailed(
@@ -186,12 +186,12 @@ def map_refusal(worker: str, status: int, message: str) -> EngineError:
 
 
 def map_failure(worker: str, status: object, message: str) -> EngineFailed:
-    """A worker that lives failed on a request."""
+    """The error when a healthy worker failed on a request."""
     log.warning("worker %s failed on a request (%s): %s", worker, status, message)
     return EngineFailed("The worker failed on this request. The gateway's log has details.")
 
 
-def _words(status: int, message: str) -> str:
+def _describe_refusal(status: int, message: str) -> str:
     if CONSTRAINT.search(message):
         return f"The output format was refused by the worker that would generate it: {message!r}"
     if LENGTH.search(message):
@@ -202,7 +202,7 @@ def _words(status: int, message: str) -> str:
 
 
 class SseDecoder:
-    """``feed`` bytes, get the data of every event they complete: none over ``most`` bytes."""
+    """``feed`` returns the data of every complete event, each of at most ``most`` bytes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -210,10 +210,10 @@ class SseDecoder:
         self._data: list[bytes] = []
         self._size = 0
         self._idle = 0
-        """Bytes since the last event: comments and what is no event at all."""
+        """Bytes since the last event: comments and unknown fields."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Raises WorkerFault for an event that is too long."""
+        """Raises WorkerProtocolError for an event that is too long."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         out = []
         for line in lines:

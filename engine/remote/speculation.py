@@ -22,53 +22,55 @@ from engine.types import DecodeStep, UndraftedReason
 
 MOST_DEPTH = 256
 SPARE = 16
-"""Steps there may be besides one for each token: vLLM pads some prompts with one."""
-Verified = tuple[int, int]
+"""Steps beyond one per token: vLLM pads some prompts with one."""
+VerifiedStep = tuple[int, int]
 """Of one step: drafted, accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationAccount:
-    """What the worker said at the end."""
+    """The speculation metrics of one answer, as the worker reported them."""
 
     depth: int
-    """K, as the worker was started."""
-    steps: tuple[Verified, ...]
+    """K, as configured in the worker."""
+    steps: tuple[VerifiedStep, ...]
     ordered: bool = True
-    """False: from a histogram, so only their sums mean anything."""
+    """False: from a histogram, so that only their sums are meaningful."""
 
     @classmethod
     def read(cls, value: Any, most: int) -> SpeculationAccount:
         """From vLLM's ``metrics.speculative_decoding`` of an answer of at most ``most`` tokens.
 
-        Raises WorkerFault.
+        Raises WorkerProtocolError.
         """
-        said, most = read_object(value, "speculative_decoding"), most + SPARE
-        depth = read_integer(said.get("num_spec_tokens"), "num_spec_tokens", 0, MOST_DEPTH)
-        if said.get("per_step_drafted") is None or said.get("per_step_accepted") is None:
-            return cls(depth, _of_histogram(said, depth, most), ordered=False)
-        drafted = read_integers(said["per_step_drafted"], "per_step_drafted", 0, depth + 1, most)
-        accepted = read_integers(said["per_step_accepted"], "per_step_accepted", 0, depth + 1, most)
+        metrics, most = read_object(value, "speculative_decoding"), most + SPARE
+        depth = read_integer(metrics.get("num_spec_tokens"), "num_spec_tokens", 0, MOST_DEPTH)
+        if metrics.get("per_step_drafted") is None or metrics.get("per_step_accepted") is None:
+            return cls(depth, _read_histogram(metrics, depth, most), ordered=False)
+        drafted = read_integers(metrics["per_step_drafted"], "per_step_drafted", 0, depth + 1, most)
+        accepted = read_integers(
+            metrics["per_step_accepted"], "per_step_accepted", 0, depth + 1, most
+        )
         if len(drafted) != len(accepted) or any(map(lt, drafted, accepted)):
             raise WorkerProtocolError("per_step_accepted does not fit per_step_drafted")
         return cls(depth, tuple(zip(drafted, accepted, strict=True)))
 
 
-def _of_histogram(said: Mapping[str, Any], depth: int, most: int) -> tuple[Verified, ...]:
-    """Steps with the histogram's accepted counts and, together, all that was drafted."""
-    counts = read_integers(said.get("acceptance_histogram"), "histogram", 0, most + 1, depth + 1)
+def _read_histogram(metrics: Mapping[str, Any], depth: int, most: int) -> tuple[VerifiedStep, ...]:
+    """Steps with the histogram's accepted counts; all drafted tokens are spread over them."""
+    counts = read_integers(metrics.get("acceptance_histogram"), "histogram", 0, most + 1, depth + 1)
     if sum(counts) > most:
         raise WorkerProtocolError(
             f"the histogram has {sum(counts)} steps for at most {most} tokens"
         )
     accepted = [at for at, count in enumerate(counts) for _ in range(count)]
     drafted = read_integer(
-        said.get("num_draft_tokens"), "num_draft_tokens", 0, depth * len(accepted)
+        metrics.get("num_draft_tokens"), "num_draft_tokens", 0, depth * len(accepted)
     )
-    return tuple(_shared(accepted, depth, drafted - sum(accepted)))
+    return tuple(_spread_drafts(accepted, depth, drafted - sum(accepted)))
 
 
-def _shared(accepted: Sequence[int], depth: int, rejected: int) -> Iterator[Verified]:
+def _spread_drafts(accepted: Sequence[int], depth: int, rejected: int) -> Iterator[VerifiedStep]:
     for reached in accepted:
         share = max(0, min(depth - reached, rejected))
         rejected -= share
@@ -77,22 +79,22 @@ def _shared(accepted: Sequence[int], depth: int, rejected: int) -> Iterator[Veri
 
 def lay_decode_steps(
     sizes: Sequence[int],
-    told: SpeculationAccount,
+    account: SpeculationAccount,
     reason: UndraftedReason = UndraftedReason.REFUSED,
 ) -> tuple[DecodeStep, ...]:
-    """The decode steps behind chunks of these sizes; ``reason`` for those without a draft."""
+    """The decode steps of chunks of these sizes; ``reason`` for those without a draft."""
     if not sizes:
         return ()
-    if not _padded(sizes, told.steps):
+    if not _is_padded(sizes, account.steps):
         sizes = [sizes[0] - 1, *sizes[1:]]
-    return tuple(_Layer(list(sizes), list(told.steps), reason).lay())
+    return tuple(_StepLayout(list(sizes), list(account.steps), reason).lay())
 
 
-def _padded(sizes: Sequence[int], steps: Sequence[Verified]) -> bool:
-    """Whether the first token, too, came from a verify step.
+def _is_padded(sizes: Sequence[int], steps: Sequence[VerifiedStep]) -> bool:
+    """Whether the first token came from a verify step, too.
 
-    vLLM's own scheduler pads a prompt that is cached but for one token with drafts nobody made,
-    and counts them.
+    vLLM's own scheduler pads a prompt of which all but one token is cached with empty drafts, and
+    counts them.
     """
     return (
         len(steps) == len(sizes)
@@ -102,38 +104,40 @@ def _padded(sizes: Sequence[int], steps: Sequence[Verified]) -> bool:
     )
 
 
-class _Layer:
-    """Lays steps over chunks: each chunk holds whole steps, but for the last, which may be cut."""
+class _StepLayout:
+    """Lays steps over chunks. Chunks hold whole steps; the last step may be truncated."""
 
-    def __init__(self, sizes: list[int], steps: list[Verified], reason: UndraftedReason) -> None:
+    def __init__(
+        self, sizes: list[int], steps: list[VerifiedStep], reason: UndraftedReason
+    ) -> None:
         self._sizes = sizes
         self._steps = steps
         self._reason = reason
         explained = sum(accepted + 1 for _, accepted in steps)
         chunks = sum(1 for size in sizes if size)
         self._plain = max(0, sum(sizes) - explained, chunks - len(steps))
-        """Steps without a draft that are still to be placed."""
+        """Steps without a draft that are not placed yet."""
 
     def lay(self) -> Iterator[DecodeStep]:
         room = 0
         for at, size in enumerate(self._sizes):
             room += size
             last = at == len(self._sizes) - 1
-            while room > 0 and (step := self._next(room, last)) is not None:
+            while room > 0 and (step := self._next_step(room, last)) is not None:
                 room -= step.delivered
                 yield step
-        yield from (self._verified(step, 0) for step in self._steps)
+        yield from (self._make_step(step, 0) for step in self._steps)
 
-    def _next(self, room: int, last: bool) -> DecodeStep | None:
-        """The step that comes next; None when it reaches into the next chunk."""
+    def _next_step(self, room: int, last: bool) -> DecodeStep | None:
+        """The next step; None when it reaches into the next chunk."""
         if self._steps and (self._steps[0][1] < room or (last and not self._plain)):
-            return self._verified(self._steps.pop(0), room)
+            return self._make_step(self._steps.pop(0), room)
         if self._plain or last:
             self._plain -= 1
             return intern_step(0, 0, 1, 0, self._reason)
         return None
 
-    def _verified(self, step: Verified, room: int) -> DecodeStep:
+    def _make_step(self, step: VerifiedStep, room: int) -> DecodeStep:
         drafted, reached = step
         delivered = min(reached + 1, room)
         if not drafted:
@@ -152,16 +156,16 @@ MOST_POSITIONS = 64
 
 
 def parse_totals(exposition: str) -> Totals | None:
-    """Summed over the worker's engines; None when it does not speculate. Raises WorkerFault."""
+    """Sums over the worker's engines; None without speculation. Raises WorkerProtocolError."""
     sums: Counter[str] = Counter()
     positions: Counter[int] = Counter()
     for name, labels, value in SAMPLE.findall(exposition):
         if name == "accepted_tokens_per_pos":
             position = POSITION.search(labels)
             if position is not None and int(position[1]) < MOST_POSITIONS:
-                positions[int(position[1])] += _count(value)
+                positions[int(position[1])] += _read_count(value)
         else:
-            sums[name] += _count(value)
+            sums[name] += _read_count(value)
     if "drafts" not in sums:
         return None
     return Totals(
@@ -172,8 +176,8 @@ def parse_totals(exposition: str) -> Totals | None:
     )
 
 
-def _count(value: str) -> int:
-    """Raises WorkerFault."""
+def _read_count(value: str) -> int:
+    """Raises WorkerProtocolError."""
     try:
         return int(float(value))
     except (ValueError, OverflowError):

@@ -40,17 +40,17 @@ from engine.types import (
 )
 
 FINISH = {"length": FinishReason.LENGTH, "limit": FinishReason.LENGTH, "abort": FinishReason.ABORT}
-"""All other reasons are a stop by another name: ``eos_token``, ``stop_sequence``, ..."""
+"""All other reasons are names for a stop: ``eos_token``, ``stop_sequence``, ..."""
 ANCHOR = "x"
 LONGEST_TEXT = 1 << 20
-"""Characters of one chunk."""
+"""Characters in one chunk."""
 
 
 class TextEngine(RemoteEngineBase):
     """See ``engine.base.Engine``."""
 
-    async def _meet(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
-        self._progress(f"finding out what {self._upstream} understands")
+    async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
+        self._progress(f"probing what {self._upstream} supports")
         self._name = name
         self._dialect = await detect_dialect(connection, self._model, name)
         return EngineInfo(
@@ -63,20 +63,20 @@ class TextEngine(RemoteEngineBase):
             reports_decode_steps=False,
             thinking_budget=False,
             default_sampling=self._model.default_sampling,
-            details={"worker": str(self._upstream), "dialect": self._dialect.described},
+            details={"worker": str(self._upstream), "dialect": self._dialect.summary},
         )
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
-        connection = self._running()
-        self._refuse(request)
+        connection = self._require_connection()
+        self._check_supported(request)
         most = compute_limits(request, text=True)
-        body, headers = self._body(request), request.trace_headers
+        body, headers = self._build_body(request), request.trace_headers
         finish, left = None, most.tokens
         async with aclosing(connection.stream(COMPLETIONS, body, headers, most)) as payloads:
             async for payload in payloads:
                 for choice in read_choices(payload):
                     token_ids = encode_text(read_text(choice), self._model.codec)
-                    finish = _finish(choice) or finish
+                    finish = _read_finish(choice) or finish
                     left -= len(token_ids)
                     if left < 0:
                         raise WorkerProtocolError(f"{self._upstream} sent more than was asked for.")
@@ -86,7 +86,7 @@ class TextEngine(RemoteEngineBase):
             raise EngineDead("The worker ended its stream before the answer.")
         yield Step((), finish=finish)
 
-    def _refuse(self, request: EngineRequest) -> None:
+    def _check_supported(self, request: EngineRequest) -> None:
         """What a text says nothing about. Raises RequestRejected."""
         sampling, constraint = request.sampling, request.constraint
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
@@ -102,26 +102,26 @@ class TextEngine(RemoteEngineBase):
                     f"Ask without '{name}'.",
                     param=name,
                 )
-        if constraint is not None and not self._dialect.can(constraint):
+        if constraint is not None and not self._dialect.supports(constraint):
             raise RequestRejected(
                 f"The worker behind this gateway speaks text only and cannot be held to a "
                 f"{constraint.kind}{' after its reasoning' if constraint.after_reasoning else ''}."
             )
 
-    def _body(self, request: EngineRequest) -> dict[str, Any]:
+    def _build_body(self, request: EngineRequest) -> dict[str, Any]:
         prompt: Any = request.prompt
         if not self._dialect.takes_tokens:
             prompt = self._model.codec.decode(request.prompt)
-        said = {"model": self._name, "prompt": prompt, "stream": True}
-        said |= build_sampling(request.sampling) | self._dialect.extras
+        body = {"model": self._name, "prompt": prompt, "stream": True}
+        body |= build_sampling(request.sampling) | self._dialect.extras
         if request.constraint is not None:
-            said["response_format"] = build_response_format(request.constraint)
-        return said
+            body["response_format"] = build_response_format(request.constraint)
+        return body
 
 
 def build_sampling(sampling: Sampling) -> dict[str, Any]:
-    """Only what differs from everybody's default: not every server knows every name."""
-    said: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
+    """Only what differs from the defaults: not every server knows every field."""
+    body: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
     neutral = Sampling(max_tokens=0)
     names = (
         "min_tokens", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
@@ -130,10 +130,10 @@ def build_sampling(sampling: Sampling) -> dict[str, Any]:
     for name in names:
         value = getattr(sampling, name)
         if value != getattr(neutral, name):
-            said[name] = value
+            body[name] = value
     if sampling.logit_bias:
-        said["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
-    return said
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    return body
 
 
 def build_response_format(constraint: Constraint) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def build_response_format(constraint: Constraint) -> dict[str, Any]:
 
 
 def encode_text(text: str, codec: Codec) -> tuple[int, ...]:
-    """Token ids whose text this is, in the middle of a longer one."""
+    """Token ids of a text that stands inside a longer one."""
     if not text:
         return ()
     token_ids = codec.encode(text, False)
@@ -155,17 +155,17 @@ def encode_text(text: str, codec: Codec) -> tuple[int, ...]:
 
 
 def read_choices(payload: Any) -> list[Mapping[str, Any]]:
-    """Raises WorkerFault."""
-    said = read_object(payload, "a chunk").get("choices")
-    return [read_object(entry, "a choice") for entry in read_list(said, "choices", 1)]
+    """Raises WorkerProtocolError."""
+    body = read_object(payload, "a chunk").get("choices")
+    return [read_object(entry, "a choice") for entry in read_list(body, "choices", 1)]
 
 
 def read_text(choice: Mapping[str, Any]) -> str:
-    """Raises WorkerFault."""
+    """Raises WorkerProtocolError."""
     return read_string(choice.get("text") or "", "text", LONGEST_TEXT)
 
 
-def _finish(choice: Mapping[str, Any]) -> FinishReason | None:
+def _read_finish(choice: Mapping[str, Any]) -> FinishReason | None:
     reason = choice.get("finish_reason")
     if not reason:
         return None
@@ -177,34 +177,34 @@ PROBE = "The first of them was a short one, and so it goes on until"
 WORD = "eaglegate"
 GENERATE_S = 120.0
 AS_IT_IS = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
-"""vLLM's and SGLang's: markers that are special tokens stay in the text, where parsers look."""
+"""Of vLLM and SGLang: special tokens stay in the text, where parsers look for them."""
 UNTOUCHED = {"add_special_tokens": False}
-"""A rendered prompt has its special tokens."""
+"""A rendered prompt has its special tokens already."""
 MOST_TOKENS = 1 << 20
 SPARE = 1
-"""A beginning-of-sequence token may be counted or not."""
+"""The server may or may not count a beginning-of-sequence token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What the worker understands."""
+    """The features of /v1/completions that the server supports."""
 
     takes_tokens: bool = False
-    """A prompt of token ids: no second tokenizer can differ."""
+    """It accepts token ids as a prompt: no second tokenizer can differ."""
     extras: dict[str, Any] = field(default_factory=dict)
     """Sent with every request."""
-    holds_to_json: bool = False
-    """``response_format`` is obeyed, which was tried."""
+    enforces_json: bool = False
+    """It obeys ``response_format``, as probed."""
 
-    def can(self, constraint: Constraint) -> bool:
+    def supports(self, constraint: Constraint) -> bool:
         json = constraint.kind in ("json_schema", "json_object")
-        return json and self.holds_to_json and not constraint.after_reasoning
+        return json and self.enforces_json and not constraint.after_reasoning
 
     @property
-    def described(self) -> str:
+    def summary(self) -> str:
         prompt = "prompts as token ids" if self.takes_tokens else "prompts as text"
         special = "special tokens kept" if self.extras else "special tokens unknown"
-        return f"{prompt}, {special}, {'JSON schemas' if self.holds_to_json else 'no constraints'}"
+        return f"{prompt}, {special}, {'JSON schemas' if self.enforces_json else 'no constraints'}"
 
 
 async def detect_dialect(connection: WorkerConnection, model: LocalModel, name: str) -> Dialect:
@@ -222,7 +222,7 @@ async def detect_dialect(connection: WorkerConnection, model: LocalModel, name: 
         answer = await connection.ask(COMPLETIONS, asked, GENERATE_S)
         if answer.ok:
             _check_length(answer, len(token_ids), connection, model)
-            holds = await _holds_to_json(connection, asked)
+            holds = await _probe_json(connection, asked)
             return Dialect(not isinstance(prompt, str), extras, holds)
         refusal = f"{answer.status}: {extract_message(answer.body)}"
     raise EngineStartError(f"{connection.upstream}{COMPLETIONS} does not generate: {refusal}")
@@ -231,9 +231,9 @@ async def detect_dialect(connection: WorkerConnection, model: LocalModel, name: 
 def _check_length(
     answer: WorkerReply, ours: int, connection: WorkerConnection, model: LocalModel
 ) -> None:
-    """The prompt must have reached the model as it was. Raises EngineStartError."""
-    said = read_object(read_json(answer.body, "the answer"), "the answer")
-    counted = read_optional_object(said.get("usage"), "usage").get("prompt_tokens")
+    """Check that the prompt reached the model unchanged. Raises EngineStartError."""
+    body = read_object(read_json(answer.body, "the answer"), "the answer")
+    counted = read_optional_object(body.get("usage"), "usage").get("prompt_tokens")
     if counted is None:
         return
     theirs = read_integer(counted, "prompt_tokens", 0, MOST_TOKENS)
@@ -245,14 +245,14 @@ def _check_length(
         )
 
 
-async def _holds_to_json(connection: WorkerConnection, asked: Mapping[str, Any]) -> bool:
+async def _probe_json(connection: WorkerConnection, asked: Mapping[str, Any]) -> bool:
     schema = orjson.dumps({"enum": [WORD]}).decode()
     wanted = {**asked, "max_tokens": 24, "response_format": build_json_schema(schema)}
     answer = await connection.ask(COMPLETIONS, wanted, GENERATE_S)
     if not answer.ok:
         return False
-    said = read_object(read_json(answer.body, "the answer"), "the answer")
-    choices = read_list(said.get("choices"), "choices", 1)
+    body = read_object(read_json(answer.body, "the answer"), "the answer")
+    choices = read_list(body.get("choices"), "choices", 1)
     texts = (read_object(choice, "a choice").get("text") for choice in choices)
     return any(str(text).strip() == f'"{WORD}"' for text in texts)
 

@@ -13,23 +13,23 @@ TEXT_PREFIX = "text+"
 
 
 class WireProtocol(StrEnum):
-    """What goes over the wire."""
+    """What a worker sends and receives."""
 
     TOKENS = "tokens"
-    """vLLM's ``/inference/v1/generate``: token ids both ways, and the account of speculation."""
+    """vLLM's ``/inference/v1/generate``: token ids both ways, and speculation metrics."""
     TEXT = "text"
-    """OpenAI's ``/v1/completions``: text out, nothing known about speculation."""
+    """OpenAI's ``/v1/completions``: text out, no speculation metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One worker's address. ``str()`` gives what ``parse`` reads, without credentials."""
+    """One worker's address. ``str()`` is what ``parse`` reads, without credentials."""
 
     url: str
-    """Scheme, host, port and perhaps a path, without a slash at the end."""
+    """Scheme, host, port and optional path, without a trailing slash."""
     protocol: WireProtocol = WireProtocol.TOKENS
     authorization: str | None = field(default=None, repr=False, compare=False)
-    """From ``http://user:password@...``; sent to this worker in place of the key."""
+    """From ``http://user:password@...``; sent to this worker instead of the key."""
 
     @classmethod
     def parse(cls, given: str) -> Upstream:
@@ -40,8 +40,8 @@ class Upstream:
         )
         if not _is_address(url):
             raise ValueError(
-                f"a worker's address is http://HOST:PORT, or text+http://HOST:PORT for one that "
-                f"speaks text only; given {_without_userinfo(given)!r}"
+                f"a worker's address must be http://HOST:PORT, or text+http://HOST:PORT for one "
+                f"that speaks text only; given {_without_userinfo(given)!r}"
             )
         userinfo = urlsplit(url).netloc.rpartition("@")[0]
         clean = url.replace(f"//{userinfo}@", "//", 1).removesuffix("/v1")
@@ -70,26 +70,26 @@ def _without_userinfo(given: str) -> str:
 
 
 def encode_basic_auth(userinfo: str) -> str:
-    """``user:password``, percent-encoded, as HTTP's Basic authentication has it."""
+    """The HTTP Basic authentication value of a percent-encoded ``user:password``."""
     user, _, password = userinfo.partition(":")
     return "Basic " + b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """How workers are talked to; seconds unless it says otherwise."""
+    """Credentials and time limits of worker connections; seconds unless stated otherwise."""
 
     key: str | None = None
     """Sent as a bearer token."""
     connect_s: float = 5.0
     first_token_s: float = 300.0
-    """From the request to its first token: waiting in the worker's queue and prefill."""
+    """From the request to its first token: the worker's queue and prefill."""
     idle_s: float = 60.0
-    """Between two pieces of a stream."""
+    """Between two chunks of a stream."""
     start_s: float = 600.0
-    """How long ``start`` waits for a worker that is still loading."""
+    """The longest ``start`` waits for a worker that is loading."""
     connections: int = 1024
-    """Most connections to one worker."""
+    """The most connections to one worker."""
 
 
 class Codec(Protocol):
@@ -108,6 +108,6 @@ class LocalModel:
     codec: Codec
     vocab_size: int
     max_model_len: int | None = None
-    """What its config says; None where it says nothing. The worker may allow less."""
+    """From its config; None where it has none. The worker may allow less."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    """Its generation config, by the names of ``engine.types.Sampling``."""
+    """Its generation config, by the field names of ``engine.types.Sampling``."""

@@ -1,4 +1,4 @@
-"""Our requests and steps as vLLM's ``/inference/v1/generate`` writes them."""
+"""Wire format of vLLM's ``/inference/v1/generate``: request bodies and log probabilities."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ MOST_LOGPROBS = 20
 
 
 def build_body(request: EngineRequest, *, stream: bool, depth: bool) -> dict[str, Any]:
-    """What to POST; with ``depth`` the worker honours one per request."""
-    said: dict[str, Any] = {
+    """The request body; with ``depth`` the worker honours a depth per request."""
+    body: dict[str, Any] = {
         "request_id": request.id,
         "token_ids": request.prompt,
         "sampling_params": build_sampling_params(request, depth=depth),
         "stream": stream,
     }
     if stream:
-        said["stream_options"] = {"include_usage": True}
+        body["stream_options"] = {"include_usage": True}
     if request.cache_salt is not None:
-        said["cache_salt"] = request.cache_salt
+        body["cache_salt"] = request.cache_salt
     if request.priority:
-        said["priority"] = request.priority
+        body["priority"] = request.priority
     if is_reasoning_ended(request.constraint):
-        said["reasoning_ended"] = True
-    return said
+        body["reasoning_ended"] = True
+    return body
 
 
 def build_sampling_params(request: EngineRequest, *, depth: bool) -> dict[str, Any]:
@@ -64,59 +64,63 @@ def _hides_alternative(sampling: Sampling) -> bool:
     return bool(asked) and sampling.temperature > 0 and (asked or 0) < MOST_LOGPROBS
 
 
-def read_output_logprobs(said: Any, top: int | None, tokens: int) -> tuple[PositionLogprobs, ...]:
+def read_output_logprobs(body: Any, top: int | None, tokens: int) -> tuple[PositionLogprobs, ...]:
     """Of one chunk's ``tokens``; ``top`` as the request asked for. Raises WorkerProtocolError."""
-    if said is None or top is None:
+    if body is None or top is None:
         return ()
-    content = read_list(read_object(said, "logprobs").get("content"), "logprobs.content", tokens)
+    content = read_list(read_object(body, "logprobs").get("content"), "logprobs.content", tokens)
     if len(content) != tokens:
         raise WorkerProtocolError(f"{tokens} tokens came with {len(content)} log probabilities")
     return tuple(
-        _output_position(read_object(entry, "a log probability"), top) for entry in content
+        _read_output_position(read_object(entry, "a log probability"), top) for entry in content
     )
 
 
-def _output_position(said: Mapping[str, Any], top: int) -> PositionLogprobs:
-    listed = read_list(said.get("top_logprobs"), "top_logprobs", MOST_ALTERNATIVES)
-    others = (_logprob(read_object(entry, "a top log probability")) for entry in listed)
-    return PositionLogprobs(_logprob(said), select_top(others, top))
+def _read_output_position(body: Mapping[str, Any], top: int) -> PositionLogprobs:
+    listed = read_list(body.get("top_logprobs"), "top_logprobs", MOST_ALTERNATIVES)
+    others = (_read_logprob(read_object(entry, "a top log probability")) for entry in listed)
+    return PositionLogprobs(_read_logprob(body), select_top(others, top))
 
 
 def read_prompt_logprobs(
-    token_ids: Sequence[int], said: Any, top: int | None
+    token_ids: Sequence[int], body: Any, top: int | None
 ) -> tuple[PositionLogprobs | None, ...] | None:
-    """Raises WorkerFault."""
-    if not said or top is None:
+    """Raises WorkerProtocolError."""
+    if not body or top is None:
         return None
-    entries = read_list(said, "prompt_logprobs", len(token_ids))
+    entries = read_list(body, "prompt_logprobs", len(token_ids))
     if len(entries) != len(token_ids):
         raise WorkerProtocolError(f"{len(token_ids)} tokens have {len(entries)} prompt_logprobs")
     return tuple(
-        None if entry is None else _of_prompt(token, read_object(entry, "a prompt logprob"), top)
+        None
+        if entry is None
+        else _read_prompt_position(token, read_object(entry, "a prompt logprob"), top)
         for token, entry in zip(token_ids, entries, strict=True)
     )
 
 
-def _of_prompt(token: int, said: Mapping[str, Any], top: int) -> PositionLogprobs:
-    if len(said) > MOST_ALTERNATIVES or str(token) not in said:
+def _read_prompt_position(token: int, body: Mapping[str, Any], top: int) -> PositionLogprobs:
+    if len(body) > MOST_ALTERNATIVES or str(token) not in body:
         raise WorkerProtocolError("a prompt logprob lacks its token, or has too many others")
     entries = {
-        id_: _logprob({**read_object(entry, "a prompt logprob"), "token_id": _id_of(id_)})
-        for id_, entry in said.items()
+        id_: _read_logprob(
+            {**read_object(entry, "a prompt logprob"), "token_id": _read_token_id(id_)}
+        )
+        for id_, entry in body.items()
     }
     return PositionLogprobs(entries[str(token)], select_top(entries.values(), top))
 
 
-def _id_of(text: str) -> int:
+def _read_token_id(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise WorkerProtocolError("a prompt logprob is named by something that is no token id")
     return int(text)
 
 
-def _logprob(said: Mapping[str, Any]) -> TokenLogprob:
-    rank = said.get("rank")
+def _read_logprob(body: Mapping[str, Any]) -> TokenLogprob:
+    rank = body.get("rank")
     return TokenLogprob(
-        read_integer(said.get("token_id"), "token_id", 0, MOST_ID),
-        read_number(said.get("logprob"), "logprob"),
+        read_integer(body.get("token_id"), "token_id", 0, MOST_ID),
+        read_number(body.get("logprob"), "logprob"),
         None if rank is None else read_integer(rank, "rank", 0, MOST_ID),
     )

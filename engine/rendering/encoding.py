@@ -1,4 +1,4 @@
-"""Text to token ids in bounded memory, with an end in sight.
+"""Encode text to token ids in bounded memory and time.
 
 A tokenizer takes up to 350 bytes of memory for a byte of text and cannot be interrupted. Long text
 is therefore taken in overlapping windows, each aligned with the one before where both have the
@@ -17,12 +17,12 @@ from tokenizers import Encoding, Tokenizer
 from engine.rendering.limits import NO_LIMITS, PromptTooLong, RenderLimits
 
 WINDOW = 32_768
-"""Characters that are tokenized at once."""
+"""Characters tokenized at once."""
 OVERLAP = 1024
 AGREED = 8
-"""Tokens in a row that two windows must share for the seam to be put before them."""
+"""Tokens in a row that two windows must share before the seam between them."""
 NFC_SHRINKS = 3
-"""NFC makes text shorter at most by this factor, in UTF-8 bytes."""
+"""NFC shortens text at most by this factor, in UTF-8 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class TokenWindow:
 
 
 class TextEncoder:
-    """Makes token ids of text of any length. Thread-safe; does not hold the GIL for long."""
+    """Encodes text of any length. Thread-safe; releases the GIL while it tokenizes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -57,14 +57,14 @@ class TextEncoder:
     def encode(
         self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
     ) -> list[int]:
-        """Raises PromptTooLong or RenderingEnded."""
+        """Raises PromptTooLong or RenderingCancelled."""
         self._check_size(text, limits)
-        text = self._part(text, limits)
+        text = self._keep_end(text, limits)
         if len(text) <= WINDOW:
-            ids = self._one(text, add_special_tokens).ids
+            ids = self._encode_once(text, add_special_tokens).ids
             limits.check(len(ids))
         else:
-            ids = self._long(text, add_special_tokens, limits)
+            ids = self._encode_long(text, add_special_tokens, limits)
         return truncate_ids(ids, limits)
 
     def _check_size(self, text: str, limits: RenderLimits) -> None:
@@ -75,42 +75,44 @@ class TextEncoder:
         if num_bytes > limits.max_tokens * self.token_bytes:
             raise PromptTooLong(-(-num_bytes // self.token_bytes))
 
-    def _part(self, text: str, limits: RenderLimits) -> str:
-        """As much of one end as the tokens that are kept can come from."""
+    def _keep_end(self, text: str, limits: RenderLimits) -> str:
+        """The end of the text that the kept tokens can come from."""
         if limits.keep is None or self.token_bytes is None:
             return text
         enough = limits.keep * self.token_bytes + OVERLAP
         return text[-enough:] if limits.side == "left" else text[:enough]
 
-    def _long(self, text: str, add_special_tokens: bool, limits: RenderLimits) -> list[int]:
-        before, after = self._around() if add_special_tokens else ([], [])
+    def _encode_long(self, text: str, add_special_tokens: bool, limits: RenderLimits) -> list[int]:
+        before, after = self._find_special_tokens() if add_special_tokens else ([], [])
         ids = array("I", before)
-        window = self._window(text, 0)
+        window = self._encode_window(text, 0)
         while window.end < len(text):
             limits.check(len(ids))
-            cut = _near(window, window.end - OVERLAP)
-            following = self._window(text, window.ends[cut - 1] if window.ids else window.end)
-            seam = _seam(window, following) or (cut, 0)  # nothing in common: still the same text
+            cut = _find_boundary(window, window.end - OVERLAP)
+            begin = window.ends[cut - 1] if window.ids else window.end
+            following = self._encode_window(text, begin)
+            # Without a seam the cut still gives the same text.
+            seam = _find_seam(window, following) or (cut, 0)
             ids.extend(window.ids[: seam[0]])
-            window = _without(following, seam[1])
+            window = _drop_tokens(following, seam[1])
         ids.extend(window.ids)
         ids.extend(after)
         limits.check(len(ids))
         return ids.tolist()
 
-    def _window(self, text: str, begin: int) -> TokenWindow:
+    def _encode_window(self, text: str, begin: int) -> TokenWindow:
         end = min(len(text), begin + WINDOW)
-        return TokenWindow.of(self._one(text[begin:end], False), begin, end)
+        return TokenWindow.of(self._encode_once(text[begin:end], False), begin, end)
 
-    def _one(self, text: str, add_special_tokens: bool) -> Encoding:
-        """A batch of one: unlike ``encode`` it lets other threads run meanwhile."""
+    def _encode_once(self, text: str, add_special_tokens: bool) -> Encoding:
+        """A batch of one: unlike ``encode`` it releases the GIL."""
         made = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         encoding: Encoding = made[0]
         return encoding
 
-    def _around(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer puts before and behind a text."""
-        whole, plain = self._one("a", True).ids, self._one("a", False).ids
+    def _find_special_tokens(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer adds before and after a text."""
+        whole, plain = self._encode_once("a", True).ids, self._encode_once("a", False).ids
         at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
         return whole[:at], whole[at + len(plain) :]
 
@@ -121,7 +123,7 @@ def truncate_ids(ids: list[int], limits: RenderLimits) -> list[int]:
     return ids[-limits.keep :] if limits.side == "left" else ids[: limits.keep]
 
 
-def _near(window: TokenWindow, position: int) -> int:
+def _find_boundary(window: TokenWindow, position: int) -> int:
     """The token before which the text may be cut, near ``position``: it shares no character."""
     at = max(1, bisect_left(window.starts, position))
     while at < len(window.ids) - 1 and window.starts[at] < window.ends[at - 1]:
@@ -129,7 +131,7 @@ def _near(window: TokenWindow, position: int) -> int:
     return at
 
 
-def _seam(window: TokenWindow, following: TokenWindow) -> tuple[int, int] | None:
+def _find_seam(window: TokenWindow, following: TokenWindow) -> tuple[int, int] | None:
     """The first token in the second half of the overlap from which on both have the same."""
     first = bisect_left(window.starts, following.begin + (window.end - following.begin) // 2)
     for i in range(first, len(window.ids) - AGREED):
@@ -141,7 +143,7 @@ def _seam(window: TokenWindow, following: TokenWindow) -> tuple[int, int] | None
     return None
 
 
-def _without(window: TokenWindow, num: int) -> TokenWindow:
+def _drop_tokens(window: TokenWindow, num: int) -> TokenWindow:
     return TokenWindow(
         window.begin, window.end, window.ids[num:], window.starts[num:], window.ends[num:]
     )
@@ -152,21 +154,21 @@ def measure_longest_token(tokenizer: Tokenizer) -> int | None:
 
     There is none where text is normalized away, or where added tokens swallow white space.
     """
-    told = json.loads(tokenizer.to_str())
-    kind = (told.get("normalizer") or {"type": None})["type"]
-    swallow = any(token["lstrip"] or token["rstrip"] for token in told["added_tokens"])
-    if kind not in (None, "NFC") or swallow or _drops(told.get("pre_tokenizer")):
+    spec = json.loads(tokenizer.to_str())
+    kind = (spec.get("normalizer") or {"type": None})["type"]
+    swallow = any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
+    if kind not in (None, "NFC") or swallow or _drops_characters(spec.get("pre_tokenizer")):
         return None
     longest = max(len(token.encode("utf-8", "surrogatepass")) for token in tokenizer.get_vocab())
     return longest * (NFC_SHRINKS if kind else 1)
 
 
-def _drops(pre_tokenizer: object) -> bool:
+def _drops_characters(pre_tokenizer: object) -> bool:
     """Whether some characters become no token: white space, or what a pattern removes."""
     if not isinstance(pre_tokenizer, dict):
         return False
     if pre_tokenizer["type"] == "Sequence":
-        return any(map(_drops, pre_tokenizer["pretokenizers"]))
+        return any(map(_drops_characters, pre_tokenizer["pretokenizers"]))
     if pre_tokenizer["type"] == "Split":
         return bool(pre_tokenizer.get("behavior") == "Removed")
     return pre_tokenizer["type"] not in ("ByteLevel", "Digits", "Punctuation", "Metaspace")

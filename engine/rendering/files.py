@@ -1,4 +1,4 @@
-"""A model's small files: config, tokenizer, chat template; from a folder or from the hub."""
+"""Model files for rendering: config, tokenizer and chat template, from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ CODED = {
     "deepseek_v4": "DeepSeek writes its prompts in code",
     "gpt_oss": "gpt-oss is rendered through Harmony",
 }
-"""Model types whose prompts no template makes."""
+"""Model types whose prompts no template can render."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class UnsupportedModel(Exception):
-    """A model whose prompts cannot be made from a tokenizer.json and a template; says why."""
+    """A model whose prompts cannot be rendered from a tokenizer.json and a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """One model's, read. Raises UnfitModel when what a prompt is made of is not there."""
+    """The files of one model. Raises UnsupportedModel when one that a prompt needs is missing."""
 
     name: str
     folder: Path
@@ -41,8 +41,8 @@ class ModelFiles:
     @classmethod
     def find(cls, model: str, revision: str | None, tokenizer: str | None) -> ModelFiles:
         """``model`` and ``tokenizer`` are folders or hub names. Raises UnsupportedModel."""
-        folder = _folder(model, revision)
-        files = cls(model, folder, folder if tokenizer is None else _folder(tokenizer, None))
+        folder = _find_folder(model, revision)
+        files = cls(model, folder, folder if tokenizer is None else _find_folder(tokenizer, None))
         kind = files.config.get("model_type", "")
         if kind in CODED:
             raise UnsupportedModel(f"{CODED[kind]}, not through a template")
@@ -56,11 +56,11 @@ class ModelFiles:
 
     @property
     def config(self) -> dict[str, Any]:
-        return _json(self.folder / "config.json")
+        return _read_json(self.folder / "config.json")
 
     @property
     def vocab_size(self) -> int | None:
-        """As the weights have it; a tokenizer may know fewer."""
+        """The vocabulary size of the weights; a tokenizer may know fewer tokens."""
         size = self._text_config.get("vocab_size")
         return int(size) if size else None
 
@@ -71,30 +71,36 @@ class ModelFiles:
 
     @property
     def default_sampling(self) -> dict[str, float]:
-        """generation_config.json by the names of ``engine.types.Sampling``, as vLLM reads it."""
-        said = _json(self.folder / "generation_config.json")
-        found = {name: said[name] for name in SAMPLING if said.get(name) is not None}
-        if said.get("max_new_tokens") is not None:
-            found["max_tokens"] = said["max_new_tokens"]
+        """generation_config.json by the field names of ``Sampling``, as vLLM reads it."""
+        content = _read_json(self.folder / "generation_config.json")
+        found = {name: content[name] for name in SAMPLING if content.get(name) is not None}
+        if content.get("max_new_tokens") is not None:
+            found["max_tokens"] = content["max_new_tokens"]
         return found
 
     @property
     def special_tokens(self) -> dict[str, Any]:
-        """What templates know by name: ``bos_token``, ``eos_token`` and the like."""
-        said = _json(self.tokenizer_folder / "special_tokens_map.json") | self._tokenizer_config
-        named = {key: _text(value) for key, value in said.items() if key.endswith("_token")}
+        """Tokens that templates know by name: ``bos_token``, ``eos_token`` and the like."""
+        content = (
+            _read_json(self.tokenizer_folder / "special_tokens_map.json") | self._tokenizer_config
+        )
+        named = {
+            key: _read_token(value) for key, value in content.items() if key.endswith("_token")
+        }
         return {key: value for key, value in named.items() if value is not None}
 
     def chat_template(self, with_tools: bool) -> str | None:
-        """The model's own; some have another one for conversations with tools."""
-        templates = self._templates()
+        """The model's own template; some models have another one for conversations with tools."""
+        templates = self._read_templates()
         if with_tools and "tool_use" in templates:
             return templates["tool_use"]
         return templates.get("default")
 
-    def _templates(self) -> dict[str, str]:
-        found = _named(self._tokenizer_config.get("chat_template"))
-        found |= _named(_json(self.tokenizer_folder / "chat_template.json").get("chat_template"))
+    def _read_templates(self) -> dict[str, str]:
+        found = _name_templates(self._tokenizer_config.get("chat_template"))
+        found |= _name_templates(
+            _read_json(self.tokenizer_folder / "chat_template.json").get("chat_template")
+        )
         more = self.tokenizer_folder / "additional_chat_templates"
         found |= {file.stem: _read(file) for file in sorted(more.glob("*.jinja"))}
         own = self.tokenizer_folder / "chat_template.jinja"
@@ -104,7 +110,9 @@ class ModelFiles:
     def tokenizer_info(self) -> dict[str, Any]:
         """tokenizer_config.json with every token as its text, as ``/tokenizer_info`` gives it."""
         info = {"tokenizer_class": "PreTrainedTokenizerFast"} | self._tokenizer_config
-        info = {key: _plain(value) for key, value in info.items() if not key.endswith("_file")}
+        info = {
+            key: _flatten_tokens(value) for key, value in info.items() if not key.endswith("_file")
+        }
         template = self.chat_template(with_tools=False)
         return (
             info | self.special_tokens | ({} if template is None else {"chat_template": template})
@@ -112,16 +120,16 @@ class ModelFiles:
 
     @property
     def _tokenizer_config(self) -> dict[str, Any]:
-        return _json(self.tokenizer_folder / "tokenizer_config.json")
+        return _read_json(self.tokenizer_folder / "tokenizer_config.json")
 
     @property
     def _text_config(self) -> dict[str, Any]:
-        """Models of several kinds of input keep the language model's part in a part of its own."""
+        """The config of the language model; multimodal models keep it in ``text_config``."""
         config = self.config
         return config | (config.get("text_config") or {})
 
 
-def _folder(name: str, revision: str | None) -> Path:
+def _find_folder(name: str, revision: str | None) -> Path:
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download
@@ -135,33 +143,33 @@ def _folder(name: str, revision: str | None) -> Path:
         ) from error
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    said = json.loads(_read(path))
-    return said if isinstance(said, dict) else {}
+    content = json.loads(_read(path))
+    return content if isinstance(content, dict) else {}
 
 
 def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _text(token: Any) -> str | None:
+def _read_token(token: Any) -> str | None:
     """A token as tokenizer_config.json has it: its text, or an object that holds it."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
-def _plain(value: Any) -> Any:
+def _flatten_tokens(value: Any) -> Any:
     """Tokens that are objects, at any depth, as their texts."""
     if isinstance(value, dict):
-        inner = {key: _plain(item) for key, item in value.items()}
+        inner = {key: _flatten_tokens(item) for key, item in value.items()}
         return inner["content"] if isinstance(inner.get("content"), str) else inner
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+    return [_flatten_tokens(item) for item in value] if isinstance(value, list) else value
 
 
-def _named(template: Any) -> dict[str, str]:
-    """One template, or a list of named ones."""
+def _name_templates(template: Any) -> dict[str, str]:
+    """One template, or a list of named ones, as a mapping from names."""
     if isinstance(template, str):
         return {"default": template}
     return {entry["name"]: entry["template"] for entry in template or ()}

@@ -1,4 +1,4 @@
-"""How much of a prompt anybody wants, and whether anybody still does."""
+"""Limits of one prompt: its length, and whether the result is still wanted."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class PromptTooLong(ValueError):
 
 
 class RenderingCancelled(Exception):
-    """Whoever waited has left, or the time was up."""
+    """The client has left, or the time limit was reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Bounds of one rendering or tokenizing; thread-safe."""
+    """Limits of one rendering or tokenization; thread-safe."""
 
     max_tokens: int | None = None
-    """A prompt of more is not wanted."""
+    """The most tokens a prompt may have."""
     keep: int | None = None
-    """All but so many tokens at one end are dropped; ``max_tokens`` does not count then."""
+    """Drop all but this many tokens at one end; ``max_tokens`` does not apply then."""
     side: Literal["left", "right"] = "left"
-    """Where they are dropped."""
+    """The end at which tokens are dropped."""
     ended: threading.Event = field(default_factory=threading.Event)
-    """Set when the result is of no use any more."""
+    """Set when the result is no longer needed."""
 
     def check(self, num_tokens: int) -> None:
-        """Raises PromptTooLong or RenderingEnded."""
+        """Raises PromptTooLong or RenderingCancelled."""
         if self.ended.is_set():
             raise RenderingCancelled("the client has left")
         if self.max_tokens is not None and self.keep is None and num_tokens > self.max_tokens:

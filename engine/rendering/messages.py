@@ -8,53 +8,53 @@ from typing import Any
 
 TemplateMessage = dict[str, Any]
 TEXT = ("text", "input_text", "output_text", "refusal", "thinking")
-"""Kinds of parts that hold text, each in a field of its kind's name or in ``text``."""
+"""Kinds of content parts that hold text, each in a field named after its kind or in ``text``."""
 BILLING = "x-anthropic-billing-header"
-"""A line some clients put first, another one each time: it would spoil every prefix cache."""
+"""A line that some clients put first, different each time: it would defeat every prefix cache."""
 
 
 def convert_messages(
     messages: Sequence[Mapping[str, Any]], *, in_parts: bool
 ) -> list[TemplateMessage]:
-    """Raises ValueError for content that is no text."""
-    return [_message(message, in_parts) for message in messages]
+    """Raises ValueError for content that is not text."""
+    return [_convert_message(message, in_parts) for message in messages]
 
 
 def merge_developer(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """For templates that do not know the role: it is the system's, in one message at the top."""
+    """For templates without the role: developer messages join the system message at the top."""
     if not any(message["role"] == "developer" for message in messages):
         return list(messages)
-    turned = [_as_system(message) for message in messages]
+    turned = [_convert_to_system(message) for message in messages]
     systems = [message for message in turned if message["role"] == "system"]
     if len(systems) == 1 and turned[0] is systems[0]:
         return turned
-    texts = [_joined(message.get("content", "")) for message in systems]
+    texts = [_join_text(message.get("content", "")) for message in systems]
     merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
     return [merged, *(message for message in turned if message["role"] != "system")]
 
 
-def _as_system(message: TemplateMessage) -> TemplateMessage:
+def _convert_to_system(message: TemplateMessage) -> TemplateMessage:
     if message["role"] != "developer":
         return message
     return {**{key: value for key, value in message.items() if key != "tools"}, "role": "system"}
 
 
-def _joined(content: Any) -> str:
+def _join_text(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content if "text" in part)
 
 
-def _message(message: Mapping[str, Any], in_parts: bool) -> TemplateMessage:
+def _convert_message(message: Mapping[str, Any], in_parts: bool) -> TemplateMessage:
     role = message["role"]
-    parts = _parts(message.get("content"))
+    parts = _convert_parts(message.get("content"))
     if role == "system":
-        parts = [kept for part in parts if (kept := _without_billing(part)) is not None]
+        parts = [kept for part in parts if (kept := _strip_billing(part)) is not None]
     plain = not in_parts or (role == "tool" and all(part["type"] == "text" for part in parts))
     content = "\n".join(part["text"] for part in parts) if plain else parts
     out: TemplateMessage = {"role": role, "content": content}
     if role == "assistant":
-        out |= _assistant(message)
+        out |= _convert_assistant(message)
     elif role == "tool" and "tool_call_id" in message:
         out["tool_call_id"] = message["tool_call_id"]
     if isinstance(message.get("name"), str):
@@ -64,15 +64,15 @@ def _message(message: Mapping[str, Any], in_parts: bool) -> TemplateMessage:
     return out
 
 
-def _parts(content: Any) -> list[dict[str, Any]]:
+def _convert_parts(content: Any) -> list[dict[str, Any]]:
     if content is None:
         return []
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
-    return [_part(part) for part in content]
+    return [_convert_part(part) for part in content]
 
 
-def _part(part: Any) -> dict[str, Any]:
+def _convert_part(part: Any) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type", "text")
@@ -82,32 +82,35 @@ def _part(part: Any) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _without_billing(part: dict[str, Any]) -> dict[str, Any] | None:
+def _strip_billing(part: dict[str, Any]) -> dict[str, Any] | None:
     if not part["text"].startswith(BILLING):
         return part
     rest = part["text"].partition("\n")[2]
     return {**part, "text": rest} if rest else None
 
 
-def _assistant(message: Mapping[str, Any]) -> TemplateMessage:
+def _convert_assistant(message: Mapping[str, Any]) -> TemplateMessage:
     out: TemplateMessage = {}
     if calls := message.get("tool_calls"):
-        out["tool_calls"] = [_call(call) for call in calls]
+        out["tool_calls"] = [_convert_call(call) for call in calls]
     if (reasoning := message.get("reasoning")) is not None:
         out["reasoning"] = out["reasoning_content"] = reasoning
     return out
 
 
-def _call(call: Any) -> dict[str, Any]:
-    """Templates write a call's arguments themselves and need them as an object."""
+def _convert_call(call: Any) -> dict[str, Any]:
+    """Templates write the arguments of a call themselves and need them as an object."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise ValueError("an assistant's tool_calls must be calls of functions")
-    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+    return {
+        **call,
+        "function": {**function, "arguments": _parse_arguments(function.get("arguments"))},
+    }
 
 
-def _arguments(given: Any) -> dict[str, Any]:
-    """What is no JSON object becomes an empty one: a model wrote it, and the talk must go on."""
+def _parse_arguments(given: Any) -> dict[str, Any]:
+    """A model wrote them: anything but a JSON object becomes an empty one, and the chat goes on."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -123,19 +126,19 @@ RESERVED = frozenset((
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
     "additional_special_tokens",
 ))  # fmt: skip
-"""Names that mean something to a tokenizer's ``apply_chat_template``, or to the gateway."""
+"""Variables a request may not set: known to ``apply_chat_template`` or set by the gateway."""
 GLOBALS = frozenset((
     "raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner",
 ))  # fmt: skip
-"""What a template's environment defines."""
+"""Names that a template's environment defines."""
 CODED = frozenset((
     "enable_thinking", "thinking", "thinking_effort", "preserve_thinking", "reasoning_effort",
     "documents",
 ))  # fmt: skip
-"""For models whose prompts are written in code: no template says what they read."""
+"""For models whose prompts are written in code: no template names what they read."""
 
 
 def filter_variables(given: Mapping[str, Any] | None, read: Iterable[str]) -> dict[str, Any]:
-    """``given`` without what a template that reads ``read`` would not read."""
+    """``given`` without variables that a template which reads ``read`` does not read."""
     names = frozenset(read) - RESERVED - GLOBALS
     return {name: value for name, value in (given or {}).items() if name in names}

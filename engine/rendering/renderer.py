@@ -1,4 +1,4 @@
-"""The Renderer of a gateway that has no vLLM: starts in a fraction of a second."""
+"""Renderer without vLLM: starts in a fraction of a second."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class TemplateRenderer:
         self._writer = TemplateRunner()
         self._named = files.special_tokens
         self._info = files.tokenizer_info
-        given = None if chat_template is None else _read(chat_template)
-        self._plain = _compiled(given or files.chat_template(with_tools=False))
-        self._with_tools = _compiled(given or files.chat_template(with_tools=True))
+        given = None if chat_template is None else _read_template(chat_template)
+        self._plain = _compile(given or files.chat_template(with_tools=False))
+        self._with_tools = _compile(given or files.chat_template(with_tools=True))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -53,7 +53,7 @@ class TemplateRenderer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         limits: RenderLimits = NO_LIMITS,
     ) -> list[int]:
-        """``chat_template`` is a request's own."""
+        """``chat_template`` overrides the model's, for this request."""
         template = self._with_tools if tools else self._plain
         if template is None and chat_template is None:
             raise ValueError("the model has no chat template: give one with --chat-template")
@@ -79,12 +79,12 @@ class TemplateRenderer:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
-def _compiled(source: str | None) -> ChatTemplate | None:
+def _compile(source: str | None) -> ChatTemplate | None:
     return None if source is None else ChatTemplate(source)
 
 
-def _read(template: str) -> str:
-    """A file, or the template itself, which has line ends or braces."""
+def _read_template(template: str) -> str:
+    """The content of a file, or the template itself, which has line breaks or braces."""
     if any(mark in template for mark in "{}\n"):
         return template
     return Path(template).read_text(encoding="utf-8")

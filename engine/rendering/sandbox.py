@@ -25,14 +25,14 @@ from engine.rendering.limits import RenderLimits
 from engine.rendering.template import ChatTemplate, TemplateInput
 
 CPU_S = 5.0
-"""For one prompt; the longest of a real conversation takes a tenth."""
+"""CPU seconds for one prompt; the longest of a real conversation takes a tenth."""
 MEMORY_BYTES = 1 << 30
 MAX_CHARS = 32 << 20
-"""In a prompt: four times the largest body."""
+"""Characters in a prompt: four times the largest body."""
 
 
 def read_message(stream: BinaryIO) -> bytes:
-    """One message; empty at the end."""
+    """One message; empty at the end of the stream."""
     size = stream.read(8)
     return stream.read(int.from_bytes(size, "big")) if len(size) == 8 else b""
 
@@ -76,9 +76,9 @@ if __name__ == "__main__":
 
 
 SMALL_BYTES = 32 << 10
-"""A conversation of so much is written in this process, by a template of the operator's."""
+"""A conversation up to this size is rendered in this process, by an operator's template."""
 LARGE_BYTES = 1 << 20
-"""A process that wrote so much is not kept: it would keep the memory."""
+"""A process that rendered this much is ended: it would keep the memory."""
 PROCESSES = 2
 PATIENCE_S = 30.0
 POLL_S = 0.05
@@ -87,7 +87,7 @@ TOO_LONG = f"the template took more than {CPU_S:g} s"
 
 
 class TemplateRunner:
-    """Thread-safe; at most ``PROCESSES`` prompts are written at a time outside of this process."""
+    """Thread-safe; renders at most ``PROCESSES`` prompts at a time in child processes."""
 
     def __init__(self) -> None:
         self._turns = threading.BoundedSemaphore(PROCESSES)
@@ -99,7 +99,7 @@ class TemplateRunner:
     ) -> str:
         """``template`` is the operator's, None for a request's own.
 
-        Raises ValueError where the template refuses, RenderingEnded when nobody waits any more.
+        Raises ValueError where the template raises, RenderingCancelled when the client has left.
         """
         job = writing.packed
         if template is not None and len(job) <= SMALL_BYTES:
@@ -107,7 +107,7 @@ class TemplateRunner:
         while not self._turns.acquire(timeout=POLL_S):
             limits.check(0)
         try:
-            return self._outside(job, limits)
+            return self._run_in_child(job, limits)
         finally:
             self._turns.release()
 
@@ -117,11 +117,11 @@ class TemplateRunner:
         for process in idle:
             _kill(process)
 
-    def _outside(self, job: bytes, limits: RenderLimits) -> str:
-        process = self._process()
+    def _run_in_child(self, job: bytes, limits: RenderLimits) -> str:
+        process = self._take_process()
         kept = False
         try:
-            kind, text = _ask(process, job, limits)
+            kind, text = _run(process, job, limits)
             kept = len(job) + len(text) < LARGE_BYTES
         finally:
             if not kept:
@@ -133,7 +133,7 @@ class TemplateRunner:
             raise ValueError(text)
         return text
 
-    def _process(self) -> subprocess.Popen[bytes]:
+    def _take_process(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
@@ -146,7 +146,7 @@ class TemplateRunner:
         )
 
 
-def _ask(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> tuple[str, str]:
+def _run(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> tuple[str, str]:
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):
@@ -158,10 +158,10 @@ def _ask(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> 
             limits.check(0)
             if time.monotonic() > until:
                 raise ValueError(TOO_LONG)
-    told = read_message(process.stdout)  # type: ignore[arg-type]
-    if not told:
+    answer = read_message(process.stdout)  # type: ignore[arg-type]
+    if not answer:
         raise ValueError(TOO_LONG)
-    kind, text = orjson.loads(told)
+    kind, text = orjson.loads(answer)
     return kind, text
 
 

@@ -18,11 +18,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from engine.rendering.messages import convert_messages, filter_variables, merge_developer
 
 TAG = "<eaglegate: the answer goes on here> "
-"""Marks where a final message ends, so that what the template puts behind it can be cut off."""
+"""Marks where a final message ends, so that the template's text after it can be dropped."""
 
 
 class GenerationTag(Extension):
-    """``{% generation %}`` marks what a model wrote, for training; here it means nothing."""
+    """``{% generation %}`` marks model output for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -32,10 +32,10 @@ class GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """One template, compiled. Raises ValueError where the template refuses."""
+    """A compiled chat template. Raises ValueError where the template raises."""
 
     def __init__(self, source: str) -> None:
-        environment = _environment()
+        environment = _create_environment()
         try:
             self._template = environment.from_string(source)
             tree = environment.parse(source)
@@ -43,8 +43,8 @@ class ChatTemplate:
             raise ValueError(f"the chat template cannot be read: {error}") from error
         self.source = source
         self.variables = frozenset(meta.find_undeclared_variables(tree))
-        self.content_in_parts = _walks_over_content(tree)
-        """A message's content must be a list of parts."""
+        self.content_in_parts = _iterates_content(tree)
+        """It expects a message's content as a list of parts."""
         self.knows_developer = '"developer"' in source or "'developer'" in source
 
     def render(
@@ -72,8 +72,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> str:
-        """Up to the end of the last message's content, for the model to go on with it."""
-        marked = [*messages[:-1], _marked(messages[-1])]
+        """Render up to the end of the last message's content, for the model to continue it."""
+        marked = [*messages[:-1], _mark_end(messages[-1])]
         text = self.render(marked, tools, variables, add_generation_prompt=False)
         at = text.rfind(TAG.strip())
         if at < 0:
@@ -82,14 +82,14 @@ class ChatTemplate:
         return text[:at] if kept else text[:at].rstrip()
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(
+def _create_environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _refuse
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
 
 
 def _tojson(
@@ -99,7 +99,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes HTML."""
+    """The filter of Jinja escapes HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -109,31 +109,31 @@ def _tojson(
     )
 
 
-def _refuse(message: str) -> None:
+def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _walks_over_content(tree: nodes.Template) -> bool:
-    """Whether a loop goes over a message's content, be it in a macro that is given it."""
-    inside = {id(loop) for macro in tree.find_all(nodes.Macro) for loop in _loops(macro)}
+def _iterates_content(tree: nodes.Template) -> bool:
+    """Whether a loop iterates over a message's content, also inside a macro."""
+    inside = {id(loop) for macro in tree.find_all(nodes.Macro) for loop in _find_loops(macro)}
     if any(
         _is_content(loop.iter) or (_is_named(loop.iter, {"content"}) and id(loop) not in inside)
-        for loop in _loops(tree)
+        for loop in _find_loops(tree)
     ):
         return True
     return any(
-        _is_named(loop.iter, _given_content(macro, tree))
+        _is_named(loop.iter, _find_content_parameters(macro, tree))
         for macro in tree.find_all(nodes.Macro)
-        for loop in _loops(macro)
+        for loop in _find_loops(macro)
     )
 
 
-def _loops(node: nodes.Node) -> list[nodes.For]:
+def _find_loops(node: nodes.Node) -> list[nodes.For]:
     return list(node.find_all(nodes.For))
 
 
-def _given_content(macro: nodes.Macro, tree: nodes.Template) -> set[str]:
-    """The parameters of ``macro`` that somebody passes a message's content in."""
+def _find_content_parameters(macro: nodes.Macro, tree: nodes.Template) -> set[str]:
+    """The parameters of ``macro`` that receive a message's content."""
     names: set[str] = set()
     for call in tree.find_all(nodes.Call):
         if _is_named(call.node, {macro.name}):
@@ -144,7 +144,7 @@ def _given_content(macro: nodes.Macro, tree: nodes.Template) -> set[str]:
 
 
 def _is_content(node: nodes.Node | None) -> bool:
-    """``message.content`` or ``message['content']``, filtered, tested or sliced."""
+    """``message.content`` or ``message['content']``, also filtered, tested or sliced."""
     match node:
         case nodes.Filter() | nodes.Test() | nodes.Getitem(arg=nodes.Slice()):
             return _is_content(node.node)
@@ -159,7 +159,7 @@ def _is_named(node: nodes.Node | None, names: set[str]) -> bool:
     return isinstance(node, nodes.Name) and node.name in names
 
 
-def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
+def _mark_end(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + TAG}
@@ -173,7 +173,7 @@ def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TemplateInput:
-    """What a template is given. ``kwargs`` are the request's, ``named`` the tokenizer's."""
+    """The input of one chat template, as plain data for another process."""
 
     source: str
     messages: Sequence[Mapping[str, Any]]
@@ -188,7 +188,7 @@ class TemplateInput:
         return orjson.dumps({name: getattr(self, name) for name in self.__slots__})
 
     def write(self, template: ChatTemplate) -> str:
-        """Raises ValueError where the template refuses."""
+        """Raises ValueError where the template raises."""
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("a final message to go on with leaves no place for a new one")
         talk = convert_messages(self.messages, in_parts=template.content_in_parts)

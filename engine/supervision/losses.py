@@ -10,26 +10,26 @@ from datetime import UTC, datetime
 from engine.supervision.policy import LossCause
 
 KEPT = 16
-"""Losses remembered."""
+"""The number of losses kept."""
 REASON = 500
-"""Characters of a reason."""
+"""The most characters of a reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostMortem:
-    """How an engine ended. For operators: bounded, and without prompts."""
+    """How an engine ended, for operators: bounded, and without prompts."""
 
     ended_by: str = ""
     """A signal's name or an exit status."""
     error: str = ""
     """The last line of the traceback that ended it."""
     log: tuple[str, ...] = ()
-    """The last lines its processes wrote."""
+    """The last lines that its processes wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoss:
-    """One engine, or one start of one."""
+    """The loss of one engine, or one failed start."""
 
     at: str
     """UTC, as ISO 8601 writes it."""
@@ -43,9 +43,9 @@ class EngineLoss:
     error: str = ""
     """The exception that ended it: the last line of its traceback."""
     log: tuple[str, ...] = ()
-    """The last lines its processes wrote."""
+    """The last lines that its processes wrote."""
     worker: str | None = None
-    """Whose engine, in a fleet."""
+    """The worker that was lost, in a fleet."""
 
     @property
     def summary(self) -> str:
@@ -56,21 +56,21 @@ class EngineLoss:
 
 
 class LossLog:
-    """The last ones, oldest first."""
+    """The last losses, oldest first."""
 
     def __init__(self) -> None:
-        self._kept: deque[EngineLoss] = deque(maxlen=KEPT)
+        self._losses: deque[EngineLoss] = deque(maxlen=KEPT)
 
     def add(self, loss: EngineLoss) -> None:
-        self._kept.append(loss)
+        self._losses.append(loss)
 
     @property
     def last(self) -> EngineLoss:
-        """Raises IndexError where there was none."""
-        return self._kept[-1]
+        """Raises IndexError when there was none."""
+        return self._losses[-1]
 
     def __iter__(self) -> Iterator[EngineLoss]:
-        return iter(tuple(self._kept))
+        return iter(tuple(self._losses))
 
 
 def create_loss(
