@@ -21,16 +21,16 @@ from server.generation.trials import ConstraintProbe
 
 
 class Backend(Protocol):
-    """Made before any engine; making it does all that can refuse to start without one."""
+    """Created before any engine; its constructor runs every check that needs none."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients may call the model; the first name is the one shown."""
+        """The names clients may use for the model; the first one is shown."""
         ...
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """LoRA adapters clients may name as ``model``, and their folders."""
+        """LoRA adapters that clients may name as ``model``, and their folders."""
         ...
 
     @property
@@ -44,28 +44,30 @@ class Backend(Protocol):
 
     @property
     def spec_metrics(self) -> str:
-        """How much of its speculation every answer carries: none, summary or detailed."""
+        """The speculation metrics in every answer: none, summary or detailed."""
         ...
 
     @property
     def probe(self) -> ConstraintProbe | None:
-        """What tries constraints out; None where the engine does that itself."""
+        """Tries constraints before they reach the engine; None where the engine does so itself."""
         ...
 
-    def lasting(self, patience: SupervisionTimeouts, watcher: RecoveryObserver) -> ResilientEngine:
-        """The engine to serve with, not started yet. Call once."""
+    def create_engine(
+        self, timeouts: SupervisionTimeouts, observer: RecoveryObserver
+    ) -> ResilientEngine:
+        """Create the engine to serve with, not started yet. Call once."""
         ...
 
-    def workers(self) -> Iterable[WorkerStatus]:
-        """Those of a fleet; none where there is no fleet."""
+    def list_workers(self) -> Iterable[WorkerStatus]:
+        """The workers of a fleet; empty without a fleet."""
         ...
 
-    def described(self, info: EngineInfo) -> EngineInfo:
-        """The engine's facts, with what is known besides."""
+    def describe(self, info: EngineInfo) -> EngineInfo:
+        """The engine's facts, completed by what the backend knows."""
         ...
 
     async def aclose(self) -> None:
-        """End what the backend itself has started."""
+        """Stop what the backend itself has started."""
         ...
 
 

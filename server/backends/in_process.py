@@ -1,4 +1,4 @@
-"""vLLM in this process and its children."""
+"""In-process backend: vLLM in this process and its children."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class InProcessBackend:
         refuse_unknown_parsers(settings, arguments)
         modules = getattr(line.namespace, "lora_modules", ())
         self.adapters = read_adapters(modules, bool(arguments.enable_lora), self.names)
-        self._draft = _preflight(arguments, settings, progress)
+        self._draft = _run_preflight(arguments, settings, progress)
         progress("reading the tokenizer and the chat template")
         self.renderer = VllmRenderer(
             arguments, settings.chat_template, settings.chat_template_content_format
@@ -60,17 +60,19 @@ class InProcessBackend:
             return (self._arguments.model,)
         return (names,) if isinstance(names, str) else tuple(names)
 
-    def lasting(self, patience: SupervisionTimeouts, watcher: RecoveryObserver) -> SupervisedEngine:
-        return SupervisedEngine(self._new_engine, patience, watcher)
+    def create_engine(
+        self, timeouts: SupervisionTimeouts, observer: RecoveryObserver
+    ) -> SupervisedEngine:
+        return SupervisedEngine(self._create_engine, timeouts, observer)
 
-    def workers(self) -> Iterable[WorkerStatus]:
+    def list_workers(self) -> Iterable[WorkerStatus]:
         return ()
 
-    def _new_engine(self) -> VllmEngine:
+    def _create_engine(self) -> VllmEngine:
         return VllmEngine(self._arguments, self._progress, self._echo, self.adapters)
 
-    def described(self, info: EngineInfo) -> EngineInfo:
-        """With what the inspection found the draft to be."""
+    def describe(self, info: EngineInfo) -> EngineInfo:
+        """With the method and summary that the draft inspection found."""
         if self._draft is None:
             return info
         named = replace(info.speculation, method=self._draft.method, summary=self._draft.summary)
@@ -80,10 +82,10 @@ class InProcessBackend:
         await self.probe.aclose()
 
 
-def _preflight(
+def _run_preflight(
     arguments: Arguments, settings: Settings, progress: Callable[[str], None]
 ) -> SpeculationReport | None:
-    """What the draft is. Raises EngineStartError when something would stop the engine."""
+    """Report on the draft. Raises EngineStartError when something would stop the engine."""
     found = preflight(make_plan(arguments), inspect_machine())
     if found.draft is not None:
         progress(f"draft: {found.draft.summary}")

@@ -1,4 +1,4 @@
-"""Workers that run elsewhere; this process has the tokenizer and the chat template alone."""
+"""Remote backend: workers elsewhere; this process has only the tokenizer and the chat template."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from server.generation.parser_factory import Vocabulary
 from server.settings import ConfigError, Settings
 
 PROBE_S = 3.0
-"""A worker that is not ready in this time is asked again after a pause, or by the next `check`."""
+"""A worker that is not ready in this time is probed again later, or by the next `check`."""
 
 
 class RemoteBackend:
@@ -36,11 +36,11 @@ class RemoteBackend:
         self._addresses = AddressBook()
         self._sources = build_sources(settings, self._addresses.register)
         self._access = build_connection_settings(settings)
-        self._rules = build_fleet_settings(settings)
+        self._fleet_settings = build_fleet_settings(settings)
         self._fleet: Fleet | None = None
         progress("reading the tokenizer and the chat template")
         files = find_model_files(arguments)
-        self.renderer = _renderer(files, settings)
+        self.renderer = _create_renderer(files, settings)
         self.vocabulary = Vocabulary.from_directory(files.tokenizer_json)
         self.reasoning_parser = settings.reasoning_parser
         self.probe = None
@@ -60,34 +60,36 @@ class RemoteBackend:
             default_sampling=files.default_sampling,
         )
 
-    def lasting(self, patience: SupervisionTimeouts, watcher: RecoveryObserver) -> Fleet:
+    def create_engine(self, timeouts: SupervisionTimeouts, observer: RecoveryObserver) -> Fleet:
         self._progress("waiting for a worker that serves")
-        self._fleet = Fleet(self._drive, self._sources, patience, self._rules, watcher)
+        self._fleet = Fleet(
+            self._create_engine, self._sources, timeouts, self._fleet_settings, observer
+        )
         return self._fleet
 
-    def workers(self) -> Iterable[WorkerStatus]:
+    def list_workers(self) -> Iterable[WorkerStatus]:
         return () if self._fleet is None else self._fleet.list_status()
 
-    def _drive(self, address: str) -> Engine:
+    def _create_engine(self, address: str) -> Engine:
         return remote_engine(self._addresses[address], self._model, self._access)
 
-    def described(self, info: EngineInfo) -> EngineInfo:
-        details = {**info.details, "workers": ", ".join(w.name for w in self.workers())}
+    def describe(self, info: EngineInfo) -> EngineInfo:
+        details = {**info.details, "workers": ", ".join(w.name for w in self.list_workers())}
         return replace(info, model=self.names[0], details=details)
 
     async def ask_workers(self) -> dict[str, EngineInfo | EngineStartError]:
-        """What each says of itself, without waiting for those that are loading."""
-        with _blaming("workers"):
+        """What each worker reports of itself, without waiting for those that are loading."""
+        with _name_flag("workers"):
             found = [await source.read() for source in self._sources]
         names = sorted(frozenset[str]().union(*found))
-        answers = await asyncio.gather(*map(_answer, map(self._drive, names)))
+        answers = await asyncio.gather(*map(_probe, map(self._create_engine, names)))
         return dict(zip(names, answers, strict=True))
 
     async def aclose(self) -> None:
-        """Nothing of its own runs."""
+        """The backend itself starts nothing."""
 
 
-async def _answer(engine: Engine) -> EngineInfo | EngineStartError:
+async def _probe(engine: Engine) -> EngineInfo | EngineStartError:
     try:
         return await engine.start()
     except EngineStartError as error:
@@ -97,43 +99,43 @@ async def _answer(engine: Engine) -> EngineInfo | EngineStartError:
 
 
 class AddressBook:
-    """Workers by name. A name is an address without its credentials, which stay in here."""
+    """Workers by name. A name is an address without credentials; these stay in here."""
 
     def __init__(self) -> None:
         self._known: dict[str, Upstream] = {}
 
     def register(self, given: str) -> str:
-        """The one way to write an address: its worker's name. Raises ValueError."""
+        """The canonical form of an address: its worker's name. Raises ValueError."""
         upstream = Upstream.parse(given)
         self._known[str(upstream)] = upstream
         return str(upstream)
 
     def __getitem__(self, name: str) -> Upstream:
-        """One that a resolver found has no credentials."""
+        """An address found by DNS has no credentials."""
         return self._known.get(name) or Upstream.parse(name)
 
 
 def build_sources(settings: Settings, register: Callable[[str], str]) -> list[WorkerSource]:
-    """All that were given; their workers make one fleet. Raises ConfigError."""
+    """All sources that are set; their workers form one fleet. Raises ConfigError."""
     out: list[WorkerSource] = []
     given = [one for one in (settings.upstream or "").split(",") if one.strip()]
     if given:
-        with _blaming("--upstream"):
+        with _name_flag("--upstream"):
             out.append(StaticSource(map(register, given)))
     if settings.upstream_file:
-        with _blaming("--upstream-file"):
+        with _name_flag("--upstream-file"):
             written = FileSource(Path(settings.upstream_file), register)
             written.read_now()
             out.append(written)
     if settings.upstream_dns:
-        with _blaming("--upstream-dns"):
-            out.append(DnsSource(_without_credentials(settings.upstream_dns)))
+        with _name_flag("--upstream-dns"):
+            out.append(DnsSource(_refuse_credentials(settings.upstream_dns)))
     if not out:
         raise ConfigError("--upstream names no worker")
     return out
 
 
-def _without_credentials(name: str) -> str:
+def _refuse_credentials(name: str) -> str:
     """Raises ValueError."""
     if "@" in name:
         raise ValueError("a name has no credentials: give --upstream-key for all its workers")
@@ -141,7 +143,7 @@ def _without_credentials(name: str) -> str:
 
 
 @contextmanager
-def _blaming(flag: str) -> Iterator[None]:
+def _name_flag(flag: str) -> Iterator[None]:
     """Raises ConfigError."""
     try:
         yield
@@ -182,7 +184,7 @@ def find_model_files(arguments: ModelArguments) -> ModelFiles:
         ) from error
 
 
-def _renderer(files: ModelFiles, settings: Settings) -> TemplateRenderer:
+def _create_renderer(files: ModelFiles, settings: Settings) -> TemplateRenderer:
     """Raises ConfigError."""
     if settings.chat_template_content_format != "auto":
         raise ConfigError(

@@ -85,9 +85,11 @@ class Serving:
         )
         self._telemetry = Telemetry(_telemetry(backend, settings), gpus=find_gpus())
         self._tracing = _tracing(settings.otlp_endpoint)
-        self._lasting = backend.lasting(patience(settings), SupervisionObserver(self._telemetry))
-        self._engine = InstrumentedEngine(self._lasting, self._telemetry)
-        self._telemetry.watch_workers(backend.workers)
+        self._resilient = backend.create_engine(
+            build_timeouts(settings), SupervisionObserver(self._telemetry)
+        )
+        self._engine = InstrumentedEngine(self._resilient, self._telemetry)
+        self._telemetry.watch_workers(backend.list_workers)
         self._policy = SpeculationPolicy(SpeculationRules(key_depths=keys.depths))
         self._admission = Admission(bounds(settings), classes=keys.classes)
         self._telemetry.watch_process(self._usage)
@@ -125,13 +127,13 @@ class Serving:
             body_timeout_s=settings.body_timeout_s,
             session_header=settings.session_header,
             unknown_fields=settings.unknown_fields,
-            workers=self._backend.workers,
-            losses=lambda: self._lasting.losses,
+            workers=self._backend.list_workers,
+            losses=lambda: self._resilient.losses,
             observer=self._telemetry,
             store=_store(settings, self._progress),
             cipher=_cipher(settings, self._progress),
         )
-        gateway.controls = Controls(self._reload, self._lasting.set_depth)
+        gateway.controls = Controls(self._reload, self._resilient.set_depth)
         return gateway
 
     def _refuse_connection(self) -> None:
@@ -168,10 +170,10 @@ class Serving:
 
     async def _supervise(self) -> None:
         await self._start()
-        raise EngineDead(await self._lasting.wait_failed())
+        raise EngineDead(await self._resilient.wait_failed())
 
     async def _start(self) -> None:
-        info = self._backend.described(await self._engine.start())
+        info = self._backend.describe(await self._engine.start())
         served = _served(self._gateway, info, self._parsers, self._settings, self._backend)
         probe = self._backend.probe
         path = Pipeline(
@@ -275,7 +277,7 @@ def tls(settings: Settings) -> Tls:
     )
 
 
-def patience(settings: Settings) -> SupervisionTimeouts:
+def build_timeouts(settings: Settings) -> SupervisionTimeouts:
     return SupervisionTimeouts(
         start_s=settings.engine_start_s,
         hang_s=settings.engine_hang_s,
