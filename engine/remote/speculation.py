@@ -2,9 +2,9 @@
 
 vLLM reports what its verify steps drafted and accepted with the last chunk of an answer, in order
 (``--per-request-spec-decode-metrics detailed``) or as a histogram (``summary``). It does not report
-where steps without a draft were, nor which part of the last step was discarded. The first follows
+where steps without a draft were, nor which part of the last step was cut. The first follows
 from the chunk sizes, one chunk per engine step unless vLLM merged some; the second from what is
-left over. D, P and A + discarded are the worker's own numbers in every case.
+left over. D, P and A + cut are the worker's own numbers in every case.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class SpeculationAccount:
     depth: int
     """K, as configured in the worker."""
     steps: tuple[VerifiedStep, ...]
-    ordered: bool = True
-    """False: from a histogram, so that only their sums are meaningful."""
 
     @classmethod
     def read(cls, value: Any, most: int) -> SpeculationAccount:
@@ -46,7 +44,7 @@ class SpeculationAccount:
         metrics, most = read_object(value, "speculative_decoding"), most + SPARE
         depth = read_integer(metrics.get("num_spec_tokens"), "num_spec_tokens", 0, MOST_DEPTH)
         if metrics.get("per_step_drafted") is None or metrics.get("per_step_accepted") is None:
-            return cls(depth, _read_histogram(metrics, depth, most), ordered=False)
+            return cls(depth, _read_histogram(metrics, depth, most))
         drafted = read_integers(metrics["per_step_drafted"], "per_step_drafted", 0, depth + 1, most)
         accepted = read_integers(
             metrics["per_step_accepted"], "per_step_accepted", 0, depth + 1, most

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 TemplateMessage = dict[str, Any]
-TEXT = ("text", "input_text", "output_text", "refusal", "thinking")
-"""Kinds of content parts that hold text, each in a field named after its kind or in ``text``."""
 BILLING = "x-anthropic-billing-header"
 """A line that some clients put first, different each time: it would defeat every prefix cache."""
 
@@ -72,12 +70,9 @@ def _convert_parts(content: Any) -> list[dict[str, Any]]:
     return [_convert_part(part) for part in content]
 
 
-def _convert_part(part: Any) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    kind = part.get("type", "text")
-    text = part.get(kind) if isinstance(part.get(kind), str) else part.get("text")
-    if kind not in TEXT or not isinstance(text, str):
+def _convert_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    kind, text = part.get("type", "text"), part.get("text")
+    if kind != "text" or not isinstance(text, str):
         raise ValueError(f"content of type {kind!r} is not text; this model is given text alone")
     return {"type": "text", "text": text}
 
@@ -98,15 +93,10 @@ def _convert_assistant(message: Mapping[str, Any]) -> TemplateMessage:
     return out
 
 
-def _convert_call(call: Any) -> dict[str, Any]:
+def _convert_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Templates write the arguments of a call themselves and need them as an object."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        raise ValueError("an assistant's tool_calls must be calls of functions")
-    return {
-        **call,
-        "function": {**function, "arguments": _parse_arguments(function.get("arguments"))},
-    }
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _parse_arguments(function["arguments"])}}
 
 
 def _parse_arguments(given: Any) -> dict[str, Any]:
