@@ -95,7 +95,7 @@ class SupportsPostMortem(Protocol):
 class SupportsCounters(Protocol):
     """An engine that other clients use, too, and that counts what it does for all of them."""
 
-    async def counted(self) -> Totals | None:
+    async def read_counters(self) -> Totals | None:
         """Its speculation counters since it started; None if it has none. Raises EngineError."""
         ...
 

@@ -156,7 +156,7 @@ class Worker:
             return
         try:
             async with asyncio.timeout(self.settings.ask_s):
-                self.counted = await engine.counted()
+                self.counted = await engine.read_counters()
         except (EngineError, TimeoutError) as error:
             log.debug("counters of worker %s could not be read: %s", self.name, error)
 

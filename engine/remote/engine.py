@@ -71,7 +71,7 @@ class RemoteEngine(RemoteEngineBase):
             answer.read_whole(await connection.fetch(wire.GENERATE, body, headers, most))
         yield answer.finish()
 
-    async def counted(self) -> Totals | None:
+    async def read_counters(self) -> Totals | None:
         reply = await self._require_connection().ask("/metrics")
         return parse_totals(reply.text) if reply.ok else None
 

@@ -109,7 +109,7 @@ class Remote(ScriptedEngine):
         if self.dead:
             raise EngineDead(self.dead)
 
-    async def counted(self) -> Totals | None:
+    async def read_counters(self) -> Totals | None:
         return self.house.counted
 
     async def health(self) -> Health:

@@ -103,7 +103,7 @@ async def test_bad_counters_and_a_bad_health_are_errors_of_the_engine(name):
     bad = listening(BadWorker({"/": TELLING[name]}))
     async with bad as worker, engine_at(worker.url) as engine:
         assert isinstance(engine, SupportsCounters)
-        for question in (engine.counted, engine.health):
+        for question in (engine.read_counters, engine.health):
             with suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(0.5):
                     await question()
@@ -115,7 +115,7 @@ async def test_counters_that_are_no_numbers(value):
     bad = listening(BadWorker({"/": says(text)}))
     async with bad as worker, engine_at(worker.url) as engine:
         with pytest.raises(EngineError):
-            await engine.counted()
+            await engine.read_counters()
 
 
 async def test_nothing_is_read_of_a_stream_that_was_left():
