@@ -15,17 +15,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from statistics import median
 
 import uvicorn
 
-from benchmarks.overload import BODY, exchange
+from benchmarks.overload import BODY, exchange, start_server
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.admission import Bounds
@@ -114,23 +111,6 @@ async def serve(engine_s: float, places: int) -> None:
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
-@contextmanager
-def server(engine_ms: float, places: int) -> Iterator[str]:
-    """The server in a process of its own, so that the load does not slow it down."""
-    arguments = ["--serve", "--engine-ms", str(engine_ms), "--places", str(places)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.fairness", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine-ms", type=float, default=1000.0)
@@ -143,7 +123,7 @@ def main() -> int:
     if given.serve:
         asyncio.run(serve(given.engine_ms / 1000, given.places))
         return 0
-    with server(given.engine_ms, given.places) as url:
+    with start_server("benchmarks.fairness", given.engine_ms, given.places) as url:
         report = asyncio.run(measure(url, given.flood, given.rounds, given.requests))
     print(json.dumps(report))
     return 0

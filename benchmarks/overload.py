@@ -125,11 +125,11 @@ async def measure(url: str, capacity: float, seconds: float, deadline_s: float) 
 
 
 @contextmanager
-def server(engine_ms: float, places: int) -> Iterator[str]:
-    """The server in a process of its own, so that the load does not slow it down."""
+def start_server(module: str, engine_ms: float, places: int) -> Iterator[str]:
+    """Run ``module --serve`` in a process of its own, so that the load does not slow it down."""
     arguments = ["--serve", "--engine-ms", str(engine_ms), "--places", str(places)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.overload", *arguments],
+        [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -166,7 +166,7 @@ def main() -> int:
         asyncio.run(serve(given.engine_ms / 1000, given.places))
         return 0
     capacity = 1000 * given.places / given.engine_ms
-    with server(given.engine_ms, given.places) as url:
+    with start_server("benchmarks.overload", given.engine_ms, given.places) as url:
         seen = asyncio.run(measure(url, capacity, given.seconds, given.deadline_s))
     kept = seen[-1].good / max(one.good for one in seen)
     print(f"goodput at {LOADS[-1]:g} times the capacity: {kept:.0%} of its peak")

@@ -1,0 +1,98 @@
+"""The bound on the draft's depth holds in every engine."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from engine.base import AppliedDepth
+from engine.types import Sampling
+from tests.engine.supervision.mortal import (
+    FAST,
+    Cradle,
+    ask,
+    supervised,
+    until,
+)
+from tests.engine.supervision.test_supervisor import CONSTRAINT
+
+
+async def test_a_bound_is_taken_at_once_whether_the_engine_is_there_or_away():
+    cradle = Cradle(depth=3)
+    engine, _ = supervised(cradle)
+    await engine.start()
+    assert await engine.set_depth(2) == AppliedDepth(2)
+    cradle.start_hangs = {1}
+    cradle.lives[0].kill()
+    await until(lambda: len(cradle.lives) == 2)
+    async with asyncio.timeout(1):
+        assert await engine.set_depth(1) == AppliedDepth(1, pending=True)
+    cradle.lives[1].hangs.set()
+    await until(lambda: (life := engine._live_session) and life.engine.bounds == [1])
+    await engine.aclose()
+
+
+@pytest.mark.parametrize(
+    ("fields", "keeps"),
+    [
+        ({"sampling": Sampling(max_tokens=12, temperature=1.0, seed=4)}, True),
+        ({"sampling": Sampling(max_tokens=12, temperature=1.0), "constraint": CONSTRAINT}, True),
+        ({"sampling": Sampling(max_tokens=12, temperature=1.0)}, False),
+        ({"sampling": Sampling(max_tokens=12, temperature=0.0, seed=4)}, False),
+    ],
+)
+async def test_what_follows_from_a_seed_keeps_its_depth_in_every_engine(fields, keeps):
+    cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 2, depth=3)
+    engine, _ = supervised(cradle)
+    await engine.start()
+    await engine.set_depth(2)
+    steps = engine.generate(replace(ask(), **fields))
+    await anext(steps)
+    await engine.set_depth(1)
+    async for _ in steps:
+        pass
+    asked = [life.requests[0] for life in cradle.lives]
+    assert len(asked) == 2
+    wanted = (2, True) if keeps else (None, False)
+    assert [(request.depth, request.keeps_depth) for request in asked] == [wanted] * 2
+    await engine.aclose()
+
+
+async def test_a_bound_that_comes_while_a_new_engine_takes_another_counts():
+    cradle = Cradle(depth=3)
+    engine, notes = supervised(cradle)
+    await engine.start()
+    await engine.set_depth(2)
+    real = cradle.make
+
+    def make():
+        life = real()
+        take = life.set_depth
+
+        async def taking(depth):
+            if not life.bounds:
+                await engine.set_depth(1)
+            return await take(depth)
+
+        life.set_depth = taking
+        return life
+
+    engine.make = make
+    cradle.lives[0].kill()
+    await until(lambda: notes.back)
+    assert cradle.lives[1].bounds == [2, 1]
+    await engine.aclose()
+
+
+async def test_a_bound_does_not_wait_for_an_engine_that_hangs(monkeypatch):
+    monkeypatch.setattr("engine.supervisor.BOUND_S", 0.01)
+    cradle = Cradle(depth=3)
+    engine, _ = supervised(cradle, replace(FAST, hang_s=60))
+    await engine.start()
+    cradle.lives[0].frozen.set()
+    tasks = len(asyncio.all_tasks())
+    assert await engine.set_depth(1) == AppliedDepth(1, pending=True)
+    assert len(asyncio.all_tasks()) == tasks
+    await engine.aclose()

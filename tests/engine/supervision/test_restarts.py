@@ -1,0 +1,143 @@
+"""When an engine is replaced, and when that ends."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from engine.errors import EngineDead, EngineStartError
+from engine.supervision.policy import LossCause
+from tests.engine.supervision.mortal import (
+    FAST,
+    Cradle,
+    ask,
+    collect,
+    following,
+    supervised,
+    tokens_of,
+    until,
+)
+
+
+async def test_an_idle_engine_that_dies_is_replaced():
+    engine, notes = supervised(cradle := Cradle())
+    await engine.start()
+    cradle.lives[0].kill()
+    await until(lambda: notes.back)
+    assert (await engine.health()).live
+    await engine.aclose()
+
+
+async def test_an_engine_that_hangs_is_replaced_and_its_requests_go_on():
+    engine, notes = supervised(cradle := Cradle())
+    await engine.start()
+    request = ask(tokens=30)
+    steps = engine.generate(request)
+    got = [await anext(steps)]
+    cradle.lives[0].frozen.set()
+    async with asyncio.timeout(5):
+        await cradle.lives[0].died.wait()
+    got += [step async for step in steps]
+    assert tokens_of(got) == following(request)
+    assert notes.lost == [LossCause.HUNG]
+    await engine.aclose()
+
+
+async def test_an_engine_that_answers_but_makes_no_steps_has_hung():
+    from engine.scripted import Pause
+
+    engine, notes = supervised(cradle := Cradle(), replace(FAST, stall_s=0.03))
+    await engine.start()
+    cradle.lives[0].script = [Pause(0.2), *cradle.lives[0].play(ask())]
+    assert tokens_of(await collect(engine, ask())) == following(ask())
+    assert notes.lost == [LossCause.HUNG]
+    await engine.aclose()
+
+
+async def test_a_crash_loop_ends_and_says_why():
+    cradle = Cradle(start_fails={1, 2, 3, 4, 5})
+    engine, notes = supervised(cradle, replace(FAST, max_failures=3))
+    await engine.start()
+    cradle.lives[0].kill()
+    with pytest.raises(EngineDead, match=r"lost 4 times in a row.*no memory left"):
+        await collect(engine, ask())
+    assert "no memory left" in await engine.wait_failed()
+    assert notes.lost == [LossCause.DIED, LossCause.START, LossCause.START, LossCause.START]
+    health = await engine.health()
+    assert not health.live
+    assert "no memory left" in health.reason
+    await engine.aclose()
+
+
+async def test_a_start_that_never_ends_is_a_failed_one():
+    cradle = Cradle(start_hangs={1})
+    engine, notes = supervised(cradle, replace(FAST, start_s=0.01))
+    await engine.start()
+    cradle.lives[0].kill()
+    assert tokens_of(await collect(engine, ask())) == following(ask())
+    assert notes.lost == [LossCause.DIED, LossCause.START]
+    await engine.aclose()
+    cradle.start_hangs = {3}
+    engine, _ = supervised(cradle, replace(FAST, start_s=0.01))
+    with pytest.raises(EngineStartError, match=r"not ready after 0.01 s.*--engine-start-s"):
+        await engine.start()
+
+
+async def test_a_long_life_wipes_out_earlier_failures():
+    cradle = Cradle()
+    engine, notes = supervised(cradle, replace(FAST, max_failures=2, stable_s=0.0))
+    await engine.start()
+    for deaths in range(5):
+        cradle.lives[-1].kill()
+        await until(lambda n=deaths: notes.back > n)
+    assert (await engine.health()).live
+    await engine.aclose()
+
+
+async def test_health_tells_of_a_restart():
+    cradle = Cradle()
+    engine, _ = supervised(cradle)
+    await engine.start()
+    gate = asyncio.Event()
+    real = cradle.make
+
+    def slow():
+        life = real()
+        start = life.start
+
+        async def late():
+            await gate.wait()
+            return await start()
+
+        life.start = late
+        return life
+
+    engine.make = slow
+    cradle.lives[0].kill()
+    await cradle.lives[0].died.wait()
+    await until(lambda: len(cradle.lives) == 2)
+    assert "being restarted (died: killed)" in (await engine.health()).reason
+    gate.set()
+    assert tokens_of(await collect(engine, ask())) == following(ask())
+    await engine.aclose()
+
+
+async def test_a_consumer_that_leaves_aborts_the_engine_request():
+    engine, _ = supervised(cradle := Cradle())
+    await engine.start()
+    steps = engine.generate(ask(tokens=100))
+    await anext(steps)
+    await steps.aclose()
+    assert cradle.lives[0].aborted == ["r"]
+    assert not cradle.lives[0].running
+    await engine.aclose()
+
+
+async def test_after_closing_there_is_nothing_to_wait_for():
+    engine, _ = supervised(Cradle())
+    await engine.start()
+    await engine.aclose()
+    with pytest.raises(EngineDead, match="closed"):
+        await collect(engine, ask())
