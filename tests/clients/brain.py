@@ -21,7 +21,8 @@ from tests.engine.remote.stand_in_worker import StandIn, chunk, end
 IDLE = "one two three four five six"
 MARKER = re.compile(r"play:([\w-]+)")
 TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
-TOOLS = re.compile(r"<tools>\n(.*?)</tools>", re.DOTALL)
+TOOLS = re.compile(r".*<tools>\n(.*?)</tools>\nTo call a tool", re.DOTALL)
+"""The template's; a client's own instructions may have such a section before it."""
 TOOL = re.compile(r"^([\w.:-]+)\((.*)$", re.MULTILINE)
 PER_STEP = 4
 RENDERER = TemplateRenderer(ModelFiles.find(workers.MODEL, None, None))

@@ -23,11 +23,17 @@ LIMIT_S = 600
 """Of a test: a client may install itself first, and machines are slow."""
 LONG = 400_000
 """A context no agent fills by accident: the demo's tokens are short."""
+ANSWER = "{{ text(m.content) }}{% if m.tool_calls %}"
+REASONING = (
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+)
 FLAGS = (
     "--served-model-name=demo",
     "--tool-call-parser=hermes",
     "--reasoning-parser=qwen3",
     "--enable-tokenizer-info-endpoint",
+    "--allowed-origins",
+    '["https://page.example"]',
 )
 
 
@@ -82,12 +88,16 @@ def start_gateway(
 
 
 def make_model(folder: Path, max_model_len: int) -> Path:
-    """The demo's tokenizer and template with a longer context."""
+    """The demo's files with a longer context, its template with the reasoning that came back."""
     model = folder / "demo"
     shutil.copytree(workers.MODEL, model, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((model / "config.json").read_text())
     config["max_position_embeddings"] = max_model_len
     (model / "config.json").write_text(json.dumps(config))
+    template = model / "chat_template.jinja"
+    text = template.read_text()
+    assert text.count(ANSWER) == 1
+    template.write_text(text.replace(ANSWER, REASONING + ANSWER))
     return model
 
 

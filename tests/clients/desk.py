@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -46,6 +48,11 @@ class Ran:
     code: int
     out: str
     errors: str
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of its output that are JSON objects."""
+        return [json.loads(line) for line in self.out.splitlines() if line.startswith("{")]
 
     def __str__(self) -> str:
         return f"ended with {self.code}\n-- out\n{self.out[-6000:]}\n-- err\n{self.errors[-6000:]}"

@@ -6,6 +6,7 @@ python -m tests.clients.install [NAME ...]
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -126,13 +127,27 @@ def main(names: Sequence[str]) -> int:
 
 def _report(client: Client) -> bool:
     began = time.monotonic()
+    if NEWEST:
+        (folder_of(client) / ".installed").unlink(missing_ok=True)
     try:
         install(client)
     except (InstallError, subprocess.TimeoutExpired) as error:
         print(f"{client.title}: not installed: {error}", flush=True)
         return NEWEST
-    print(f"{client.title}: installed in {time.monotonic() - began:.0f} s", flush=True)
+    took = time.monotonic() - began
+    print(f"{client.title} {version_of(client)}: installed in {took:.0f} s", flush=True)
     return True
+
+
+def version_of(client: Client) -> str:
+    """Of the client that is installed, as its own package says it."""
+    folder, package = folder_of(client), client.package
+    if client.kind == "npm":
+        about = folder / "node_modules" / package / "package.json"
+        return str(json.loads(about.read_text())["version"])
+    wanted = package.replace("-", "_").lower()
+    found = (path.stem.split("-") for path in folder.glob("lib/python*/site-packages/*.dist-info"))
+    return next(version for name, version in found if name.lower() == wanted)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,17 @@ class Client:
     title: str
     kind: Literal["npm", "python", "here"]
     packages: tuple[str, ...] = ()
+    origin: str = "as locked"
+    """Of a client that is here already."""
 
     @property
     def version(self) -> str:
-        return EXACT.split(self.packages[0])[1] if self.packages else "as locked"
+        return EXACT.split(self.packages[0])[1] if self.packages else self.origin
+
+    @property
+    def package(self) -> str:
+        """The name of the client's own package."""
+        return EXACT.split(self.packages[0])[0].partition("[")[0]
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -53,6 +60,7 @@ CLIENTS = (
     npm("opencode", "opencode", "opencode-ai@1.18.33"),
     npm("qwen", "Qwen Code", "@qwen-code/qwen-code@0.24.4"),
     npm("cline", "Cline CLI", "cline@3.0.65"),
+    npm("copilot", "Copilot CLI", "@github/copilot@1.0.102"),
     npm(
         "ai6",
         "AI SDK 6",
@@ -73,6 +81,7 @@ CLIENTS = (
     ),
     npm("agents-js", "OpenAI Agents JS", "@openai/agents@0.20.0", "zod@4.6.7"),
     npm("promptfoo", "promptfoo", "promptfoo@0.123.1"),
+    python("openai", "OpenAI SDK (Python)", "openai==3.54.0"),
     python("pydantic-ai", "Pydantic AI", "pydantic-ai-slim[openai,anthropic]==2.68.0"),
     python("instructor", "Instructor", "instructor[anthropic]==1.17.0"),
     python("litellm", "LiteLLM", "litellm[proxy]==1.106.2"),
@@ -82,5 +91,6 @@ CLIENTS = (
     python("lm-eval", "lm-evaluation-harness", "lm-eval[api]==0.4.13", "transformers==5.23.0"),
     python("inspect", "Inspect", "inspect-ai==0.3.285", "openai==3.54.0", "anthropic==2.12.0"),
     Client("vllm-bench", "vllm bench serve", "here"),
+    Client("curl", "curl", "here", origin="the system's"),
 )
 BY_NAME = {client.name: client for client in CLIENTS}

@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     environment = os.environ | ({"CLIENT_TESTS_VERSIONS": "newest"} if newest else {})
     python = (sys.executable, "-m")
     installed = subprocess.run((*python, "tests.clients.install"), env=environment, check=False)
-    if installed.returncode:
+    if installed.returncode and not newest:
         return installed.returncode
     more = [argument for argument in argv if argument != "--newest"]
     page = [] if newest or more else ["--clients-page"]

@@ -11,6 +11,7 @@ from tests.clients.brain import call
 from tests.clients.desk import Desk
 
 SCRIPT = Path(__file__).parent / "scripts" / "ai_sdk.mjs"
+TOOLS_SCRIPT = SCRIPT.with_name("anthropic_tools.mjs")
 CLIENTS = [pytest.param(name, marks=pytest.mark.client(name)) for name in ("ai6", "ai7")]
 
 
@@ -37,3 +38,19 @@ def test_tool_loop(desk, client, provider):
     assert found["finish"] == "stop"
     assert found["second"] == "You are welcome."
     assert found["object"] == {"city": "Oslo", "degrees": 12}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_anthropic_client_tools(desk, client):
+    """runs Anthropic's tools for the shell, the editor and the computer"""
+    edit = {"command": "str_replace", "path": "/a", "old_str": "b", "new_str": "c"}
+    click = {"action": "left_click", "coordinate": [3, 4]}
+    desk.brain.plays["tools"] = [
+        call("bash", command="ls"),
+        call("str_replace_based_edit_tool", **edit),
+        call("computer", **click),
+        "Done.",
+    ]
+    ran = desk.run_script(client, TOOLS_SCRIPT, desk.url)
+    assert ran.code == 0, ran
+    assert json.loads(ran.out) == {"calls": [{"command": "ls"}, edit, click], "text": "Done."}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from tests.clients.brain import call
@@ -28,13 +25,9 @@ def ask(desk: Desk, prompt: str, *options: str) -> Ran:
     return cline(desk, "--json", "-P", "openai", "-m", "demo", *options, prompt)
 
 
-def events(ran: Ran) -> list[dict[str, Any]]:
-    assert ran.code == 0, ran
-    return [json.loads(line) for line in ran.out.splitlines() if line.startswith("{")]
-
-
 def said(ran: Ran) -> str:
-    (result,) = [event for event in events(ran) if event["type"] == "run_result"]
+    assert ran.code == 0, ran
+    (result,) = [event for event in ran.events if event["type"] == "run_result"]
     return result["text"]
 
 
@@ -48,9 +41,7 @@ def test_edits(desk):
         call("run_commands", commands=["cat hello.txt"]),
         "<think>\nIt is right now.\n</think>\n\nFixed.",
     ]
-    ran = ask(desk, "play:fix Fix the typo.")
-    print(ran.out[:3000], "....", ran.out[-3000:])
-    assert said(ran) == "Fixed."
+    assert said(ask(desk, "play:fix Fix the typo.")) == "Fixed."
     assert desk.read("hello.txt") == "Hello world\n"
     assert "Hello world" in desk.brain.during("fix")[-1].last
 

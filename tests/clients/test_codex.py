@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -52,19 +51,15 @@ def codex(desk: Desk, *arguments: str) -> Ran:
     return desk.run("codex", "codex", "exec", "--json", "--skip-git-repo-check", *arguments)
 
 
-def events(ran: Ran) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ran.out.splitlines() if line.startswith("{")]
-
-
 def said(ran: Ran) -> str:
     """The last message of the agent."""
     assert ran.code == 0, ran
-    items = [event["item"] for event in events(ran) if event["type"] == "item.completed"]
+    items = [event["item"] for event in ran.events if event["type"] == "item.completed"]
     return [item["text"] for item in items if item["type"] == "agent_message"][-1]
 
 
 def session(ran: Ran) -> str:
-    return next(event["thread_id"] for event in events(ran) if "thread_id" in event)
+    return next(event["thread_id"] for event in ran.events if "thread_id" in event)
 
 
 PATCH = """apply_patch <<'EOF'
@@ -152,5 +147,5 @@ def test_overflow(make_desk):
     configure(desk)
     ran = codex(desk, "Anything.")
     assert ran.code != 0, ran
-    (failed,) = [event for event in events(ran) if event["type"] == "turn.failed"]
+    (failed,) = [event for event in ran.events if event["type"] == "turn.failed"]
     assert "ran out of room in the model's context window" in failed["error"]["message"]

@@ -56,7 +56,7 @@ def test_guidellm(desk, api):
         ran = desk.run(
             "guidellm", "guidellm", "run",
             "--backend", f"kind=openai_http,target={desk.url},model=demo,request_format={api}",
-            "--profile", "kind=concurrent,streams=2",
+            "--profile", "kind=synchronous",
             "--constraint", f"kind=max_requests,count={REQUESTS}",
             "--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}",
             "--data", f"kind=synthetic_text,prompt_tokens=40,output_tokens={TOKENS}",

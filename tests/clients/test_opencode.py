@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -46,13 +45,9 @@ def opencode(desk: Desk, *arguments: str) -> Ran:
     return desk.run("opencode", "opencode", "run", "--format", "json", *arguments, env=SWITCHES)
 
 
-def events(ran: Ran) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ran.out.splitlines() if line.startswith("{")]
-
-
 def said(ran: Ran) -> str:
     assert ran.code == 0, ran
-    texts = [event["part"]["text"] for event in events(ran) if event["type"] == "text"]
+    texts = [event["part"]["text"] for event in ran.events if event["type"] == "text"]
     assert texts, ran
     return texts[-1]
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.clients.brain import IDLE, Seen, call
 from tests.clients.desk import Desk
+from tests.workers import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
 REPORT = {"city": "Oslo", "degrees": 12}
@@ -69,6 +70,69 @@ def test_litellm_sdk(desk):
         }
     assert found["text"] == IDLE
     assert found["response"] == "You are welcome."
+
+
+PROXY = """\
+model_list:
+  - model_name: demo
+    litellm_params: {{model: hosted_vllm/demo, api_base: "{url}/v1", api_key: none}}
+  - model_name: demo-openai
+    litellm_params: {{model: openai/demo, api_base: "{url}/v1", api_key: none}}
+  - model_name: demo-anthropic
+    litellm_params: {{model: anthropic/demo, api_base: "{url}", api_key: none}}
+"""
+
+
+@pytest.mark.client("litellm")
+def test_litellm_proxy(desk):
+    """is a proxy for chat, responses and messages by its vLLM, OpenAI and Anthropic providers"""
+    config = desk.write("config.yaml", PROXY.format(url=desk.url))
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = ("litellm", "--config", str(config), "--host", "127.0.0.1", "--port", str(port))
+    local = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }
+    with desk.serve("litellm", *command, ready=f"{url}/health/liveliness", env=local):
+        found = found_by(desk, "litellm", "litellm_proxy.py", url)
+    for model in ("demo", "demo-anthropic"):
+        assert found[model]["call"] == {"city": "Oslo"}
+        assert found[model]["whole"] == found[model]["streamed"] == "It rains in Oslo."
+        assert found[model]["tokens"] > 0
+    assert found["messages"] == [{"city": "Oslo"}] * 2
+    assert found["response"] == "You are welcome."
+    assert found["models"] == ["demo", "demo-anthropic", "demo-openai"]
+
+
+@pytest.mark.client("openai")
+def test_fields_of_other_servers(desk):
+    """sends fields of OpenRouter, Ollama, llama.cpp and Anthropic, and numbers as text"""
+    found = found_by(desk, "openai", "openai_fields.py", "fields", desk.url)
+    assert found["text"] == "You are welcome."
+    assert found["reasoning"] is None
+    ignored = {"provider", "usage", "num_ctx", "cache_prompt"}
+    assert set(found["ignored"].split(", ")) == ignored | {"tools[].cache_control"}
+    sent = desk.traffic.to("/chat/completions")[0].json
+    assert ignored | {"enable_thinking", "thinking", "reasoning"} <= set(sent)
+    assert (sent["temperature"], sent["tools"][0]["cache_control"]) == (
+        "0.5",
+        {"type": "ephemeral"},
+    )
+
+
+@pytest.mark.client("openai")
+@pytest.mark.parametrize("stream", ["", "stream"])
+def test_encrypted_reasoning(desk, stream):
+    """carries encrypted reasoning through a tool loop with `store: false`"""
+    thought = "<think>\nI look it up.\n</think>\n\n"
+    desk.brain.plays["thought"] = [(thought, call("weather", city="Oslo")), "It rains in Oslo."]
+    found = found_by(desk, "openai", "openai_fields.py", "reasoning", desk.url, stream)
+    assert found == {"text": "It rains in Oslo.", "encrypted": True, "stored": False}
+    sent = desk.traffic.to("/responses")[-1].json
+    (item,) = [item for item in sent["input"] if item.get("type") == "reasoning"]
+    assert "I look it up." not in json.dumps(item)
+    assert "I look it up." in desk.brain.during("thought")[-1].text
 
 
 @pytest.mark.client("llama-index")
