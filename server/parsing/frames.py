@@ -78,6 +78,12 @@ _QWEN_XML = Frame(
     text=("<parameter=input>\n", "\n</parameter>"),
     separator="\n",
 )
+_LIST = Frame(
+    '{"name": "NAME", "arguments": ',
+    "}",
+    section=("<tool_calls>[", "]</tool_calls>"),
+    separator=", ",
+)
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 FRAMES: Mapping[str, Frame] = {
@@ -102,6 +108,14 @@ FRAMES: Mapping[str, Frame] = {
         ),
         section=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
     ),
+    "deepseek_v4": Frame(
+        '<｜DSML｜invoke name="NAME">\n',
+        "</｜DSML｜invoke>\n",
+        style="deepseek_xml",
+        text=('<｜DSML｜parameter name="input" string="true">', "</｜DSML｜parameter>\n"),
+        section=("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
+    ),
+    "ernie45": _HERMES,
     "glm45": Frame(
         "<tool_call>NAME\n",
         "\n</tool_call>",
@@ -129,8 +143,15 @@ FRAMES: Mapping[str, Frame] = {
             {"type": "const_string", "value": "<|tool_call_argument_begin|>"},
         ),
     ),
+    "hunyuan_a13b": _LIST,
+    "jamba": _LIST,
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
+    "longcat": Frame(
+        '<longcat_tool_call>\n{"name": "NAME", "arguments": ',
+        "}\n</longcat_tool_call>",
+        separator="\n",
+    ),
     "minimax_m2": Frame(
         '<invoke name="NAME">\n',
         "</invoke>\n",
@@ -139,9 +160,21 @@ FRAMES: Mapping[str, Frame] = {
         section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
     ),
     "mistral": Frame("[TOOL_CALLS]NAME[ARGS]", ""),
+    "nemotron_v3": _QWEN_XML,
+    "phi4_mini_json": Frame(
+        '{"name": "NAME", "arguments": ', "}", section=("functools[", "]"), separator=", "
+    ),
     "qwen3_coder": _QWEN_XML,
     "qwen3_json": _HERMES,
     "qwen3_xml": _QWEN_XML,
+    "seed_oss": Frame(
+        "<seed:tool_call>\n<function=NAME>\n",
+        "\n</function>\n</seed:tool_call>",
+        style="qwen_xml",
+        text=("<parameter=input>\n", "\n</parameter>"),
+        separator="\n",
+    ),
+    "step3p5": _QWEN_XML,
 }
 
 

@@ -202,7 +202,7 @@ async def test_a_forced_call_may_spell_its_markers(lab):
 
 
 async def test_a_forced_call_may_quote_its_own_end(lab):
-    """The grammar allows the marker inside a string, and the call goes on behind it."""
+    """A marker inside a string is quoted, with a grammar and without."""
     text = "a</tool_call>b<tool_call>"
     call = f'<tool_call>\n{{"name": "run", "arguments": {{"x": "{text}"}}}}\n</tool_call>'
     lab.says(call, list(range(1, 30)))
@@ -212,4 +212,4 @@ async def test_a_forced_call_may_quote_its_own_end(lab):
         (called,) = message["tool_calls"]
         assert orjson.loads(called["function"]["arguments"]) == {"x": text}
     (called,) = (await lab.chat(tools=[tool])).json["choices"][0]["message"]["tool_calls"]
-    assert called["function"]["arguments"] == '{"x": "a'
+    assert orjson.loads(called["function"]["arguments"]) == {"x": text}
