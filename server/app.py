@@ -61,7 +61,7 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
         return await known(request, _from_http(error, request))
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        logger.error("a request failed", exc_info=error)
+        logger.error("unhandled exception in a request", exc_info=error)
         told = GatewayError("The gateway failed; this is not the client's fault.")
         return JSONResponse(error_body(request.url.path, told), 500)
 

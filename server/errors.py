@@ -175,7 +175,7 @@ def _quarantined(error: EngineError) -> GatewayError:
 
 def _dead(_error: EngineError) -> GatewayError:
     return Unavailable(
-        "The engine stopped while it ran this request; try again.",
+        "The engine stopped while running this request; try again.",
         code="engine_dead",
         retry_after_s=5,
     )

@@ -35,7 +35,7 @@ class Deadline:
             if not timeout.expired():
                 raise
             raise DeadlineExceeded(
-                f"The request was not answered within {self._timeout_s:g} s (x-request-timeout or "
+                f"The request did not finish within {self._timeout_s:g} s (x-request-timeout or "
                 "--request-timeout-s)."
             ) from None
 

@@ -207,7 +207,7 @@ async def _explained(job: Job, request: EngineRequest) -> AsyncIterator[None]:
     except RequestRejected as error:
         if request.constraint is None or error.param is not None:
             raise
-        told = f"What the answer must match cannot be made a grammar: {error}"
+        told = f"The requested output format cannot be compiled into a grammar: {error}"
         raise RequestRejected(told, param=job.grammar_param) from error
 
 

@@ -150,8 +150,8 @@ def _frame(tool_parser: str | None) -> Frame:
     if frame is None:
         known = ", ".join(sorted(FRAMES))
         raise InvalidRequest(
-            f"Calls cannot be forced or made strict with the tool-call parser '{tool_parser}', "
-            f"only with: {known}. Use tool_choice 'auto', and tools without 'strict' or a grammar.",
+            f"The tool-call parser '{tool_parser}' cannot force calls or make them strict; these "
+            f"can: {known}. Use tool_choice 'auto', and tools without 'strict' or a grammar.",
             param="tool_choice",
         )
     return frame

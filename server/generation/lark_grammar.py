@@ -58,7 +58,7 @@ def _tree(definition: str) -> Tree[Any]:
         return _syntax().parse(definition + "\n")
     except UnexpectedInput as error:
         where = f"line {error.line}, column {error.column}"
-        raise BadGrammar(f"it is no Lark grammar at {where}") from None
+        raise BadGrammar(f"it is not a valid Lark grammar at {where}") from None
 
 
 @cache
@@ -112,7 +112,7 @@ class _Reading:
                 case "ignore":
                     pass
                 case other:
-                    raise BadGrammar(f"a grammar here cannot have '%{other.partition('_')[0]}'")
+                    raise BadGrammar(f"'%{other.partition('_')[0]}' is not supported")
 
     def grammar(self) -> TextGrammar:
         if START not in self._rules:
@@ -129,7 +129,7 @@ class _Reading:
     def _define(self, parts: list[Any]) -> None:
         name, params, *_, body = parts
         if params.children:
-            raise BadGrammar("a grammar here cannot have templates")
+            raise BadGrammar("templates are not supported")
         spaced = bool(self._ignored) and not _is_terminal(name)
         self._add(_plain(name), _Body(spaced).node(body))
 
@@ -142,7 +142,7 @@ class _Reading:
         words = [part if isinstance(part, str) else str(part.children[0]) for part in path]
         if len(words) != 3 or words[0] != "common" or words[2] not in _common():
             raise BadGrammar(
-                f"it imports '{''.join(words)[:64]}'; there are the terminals of 'common' alone"
+                f"it imports '{''.join(words)[:64]}'; only the terminals of 'common' are available"
             )
         self._add(alias or words[2], Rule(COMMON + words[2]))
         self._add_common(words[2])
@@ -187,7 +187,7 @@ class _Body:
             case "literal_range":
                 return self._add_ignored(_range(str(parts[0]), str(parts[1])))
             case _:
-                raise BadGrammar("a grammar here cannot have templates")
+                raise BadGrammar("templates are not supported")
 
     def _add_ignored(self, node: Node, terminal: bool = True) -> Node:
         return Sequence((node, IGNORED)) if self.spaced and terminal else node
@@ -198,7 +198,7 @@ def _bounds(parts: list[Any]) -> tuple[int, int | None]:
         return TIMES[parts[0]]
     least, most = int(parts[0]), int(parts[-1])
     if not 0 <= least <= most:
-        raise BadGrammar(f"it has a repetition from {least} to {most}")
+        raise BadGrammar(f"it has an invalid repetition, from {least} to {most}")
     return least, most
 
 
@@ -212,7 +212,7 @@ def _literal(written: str) -> Node:
 def _range(first: str, last: str) -> Node:
     low, high = _unescape(first[1:-1]), _unescape(last[1:-1])
     if len(low) != 1 or len(high) != 1 or low > high:
-        raise BadGrammar(f"it has no range {first[:16]}..{last[:16]}")
+        raise BadGrammar(f"it has an invalid range {first[:16]}..{last[:16]}")
     return chars([(ord(low), ord(high))])
 
 

@@ -70,7 +70,7 @@ def _parse(pattern: str, flags: int) -> Any:
             warnings.simplefilter("ignore")
             return parser.parse(pattern, flags)
     except (re.error, OverflowError) as error:
-        raise BadGrammar(f"it is no regular expression: {error}") from None
+        raise BadGrammar(f"it is not a valid regular expression: {error}") from None
 
 
 def _sequence(items: Any, flags: int) -> Node:
@@ -80,7 +80,7 @@ def _sequence(items: Any, flags: int) -> Node:
 def _node(kind: Any, value: Any, flags: int) -> Node:
     make = _MAKERS.get(kind)
     if make is None:
-        raise BadGrammar(f"a regular expression here cannot have {_WORDS.get(kind, str(kind))}")
+        raise BadGrammar(f"{_WORDS.get(kind, str(kind))} is not supported in a regular expression")
     return make(value, flags)
 
 
@@ -138,7 +138,7 @@ _MAKERS: dict[Any, Callable[[Any, int], Node]] = {
 _WORDS = {
     sre.ASSERT: "a lookahead or lookbehind",
     sre.ASSERT_NOT: "a lookahead or lookbehind",
-    sre.AT: "an anchor but at its very beginning and end",
+    sre.AT: "an anchor other than at the beginning and end",
     sre.ATOMIC_GROUP: "an atomic group",
     sre.GROUPREF: "a reference to a group",
     sre.GROUPREF_EXISTS: "a reference to a group",

@@ -52,7 +52,8 @@ class ConstraintTrials:
                     await self._try(constraint, replace(visitor, quota=None, concurrency=None))
         except RequestRejected as error:
             raise InvalidRequest(
-                f"What the answer must match cannot be made a grammar: {error}", param=param
+                f"The requested output format cannot be compiled into a grammar: {error}",
+                param=param,
             ) from error
         except EngineError as error:
             raise from_engine(error) from error
@@ -81,8 +82,8 @@ def _too_many(error: TooManyRequests) -> TooManyRequests:
     if error.code != "queue_full":
         return error
     return TooManyRequests(
-        "Too many schemas, patterns and grammars wait to be tried out. Come back after the time in "
-        "Retry-After; those that were tried out before need not wait.",
+        "Too many schemas, patterns and grammars are waiting to be compiled. Retry after the time "
+        "in Retry-After; those compiled before do not wait.",
         code="constraint_queue_full",
         retry_after_s=error.retry_after_s,
     )

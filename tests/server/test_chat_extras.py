@@ -263,6 +263,6 @@ async def test_a_grammar_the_engine_cannot_compile_names_its_field(lab):
     lab.engine.script = [RequestRejected("no such thing")]
     answer = await lab.chat(guided_regex="[unclosed")
     assert (answer.status, answer.json["error"]["param"]) == (400, "response_format")
-    assert "cannot be made a grammar: no such thing" in answer.json["error"]["message"]
+    assert "cannot be compiled into a grammar: no such thing" in answer.json["error"]["message"]
     answer = await lab.chat(tools=[WEATHER], tool_choice="required")
     assert answer.json["error"]["param"] == "tools"

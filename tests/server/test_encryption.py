@@ -118,7 +118,7 @@ def test_a_bad_file_is_named_and_its_keys_are_not_shown(tmp_path, content):
 
 
 def test_a_bad_key_and_a_missing_file_stop_the_start(tmp_path):
-    with pytest.raises(ConfigError, match="key 2 is no Fernet key"):
+    with pytest.raises(ConfigError, match="key 2 is not a Fernet key"):
         cipher_of(Settings(encryption_key=(ONE, "secret")))
     with pytest.raises(ConfigError, match="cannot be read"):
         cipher_of(Settings(encryption_key_file=str(tmp_path / "none")))

@@ -121,7 +121,7 @@ async def test_hosted_tools_of_messages(lab):
         answer = await ask(lab, tools=offered, tool_choice=choice)
         assert answer.status == 400
         message = answer.json["error"]["message"]
-        assert "'tool_choice' demands a tool of type 'web_search_20250305'" in message
+        assert "'tool_choice' requires a tool of type 'web_search_20250305'" in message
     own = {"name": "web_search", "input_schema": {"type": "object"}}
     answer = await ask(lab, tools=[own, {"type": "web_search"}], tool_choice=named)
     assert answer.status == 200

@@ -293,7 +293,7 @@ class ChatRequest(SamplingFields, CacheHints):
     return_prompt_text: bool | None = None
 
     refused: ClassVar[Mapping[str, str]] = UNSUPPORTED_VLLM | {
-        "add_special_tokens": "the chat template writes them",
+        "add_special_tokens": "the chat template adds them",
         "audio": "this is a text engine",
         "echo": "use 'continue_final_message'",
         "function_call": "it is deprecated; use 'tool_choice'",

@@ -147,7 +147,7 @@ def _make_conversation(
     generation_prompt = request.add_generation_prompt
     if continued and generation_prompt:
         raise InvalidRequest(
-            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            "'continue_final_message' and 'add_generation_prompt' are mutually exclusive.",
             param="continue_final_message",
         )
     return Conversation(

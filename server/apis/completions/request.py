@@ -38,5 +38,5 @@ class CompletionRequest(SamplingFields):
 
     refused: ClassVar[Mapping[str, str]] = UNSUPPORTED_VLLM | {
         "prompt_embeds": "this gateway takes text and token ids",
-        "suffix": "this model continues text, it does not fill in; put all in 'prompt'",
+        "suffix": "this model cannot fill in the middle; put all text in 'prompt'",
     }

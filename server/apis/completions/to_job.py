@@ -27,7 +27,7 @@ def make_completion_job(
     _check_best_of(request.best_of, n)
     if len(prompts) * n > MAX_PROMPTS:
         raise InvalidRequest(
-            f"{len(prompts)} prompts with 'n' of {n} make more than {MAX_PROMPTS} choices.",
+            f"{len(prompts)} prompts with 'n' of {n} exceed the limit of {MAX_PROMPTS} choices.",
             param="prompt",
         )
     job = make_job(
@@ -64,8 +64,7 @@ def _max_tokens(request: CompletionRequest) -> int:
     """An engine makes one token at least; ``Job.echo_only`` has it dropped."""
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest(
-            "'max_tokens' of 0 leaves nothing to answer; it goes with 'echo', for the prompt and "
-            "its log probabilities.",
+            "'max_tokens' of 0 needs 'echo': it returns the prompt and its log probabilities only.",
             param="max_tokens",
         )
     return DEFAULT_MAX_TOKENS if request.max_tokens is None else max(1, request.max_tokens)
@@ -75,7 +74,8 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int | None, param: str
     for token_id in token_ids:
         if vocab_size is not None and token_id >= vocab_size:
             raise InvalidRequest(
-                f"'{param}' holds token id {token_id}; this model's ids are below {vocab_size}.",
+                f"'{param}' contains token id {token_id}; this model's token ids are below "
+                f"{vocab_size}.",
                 param=param,
             )
 

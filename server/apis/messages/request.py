@@ -123,8 +123,8 @@ class CountTokensRequest(RequestModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
     refused: ClassVar[Mapping[str, str]] = {
-        "watermarking": "this engine writes no watermark",
-        "prefill": "write the beginning as a last message of the assistant",
+        "watermarking": "this engine adds no watermark",
+        "prefill": "send the beginning as the last assistant message",
     }
 
 

@@ -119,7 +119,10 @@ def _make_policy(request: CountTokensRequest, served: ServedModel) -> ToolPolicy
     if asked is None:
         return tools.make_policy(offered, None, None, served)
     if (asked.type == "tool") != (asked.name is not None):
-        raise InvalidRequest("'tool_choice.name' goes with type 'tool'.", param="tool_choice")
+        raise InvalidRequest(
+            "'tool_choice.name' is required with type 'tool', and allowed only then.",
+            param="tool_choice",
+        )
     names = () if asked.name is None else (asked.name,)
     choice = tools.ToolSelection(MODES[asked.type], names, single=asked.type == "tool")
     several = not asked.disable_parallel_tool_use

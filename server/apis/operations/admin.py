@@ -108,7 +108,9 @@ def router(gateway: Gateway) -> APIRouter:
         try:
             return await _require_controls(gateway).reload()
         except ConfigError as error:
-            raise InvalidRequest(f"Nothing was loaded: {error}", code="bad_settings") from None
+            raise InvalidRequest(
+                f"The settings were not reloaded: {error}", code="bad_settings"
+            ) from None
 
     return routes
 
@@ -122,7 +124,7 @@ async def _bound_depth(gateway: Gateway, depth: int) -> AppliedDepth:
 
 def _require_controls(gateway: Gateway) -> Controls:
     if gateway.controls is None:
-        raise Unavailable("This gateway runs without controls.")
+        raise Unavailable("This gateway has no admin controls.")
     return gateway.controls
 
 
@@ -148,6 +150,7 @@ def _check_names(param: str, given: Collection[str], known: Collection[str]) -> 
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise InvalidRequest(
-            f"'{param}' names {', '.join(unknown)}; there are: {', '.join(sorted(known))}.",
+            f"'{param}' contains unknown names: {', '.join(unknown)}. Known: "
+            f"{', '.join(sorted(known))}.",
             param=param,
         )

@@ -30,8 +30,8 @@ def router(gateway: Gateway) -> APIRouter:
         if "prompt" in fields:
             return await completions.respond(body, request.headers, gateway, arrived)
         raise InvalidRequest(
-            "The body needs 'messages', to be answered as chat completions are, or 'prompt', to be "
-            "answered as completions are; it has neither."
+            "The body needs 'messages', for a chat completion, or 'prompt', for a completion; "
+            "it has neither."
         )
 
     return routes

@@ -106,7 +106,7 @@ async def _tokens(asked: TokenizeRequest, path: Pipeline, limits: RenderLimits) 
         return await encode(asked.prompt, path.renderer, special, limits)
     if asked.add_special_tokens:
         raise InvalidRequest(
-            "'add_special_tokens' goes with 'prompt': the chat template writes them itself.",
+            "'add_special_tokens' needs 'prompt': the chat template adds special tokens itself.",
             param="add_special_tokens",
         )
     return await render(_conversation(asked, path), path.renderer, limits)

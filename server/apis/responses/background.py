@@ -110,8 +110,8 @@ class BackgroundRun:
         """Raises InvalidRequest when events after ``after`` are gone."""
         if after + 1 < self.log.begin:
             raise InvalidRequest(
-                f"The events of '{self.id}' before number {self.log.begin} are not kept any more; "
-                "this response has too many.",
+                f"The events of '{self.id}' before number {self.log.begin} are no longer "
+                "available; this response has too many events.",
                 param="starting_after",
             )
 
@@ -161,7 +161,7 @@ class BackgroundRun:
         try:
             await self._keep()
         except Exception:
-            logger.exception("a background response could not be stored")
+            logger.exception("background response could not be stored")
             stream.building.kept = False
         if error is None:
             stream.close()
@@ -189,7 +189,7 @@ def _error(work: asyncio.Task[None]) -> GatewayError | None:
         return None
     if isinstance(error, (GatewayError, EngineError)):
         return as_gateway_error(error)
-    logger.error("a background response broke", exc_info=error)
+    logger.error("background response failed", exc_info=error)
     return GatewayError("The gateway failed; the answer is incomplete.")
 
 

@@ -174,7 +174,7 @@ def _item_not_found(reference: dict[str, Any], gateway: Gateway) -> NotFound:
     why = (
         "this gateway stores no responses (--responses-store none)"
         if gateway.store is None
-        else "it was not stored, is older than what is kept, or belongs to another API key"
+        else "it was not stored, has expired, or belongs to another API key"
     )
     return NotFound(
         f"Item with id '{reference['id']}' not found: {why}. Send the item itself.",
@@ -187,8 +187,8 @@ def check_history(num_bytes: int, limit: int, param: str) -> None:
     """Raises InvalidRequest for more than could be said in one request."""
     if num_bytes > limit:
         raise InvalidRequest(
-            f"What was said before comes to {num_bytes} bytes with this request; a conversation "
-            f"may have at most {limit} (--max-body-bytes). Start another one or delete items.",
+            f"The conversation has {num_bytes} bytes including this request; the limit is {limit} "
+            "(--max-body-bytes). Start a new conversation or delete items.",
             param=param,
             code="context_length_exceeded",
         )

@@ -51,11 +51,9 @@ class ReasoningCipher:
         try:
             maker, text = orjson.loads(self._fernet.decrypt(token))
         except (InvalidToken, ValueError):
-            raise CannotDecrypt(
-                "it was changed, or made by a server with other encryption keys"
-            ) from None
+            raise CannotDecrypt("it was modified, or created with other encryption keys") from None
         if maker != owner:
-            raise CannotDecrypt("it was made for another API key")
+            raise CannotDecrypt("it belongs to another API key")
         return str(text)
 
 
@@ -78,7 +76,7 @@ def read_keys(path: Path) -> list[str]:
         raise ConfigError(f"{source} cannot be read: {error}") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
-        raise ConfigError(f"{source}: there is none")
+        raise ConfigError(f"{source}: the file contains no key")
     for at, key in enumerate(keys, 1):
         _check(key, f"{source}: key {at}")
     return keys
@@ -114,6 +112,6 @@ def _check(key: str, source: str) -> None:
         Fernet(key)
     except ValueError:
         raise ConfigError(
-            f"{source} is no Fernet key: 32 random bytes in URL-safe base64, as "
-            "`openssl rand -base64 32 | tr '+/' '-_'` prints them"
+            f"{source} is not a Fernet key: expected 32 random bytes in URL-safe base64, "
+            "for example from `openssl rand -base64 32 | tr '+/' '-_'`"
         ) from None

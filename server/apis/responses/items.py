@@ -104,15 +104,15 @@ def _is_skipped(item: InputItem, param: str) -> bool:
     """Traces of hosted tools, whose results stand in the messages after them."""
     if item.type not in TRACES:
         return False
-    ignore(f"{param}[{item.type}]", "There are no hosted tools here")
+    ignore(f"{param}[{item.type}]", "This gateway has no hosted tools")
     return True
 
 
 def _check_item(item: InputItem, path: str, decrypt: Decrypt, media: MediaPolicy) -> dict[str, Any]:
     if isinstance(item, OtherItem):
         raise InvalidRequest(
-            f"'{path}' has type '{item.type}', which has no place here: this gateway has no "
-            "hosted tools, and items are given in full.",
+            f"'{path}' has type '{item.type}', which is not supported: this gateway has no "
+            "hosted tools and takes complete items only.",
             param=path,
         )
     parts = getattr(item, "content", None) or getattr(item, "output", None) or ()
@@ -131,7 +131,7 @@ def _decrypt_text(token: str, path: str, decrypt: Decrypt) -> str:
         return decrypt(token)
     except CannotDecrypt as error:
         raise InvalidRequest(
-            f"'{path}' cannot be decrypted: {error}. Send it as it came, or leave the item out.",
+            f"'{path}' cannot be decrypted: {error}. Send it unchanged, or leave the item out.",
             param=path,
             code="invalid_encrypted_content",
         ) from None

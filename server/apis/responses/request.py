@@ -253,8 +253,8 @@ class ResponsesRequest(EngineFields, CacheHints):
     refused: ClassVar[Mapping[str, str]] = {
         "moderation": "there is no moderation service here",
         "previous_input_messages": "use 'previous_response_id', 'conversation' or 'input'",
-        "prompt": "there are no stored prompts here; write 'instructions' and 'input'",
-        "watermarking": "this gateway has no such switch",
+        "prompt": "this gateway stores no prompts; use 'instructions' and 'input'",
+        "watermarking": "this gateway adds no watermark",
     }
 
     @property

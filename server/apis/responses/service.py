@@ -118,8 +118,8 @@ class ResponsesService:
         if run is None:
             await self._stored(id)
             raise InvalidRequest(
-                f"The events of '{id}' are not kept here: only responses made with 'background' "
-                "can be streamed again, for a while, by the gateway that made them.",
+                f"The events of '{id}' are not available here: only a response created with "
+                "'background' can be streamed again, for a limited time, by its own gateway.",
                 param="stream",
             )
         run.check(after)
@@ -134,7 +134,7 @@ class ResponsesService:
         response = _current_response(stored)
         if not response.get("background"):
             raise InvalidRequest(
-                f"'{id}' was not made with 'background', so it cannot be cancelled.",
+                f"'{id}' was not created with 'background', so it cannot be cancelled.",
                 param="response_id",
             )
         if response["status"] != "in_progress":
@@ -227,7 +227,10 @@ def _current_response(stored: Stored) -> dict[str, Any]:
         return response
     if stored.held_until is not None and stored.held_until > time.time():
         return response | {"status": "in_progress"}
-    error = {"code": "server_error", "message": "The gateway stopped before it was done."}
+    error = {
+        "code": "server_error",
+        "message": "The gateway stopped before the response was complete.",
+    }
     return response | {"status": "failed", "error": error}
 
 

@@ -82,8 +82,8 @@ def check_storage(request: ResponsesRequest) -> None:
     """Raises InvalidRequest for what cannot be found before, or kept after."""
     if request.conversation is not None and request.previous_response_id is not None:
         raise InvalidRequest(
-            "'conversation' and 'previous_response_id' exclude each other: each says what came "
-            "before.",
+            "'conversation' and 'previous_response_id' are mutually exclusive: both set the "
+            "preceding items.",
             param="conversation",
         )
     if request.background and request.store is False:

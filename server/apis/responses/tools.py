@@ -136,7 +136,7 @@ def _allowed_names(
         if isinstance(tool, NamedChoice):
             yield _flat_choice(tool, namespaces)
         else:
-            ignore(f"tool_choice.tools[{tool.type}]", "There are no hosted tools here")
+            ignore(f"tool_choice.tools[{tool.type}]", "This gateway has no hosted tools")
 
 
 def _unusable_choice(kind: str) -> InvalidRequest:
@@ -153,8 +153,8 @@ def _flat_choice(named: NamedChoice, namespaces: Mapping[str, Namespaced]) -> st
     found = [flat for flat, (_, own) in namespaces.items() if own == named.name]
     if len(found) > 1 and named.name not in namespaces:
         raise InvalidRequest(
-            f"'tool_choice' names the tool '{named.name[:64]}', which several namespaces have; "
-            f"give the full name, one of: {', '.join(found)[:400]}.",
+            f"'tool_choice' names the tool '{named.name[:64]}', which exists in several "
+            f"namespaces; give the full name, one of: {', '.join(found)[:400]}.",
             param="tool_choice",
         )
     return found[0] if len(found) == 1 and named.name not in namespaces else named.name

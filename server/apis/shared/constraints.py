@@ -62,7 +62,7 @@ def require_single(found: Sequence[NamedConstraint]) -> NamedConstraint | tuple[
     """Raises InvalidRequest for more."""
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name, _ in found)
-        raise InvalidRequest(f"{names} exclude each other; give one.", param=found[1][0])
+        raise InvalidRequest(f"{names} are mutually exclusive; give one.", param=found[1][0])
     for name, wanted in found:
         _check_size(name, wanted)
     return found[0] if found else NO_CONSTRAINT
@@ -99,7 +99,7 @@ def check_schema(schema: dict[str, Any], param: str) -> None:
     if error is not None:
         where = ".".join(["$", *map(str, error.instance_path)])[:200]
         raise InvalidRequest(
-            f"'{param}' is no valid JSON schema: {error.message[:200]} (at {where}).",
+            f"'{param}' is not a valid JSON schema: {error.message[:200]} (at {where}).",
             param=param,
         )
 
@@ -210,8 +210,8 @@ def _extend_path(where: str, name: str) -> str:
 
 def _too_large(param: str, where: str, given: str, most: int) -> InvalidRequest:
     return InvalidRequest(
-        f"The schema in '{param}' is too large: it has {given} at {where}; at most {most} are "
-        "taken. Split it, or leave parts of it out.",
+        f"The schema in '{param}' is too large: it has {given} at {where}; the limit is {most}. "
+        "Split the schema or remove parts of it.",
         param=param,
         code="invalid_schema",
     )

@@ -110,8 +110,8 @@ class SamplingFields(EngineFields):
 
 
 UNSUPPORTED_VLLM = {
-    "logits_processors": "requests cannot bring code",
+    "logits_processors": "requests cannot contain code",
     "logprob_token_ids": "use 'top_logprobs' or 'logprobs'",
     "use_beam_search": "there is no beam search",
-    "watermarking": "this engine writes no watermark",
+    "watermarking": "this engine adds no watermark",
 }

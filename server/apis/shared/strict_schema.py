@@ -48,8 +48,8 @@ def check_strict(schema: Any, param: str) -> None:
     """Raises InvalidRequest, naming the first keyword that would not be enforced."""
     for where, keyword in _find_unenforced(schema, schema, "$", Exclusion()):
         raise InvalidRequest(
-            f"Invalid schema in '{param}': '{keyword}' at {where} cannot be enforced here, and "
-            "'strict' is true. Leave it out, write it otherwise, or give up 'strict'.",
+            f"Invalid schema in '{param}': '{keyword}' at {where} cannot be enforced, and "
+            "'strict' is true. Remove it, rewrite it, or set 'strict' to false.",
             param=param,
             code="invalid_schema",
         )

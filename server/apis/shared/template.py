@@ -104,8 +104,8 @@ def own_template(
         return None
     if not served.trusts_templates:
         raise InvalidRequest(
-            f"'{param}' is not taken: templates are the operator's (--chat-template), unless the "
-            "gateway runs with --trust-request-chat-template.",
+            f"'{param}' is not allowed: the operator sets the chat template (--chat-template). "
+            "Start the gateway with --trust-request-chat-template to allow it.",
             param=param,
             code="unsupported_parameter",
         )

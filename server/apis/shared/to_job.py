@@ -179,7 +179,7 @@ def _read_repetition(asked: RepetitionDetection | None) -> RepetitionStop | None
         return None
     if asked.min_pattern_size > asked.max_pattern_size:
         raise InvalidRequest(
-            "'repetition_detection.min_pattern_size' must not be above 'max_pattern_size'; given "
+            "'repetition_detection.min_pattern_size' must not exceed 'max_pattern_size'; given "
             f"{asked.min_pattern_size} and {asked.max_pattern_size}.",
             param="repetition_detection",
         )
@@ -192,8 +192,8 @@ def thinking_budget(asked: int | None, served: ServedModel) -> int | None:
         return None
     if served.thinking_budget is False:
         raise InvalidRequest(
-            f"'thinking_token_budget' of {asked} cannot be kept: the engine does not know how this "
-            "model's reasoning ends. Leave it out, or start with --reasoning-parser or "
+            f"'thinking_token_budget' of {asked} cannot be enforced: the engine does not know how "
+            "this model's reasoning ends. Leave it out, or start with --reasoning-parser or "
             "--reasoning-config.",
             param="thinking_token_budget",
         )
@@ -205,7 +205,7 @@ def _read_allowed_ids(token_ids: Sequence[int], vocab_size: int | None) -> tuple
     beyond = next((t for t in token_ids if vocab_size is not None and t >= vocab_size), None)
     if beyond is not None:
         raise InvalidRequest(
-            f"'allowed_token_ids' holds token id {beyond}; this model's ids are below "
+            f"'allowed_token_ids' contains token id {beyond}; this model's token ids are below "
             f"{vocab_size}.",
             param="allowed_token_ids",
         )
@@ -215,15 +215,15 @@ def _read_allowed_ids(token_ids: Sequence[int], vocab_size: int | None) -> tuple
 def _read_bad_words(words: Sequence[str]) -> tuple[str, ...]:
     if any(not word.strip() for word in words):
         raise InvalidRequest(
-            "An entry of 'bad_words' must hold more than blanks: blanks at its beginning are left "
-            "out. To ban a token of blanks, give its id in 'logit_bias'.",
+            "An entry of 'bad_words' must contain more than white space: leading white space is "
+            "removed. To ban a white-space token, give its id in 'logit_bias'.",
             param="bad_words",
         )
     size = sum(len(word.encode()) + 1 for word in words)
     if size > MAX_BAD_WORDS_BYTES:
         raise InvalidRequest(
-            f"The entries of 'bad_words' may take {MAX_BAD_WORDS_BYTES} bytes together, one more "
-            f"for each entry; given {size}. Leave some out.",
+            f"'bad_words' may have at most {MAX_BAD_WORDS_BYTES} bytes in total, counting one more "
+            f"for each entry; given {size}. Remove some.",
             param="bad_words",
         )
     return tuple(words)
@@ -234,13 +234,13 @@ def read_prompt_logprobs(request: SamplingFields, echoed: int | None = None) -> 
     asked = request.prompt_logprobs
     if asked is not None and request.stream:
         raise InvalidRequest(
-            "'prompt_logprobs' goes with whole answers; leave out 'stream': true.",
+            "'prompt_logprobs' cannot be streamed; leave out 'stream': true.",
             param="prompt_logprobs",
         )
     if None not in (asked, echoed) and asked != echoed:
         raise InvalidRequest(
-            f"'echo' gives the prompt's log probabilities, too: 'prompt_logprobs' of {asked} must "
-            f"equal 'logprobs' of {echoed}, or be left out.",
+            f"'echo' also returns the prompt's log probabilities: 'prompt_logprobs' of {asked} "
+            f"must equal 'logprobs' of {echoed}, or be left out.",
             param="prompt_logprobs",
         )
     return echoed if asked is None else asked
@@ -311,8 +311,8 @@ def requested_depth(
         )
     if value != served.depth and not served.depth_per_request:
         raise InvalidRequest(
-            f"'{MAX_DEPTH_PARAM}' cannot be chosen here: the workers draft {served.depth} tokens "
-            f"for everybody; given {value}. Leave it out.",
+            f"'{MAX_DEPTH_PARAM}' cannot be set here: the workers draft {served.depth} tokens "
+            f"for every request; given {value}. Leave it out.",
             param=MAX_DEPTH_PARAM,
         )
     return value

@@ -48,7 +48,7 @@ def flat_name(namespace: str, name: str) -> str:
 
 def ignore_hosted(kind: str) -> None:
     """Leave out a tool that somebody else's servers run. Raises InvalidRequest under refuse."""
-    ignore(f"tools[{kind}]", "There are no hosted tools here, only the client's own")
+    ignore(f"tools[{kind}]", "This gateway has no hosted tools, only tools that the client runs")
 
 
 def make_policy(
@@ -83,8 +83,8 @@ def make_policy(
 
 def demands_hosted(kind: str) -> InvalidRequest:
     return InvalidRequest(
-        f"'tool_choice' demands a tool of type '{kind[:64]}': there are no hosted tools here, "
-        "only the client's own.",
+        f"'tool_choice' requires a tool of type '{kind[:64]}': this gateway has no hosted tools, "
+        "only tools that the client runs.",
         param="tool_choice",
     )
 
@@ -153,8 +153,8 @@ def read_text_grammar(form: CustomFormat | None, path: str) -> TextGrammar | Non
         )
     if len(given.definition) > MAX_DEFINITION:
         raise InvalidRequest(
-            f"'{where}.definition' has {len(given.definition)} characters; at most "
-            f"{MAX_DEFINITION} are read.",
+            f"'{where}.definition' has {len(given.definition)} characters; the limit is "
+            f"{MAX_DEFINITION}.",
             param=f"{where}.definition",
         )
     try:
