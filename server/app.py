@@ -51,23 +51,23 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
     app.router.routes.extend(more_routes)
     complete_openapi(app)
 
-    async def known(request: Request, error: Exception) -> JSONResponse:
+    async def handle_gateway_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, GatewayError)
         gateway.observer.record_refusal(request.url.path, error.code or error.type)
         return JSONResponse(error_body(request.url.path, error), error.status, error.headers())
 
-    async def unrouted(request: Request, error: Exception) -> JSONResponse:
+    async def handle_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return await known(request, _from_http(error, request))
+        return await handle_gateway_error(request, _from_http(error, request))
 
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+    async def handle_unexpected(request: Request, error: Exception) -> JSONResponse:
         logger.error("unhandled exception in a request", exc_info=error)
         told = GatewayError("The gateway failed; this is not the client's fault.")
         return JSONResponse(error_body(request.url.path, told), 500)
 
-    async def badly_asked(request: Request, error: Exception) -> JSONResponse:
+    async def handle_bad_parameter(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return await known(request, _from_validation(error))
+        return await handle_gateway_error(request, _from_validation(error))
 
     app.add_middleware(NoticeHeader, gateway=gateway)
     app.add_middleware(Door, gateway=gateway)
@@ -76,10 +76,10 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
         app.add_middleware(Cors, policy=gateway.cross_origin)
     if prefix:
         app.add_middleware(RootPath, prefix=prefix)
-    app.add_exception_handler(GatewayError, known)
-    app.add_exception_handler(RequestValidationError, badly_asked)
-    app.add_exception_handler(HTTPException, unrouted)
-    app.add_exception_handler(Exception, unexpected)
+    app.add_exception_handler(GatewayError, handle_gateway_error)
+    app.add_exception_handler(RequestValidationError, handle_bad_parameter)
+    app.add_exception_handler(HTTPException, handle_http_error)
+    app.add_exception_handler(Exception, handle_unexpected)
     return app
 
 

@@ -156,24 +156,24 @@ def from_engine(error: EngineError) -> GatewayError:
     raise TypeError(f"not an engine error: {type(error).__name__}")
 
 
-def _rejected(error: EngineError) -> GatewayError:
+def _from_rejection(error: EngineError) -> GatewayError:
     return InvalidRequest(str(error), param=getattr(error, "param", None))
 
 
-def _overloaded(error: EngineError) -> GatewayError:
+def _from_overload(error: EngineError) -> GatewayError:
     advised = getattr(error, "retry_after_s", None)
     return TooManyRequests(str(error), code="engine_overloaded", retry_after_s=advised or 1)
 
 
-def _failed(error: EngineError) -> GatewayError:
+def _from_failure(error: EngineError) -> GatewayError:
     return GatewayError(str(error), code="generation_failed")
 
 
-def _quarantined(error: EngineError) -> GatewayError:
+def _from_quarantine(error: EngineError) -> GatewayError:
     return GatewayError(str(error), code="request_quarantined")
 
 
-def _dead(_error: EngineError) -> GatewayError:
+def _from_death(_error: EngineError) -> GatewayError:
     return Unavailable(
         "The engine stopped while running this request; try again.",
         code="engine_dead",
@@ -182,12 +182,12 @@ def _dead(_error: EngineError) -> GatewayError:
 
 
 _ENGINE_ERRORS = {
-    RequestRejected: _rejected,
-    EngineOverloaded: _overloaded,
-    EngineFailed: _failed,
-    RequestQuarantined: _quarantined,
-    EngineDead: _dead,
-    EngineError: _failed,
+    RequestRejected: _from_rejection,
+    EngineOverloaded: _from_overload,
+    EngineFailed: _from_failure,
+    RequestQuarantined: _from_quarantine,
+    EngineDead: _from_death,
+    EngineError: _from_failure,
 }
 
 

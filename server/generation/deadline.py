@@ -39,11 +39,13 @@ class Deadline:
                 "--request-timeout-s)."
             ) from None
 
-    def kept(self, source: AsyncGenerator[Yielded, None]) -> AsyncGenerator[Yielded, None]:
+    def enforce(self, source: AsyncGenerator[Yielded, None]) -> AsyncGenerator[Yielded, None]:
         """``source``, which is closed when the deadline comes."""
-        return source if self.at is None else self._kept(source)
+        return source if self.at is None else self._enforce(source)
 
-    async def _kept(self, source: AsyncGenerator[Yielded, None]) -> AsyncGenerator[Yielded, None]:
+    async def _enforce(
+        self, source: AsyncGenerator[Yielded, None]
+    ) -> AsyncGenerator[Yielded, None]:
         async with aclosing(source) as items:
             while True:
                 async with self.limit():

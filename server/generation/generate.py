@@ -65,7 +65,7 @@ async def events(
             visitor = job.caller.visitor(deadline.at)
             place = inside.enter_context(path.admission.enter(visitor))
             async with deadline.limit():
-                job = _decided(job, path)
+                job = _apply_policy(job, path)
                 prompts = await make_prompts(job, path)
                 requests = _requests(job, path, prompts)
                 if path.trials is not None:
@@ -76,23 +76,23 @@ async def events(
         except GatewayError as error:
             observer.record_refusal(job.api, error.code or error.type)
             raise
-        observation = observer.begin(_facts(job, prompts, requests, arrived))
-        readings = [_reading(job, path, prompts[at // job.n]) for at in range(len(requests))]
+        observation = observer.begin(_describe_request(job, prompts, requests, arrived))
+        readers = [_make_reader(job, path, prompts[at // job.n]) for at in range(len(requests))]
         choices = [
-            _choice(index, request, path, readings[index], observation)
+            _run_choice(index, request, path, readers[index], observation)
             for index, request in enumerate(requests)
         ]
         source = choices[0] if len(choices) == 1 else _merge(choices)
-        inside.callback(lambda: place.pay(sum(reading.account.tokens for reading in readings)))
-        with _told(observation):
-            async with aclosing(deadline.kept(source)) as batches:
+        inside.callback(lambda: place.pay(sum(reader.account.tokens for reader in readers)))
+        with _report_ending(observation):
+            async with aclosing(deadline.enforce(source)) as batches:
                 async for batch in batches:
                     yield batch
             place.served()
 
 
 @contextmanager
-def _told(observation: Observation) -> Iterator[None]:
+def _report_ending(observation: Observation) -> Iterator[None]:
     """Tell how the request ended."""
     ending = Ending.ERROR
     try:
@@ -108,14 +108,14 @@ def _told(observation: Observation) -> Iterator[None]:
         observation.end(ending)
 
 
-def _decided(job: Job, path: Pipeline) -> Job:
+def _apply_policy(job: Job, path: Pipeline) -> Job:
     """The job with its adapter, and the depth and the lane that the policy in force gives it."""
     decision = path.policy.decide(job.id, job.workload, job.key, job.depth)
     adapter = job.model if job.model in path.served.adapters else None
     return replace(job, depth=decision.depth, lane=decision.lane, adapter=adapter)
 
 
-def _facts(
+def _describe_request(
     job: Job, prompts: Sequence[Prompt], requests: Sequence[EngineRequest], arrived: float
 ) -> RequestFacts:
     return RequestFacts(
@@ -173,34 +173,37 @@ def _requests(job: Job, path: Pipeline, prompts: Sequence[Prompt]) -> list[Engin
     return requests
 
 
-def _reading(job: Job, path: Pipeline, prompt: Prompt) -> _Reading:
+def _make_reader(job: Job, path: Pipeline, prompt: Prompt) -> _ChoiceReader:
     parser = path.parsers.make(job, prompt.starts_in)
-    return _Reading(job, parser, Account(), prompt.token_ids)
+    return _ChoiceReader(job, parser, Account(), prompt.token_ids)
 
 
-async def _choice(
+async def _run_choice(
     index: int,
     request: EngineRequest,
     path: Pipeline,
-    reading: _Reading,
+    reader: _ChoiceReader,
     observation: Observation,
 ) -> AsyncGenerator[Batch, None]:
     """One choice: steps in, batches of events out, each told to the observer."""
     tell = observation.choice(request.id)
-    async with _explained(reading.job, request), aclosing(path.engine.generate(request)) as steps:
+    async with (
+        _name_field(reader.job, request),
+        aclosing(path.engine.generate(request)) as steps,
+    ):
         async for step in steps:
-            batch = reading.read(step)
+            batch = reader.read(step)
             for event in batch:
                 tell(event)
             if batch:
                 yield index, batch
-            if reading.ended:
+            if reader.ended:
                 return
     raise GatewayError("The engine ended the request without a reason.", code="engine_silent")
 
 
 @asynccontextmanager
-async def _explained(job: Job, request: EngineRequest) -> AsyncIterator[None]:
+async def _name_field(job: Job, request: EngineRequest) -> AsyncIterator[None]:
     """A grammar is compiled in the engine, whose words for a bad one name no field."""
     try:
         yield
@@ -212,7 +215,7 @@ async def _explained(job: Job, request: EngineRequest) -> AsyncIterator[None]:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _ChoiceReader:
     """What one choice has come to so far."""
 
     job: Job
@@ -233,9 +236,9 @@ class _Reading:
     def _read(self, step: Step) -> list[Event]:
         self.account.add(step)
         self.cached = step.cached_tokens or self.cached
-        batch: list[Event] = [] if self.begun else self._opening(step)
+        batch: list[Event] = [] if self.begun else self._echo_prompt(step)
         if self.job.echo_only:
-            return [*batch, self._nothing_more(step)]
+            return [*batch, self._end_echo(step)]
         if self.job.stop:
             parsed, num_kept = self._parse_to_stop(step.token_ids)
         else:
@@ -251,12 +254,12 @@ class _Reading:
             batch.append(self._finish(step))
         return batch
 
-    def _nothing_more(self, step: Step) -> Finish:
+    def _end_echo(self, step: Step) -> Finish:
         self.account.trim(0)
         self.ended = True
         return self._finish(replace(step, finish=FinishReason.LENGTH))
 
-    def _opening(self, step: Step) -> list[Event]:
+    def _echo_prompt(self, step: Step) -> list[Event]:
         self.begun = True
         return [PromptEcho(self.prompt, step.prompt_logprobs)] if self.job.tells_prompt else []
 

@@ -62,15 +62,15 @@ class LoggedStream(ResponseStream):
 class BackgroundRun:
     """One response being made. Its log grows; whoever follows waits on ``_grown``."""
 
-    def __init__(self, id: str, owner: str, stream: LoggedStream, keep: Save) -> None:
+    def __init__(self, id: str, owner: str, stream: LoggedStream, save: Save) -> None:
         self.id = id
         self.owner = owner
         self.log = stream.log
         self.task: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._stream: LoggedStream | None = stream
-        self._keep: Save | None = keep
-        self._unkept: bytes | None = None
+        self._save: Save | None = save
+        self._unstored: bytes | None = None
         """The response, when the store did not take it."""
         self._grown = asyncio.Condition()
         self._visible = 0
@@ -85,12 +85,12 @@ class BackgroundRun:
     def response(self) -> dict[str, Any] | None:
         """As it is now; None when it has ended and the store has it."""
         if self._stream is not None:
-            return self._stream.building.response()
-        return None if self._unkept is None else orjson.loads(self._unkept)
+            return self._stream.builder.response()
+        return None if self._unstored is None else orjson.loads(self._unstored)
 
     def start(self, source: Batches) -> None:
         assert self._stream is not None
-        self._stream.opening()
+        self._stream.open()
         self._visible = self.log.end
         self._work = asyncio.create_task(self._generate(source, self._stream))
         self.task = asyncio.create_task(self._run(source, self._work, self._stream))
@@ -141,7 +141,7 @@ class BackgroundRun:
     async def _has(self, at: int) -> bool:
         """Wait for frame ``at``; False when there will be none."""
         async with self._grown:
-            await self._grown.wait_for(lambda: self._visible > at or self._keep is None)
+            await self._grown.wait_for(lambda: self._visible > at or self._save is None)
         return self._visible > at
 
     async def _generate(self, source: Batches, stream: LoggedStream) -> None:
@@ -154,21 +154,21 @@ class BackgroundRun:
         await asyncio.wait({work})
         await source.aclose()
         if (error := _error(work)) is not None:
-            stream.failing(error)
+            stream.fail_frames(error)
         elif work.cancelled():
-            stream.building.cancel()
-        assert self._keep is not None
+            stream.builder.cancel()
+        assert self._save is not None
         try:
-            await self._keep()
+            await self._save()
         except Exception:
             logger.exception("background response could not be stored")
-            stream.building.kept = False
+            stream.builder.stored = False
         if error is None:
             stream.close()
-        if not stream.building.kept:
-            self._unkept = orjson.dumps(stream.building.response())
+        if not stream.builder.stored:
+            self._unstored = orjson.dumps(stream.builder.response())
         self.log.compress()
-        self._keep = self._work = None
+        self._save = self._work = None
         await self._show()
         self._release()
 
@@ -179,7 +179,7 @@ class BackgroundRun:
 
     def _release(self) -> None:
         """Let go of the request and its answer, which are in the store, once nobody reads them."""
-        if self._keep is None and not self._num_followers:
+        if self._save is None and not self._num_followers:
             self._stream = None
 
 

@@ -60,7 +60,7 @@ class ConversationsService:
     async def create(self, asked: ConversationRequest) -> dict[str, Any]:
         id, owner = f"conv_{uuid.uuid4().hex}", self._gateway.owner()
         made = StoredConversation(id, owner, int(time.time()), asked.metadata or {})
-        items = await self._given(asked.items or ())
+        items = await self._read_items(asked.items or ())
         await self.store.put(made)
         try:
             await self.store.append(id, items)
@@ -69,7 +69,7 @@ class ConversationsService:
             raise
         return _to_object(made)
 
-    async def _given(self, items: Sequence[InputItem]) -> ItemList:
+    async def _read_items(self, items: Sequence[InputItem]) -> ItemList:
         reader = self._gateway.cipher.reader(self._gateway.owner())
         return await resolve_references(
             read_items(items, "items", reader), self._gateway, param="items"
@@ -120,7 +120,7 @@ class ConversationsService:
         await self.get(id)
         num_bytes = await self.store.num_bytes(id) + charge.get().num_bytes
         check_history(num_bytes, self._gateway.max_body_bytes, "items")
-        items = await self._given(asked.items)
+        items = await self._read_items(asked.items)
         await self.store.append(id, items)
         return make_page(items, len(items), "asc", None)
 

@@ -42,9 +42,9 @@ class ResponseRecord:
         self.conversations: tuple[str, ConversationStore] | None = None
         """Which conversation it belongs to, and where that is kept."""
 
-    async def kept(self, source: Batches, building: ResponseBuilder) -> Batches:
+    async def store_after(self, source: Batches, builder: ResponseBuilder) -> Batches:
         """The batches; after the last, the response is stored before the client hears of it."""
-        building.kept = self._store is not None
+        builder.stored = self._store is not None
         async with aclosing(source) as batches:
             async for batch in batches:
                 try:
@@ -52,45 +52,45 @@ class ResponseRecord:
                 except ReaderTooSlow as error:
                     await tell_source(batches, error)
                     raise
-        await self.keep_if_possible(building)
+        await self.store_if_possible(builder)
 
-    async def keep_if_possible(self, building: ResponseBuilder) -> None:
+    async def store_if_possible(self, builder: ResponseBuilder) -> None:
         """The answer is worth more than its copy: without one it is delivered and says so."""
         try:
             if self._store is not None:
-                await self._store.put(self._stored(building))
-            await self._add(building)
+                await self._store.put(self._stored(builder))
+            await self._add(builder)
         except (StoreFailed, InvalidRequest):
-            building.kept = False
+            builder.stored = False
             self._observer.record_storage_failure()
 
-    async def begin(self, building: ResponseBuilder) -> None:
+    async def begin(self, builder: ResponseBuilder) -> None:
         """A background response is there from its beginning. Raises StoreFailed."""
         assert self._store is not None
         until = time.time() + HOLD_S
-        await self._store.put(replace(self._stored(building), held_until=until))
+        await self._store.put(replace(self._stored(builder), held_until=until))
 
-    async def settle(self, building: ResponseBuilder) -> None:
+    async def settle(self, builder: ResponseBuilder) -> None:
         """The end of a background response, unless another gateway cancelled or deleted it."""
         assert self._store is not None
         try:
-            if await self._store.settle(self._stored(building)):
-                await self._add(building)
+            if await self._store.settle(self._stored(builder)):
+                await self._add(builder)
         except (StoreFailed, InvalidRequest):
-            building.kept = False
+            builder.stored = False
             self._observer.record_storage_failure()
 
-    async def _add(self, building: ResponseBuilder) -> None:
+    async def _add(self, builder: ResponseBuilder) -> None:
         """What was said becomes part of the conversation.
 
         Raises StoreFailed, and InvalidRequest where others have filled it meanwhile.
         """
-        if self.conversations is None or building.status not in ("completed", "incomplete"):
+        if self.conversations is None or builder.status not in ("completed", "incomplete"):
             return
         id, store = self.conversations
-        await store.append_answer(id, [*self._given, *building.response()["output"]])
+        await store.append_answer(id, [*self._given, *builder.response()["output"]])
 
-    def _stored(self, building: ResponseBuilder) -> Stored:
+    def _stored(self, builder: ResponseBuilder) -> Stored:
         job = self.job
         previous = job.repeated["previous_response_id"]
-        return Stored(job.id, self.owner, job.created, building.response(), self._given, previous)
+        return Stored(job.id, self.owner, job.created, builder.response(), self._given, previous)

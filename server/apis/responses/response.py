@@ -50,7 +50,7 @@ class ResponseBuilder:
         self._finish: Finish | None = None
         self._error: GatewayError | None = None
         self._completed_at: int | None = None
-        self.kept = True
+        self.stored = True
         """False for one that will not be found again; then ``store`` says so, too."""
         self.status = "queued" if job.repeated.get("background") else "in_progress"
 
@@ -72,7 +72,7 @@ class ResponseBuilder:
             case ToolCallStart(_, call_id, name, custom):
                 self._pending.clear()
                 kind = "custom_tool_call" if custom else "function_call"
-                yield from self._open(CallWriter(kind, self._next, call_id, self._named(name)))
+                yield from self._open(CallWriter(kind, self._next, call_id, self._tool_name(name)))
             case ToolCallDelta(_, text):
                 assert self._item is not None
                 yield self._item.grow(text)
@@ -103,17 +103,17 @@ class ResponseBuilder:
 
     def response(self) -> dict[str, Any]:
         """The response as it is now."""
-        open_item = [self._item.shown("in_progress")] if self._item else []
+        open_item = [self._item.snapshot("in_progress")] if self._item else []
         body = {
             "id": self._job.id,
             "object": "response",
             "created_at": self._job.created,
             "completed_at": self._completed_at,
             "status": self.status,
-            "error": self._shown_error(),
+            "error": self._error_object(),
             "incomplete_details": self._incomplete(),
             **self._job.repeated,
-            "store": self.kept and self._job.repeated["store"],
+            "store": self.stored and self._job.repeated["store"],
             "output": [*self._done, *open_item],
             "usage": None if self._finish is None else _usage(self._finish),
         }
@@ -125,7 +125,7 @@ class ResponseBuilder:
         """Where the next item stands."""
         return len(self._done) + (self._item is not None)
 
-    def _named(self, name: str) -> dict[str, str]:
+    def _tool_name(self, name: str) -> dict[str, str]:
         """A called tool as the client named it."""
         found = self._job.tool_policy.namespaces.get(name)
         return {"name": name} if found is None else {"namespace": found[0], "name": found[1]}
@@ -150,9 +150,9 @@ class ResponseBuilder:
     def _open(self, item: ItemWriter) -> Iterator[ResponseEvent]:
         yield from self._close("completed")
         self._item = item
-        shown = item.shown("in_progress")
+        shown = item.snapshot("in_progress")
         yield {"type": "response.output_item.added", "output_index": item.index, "item": shown}
-        yield from item.opening()
+        yield from item.start_events()
 
     def _close(self, status: str) -> Iterator[ResponseEvent]:
         item = self._item
@@ -161,7 +161,7 @@ class ResponseBuilder:
         if isinstance(item, MessageWriter) and self._pending:
             item.logprobs.extend(list_logprobs(self._pending, self._rendering))
             self._pending.clear()
-        yield from item.written()
+        yield from item.finish_events()
         shown = self._settle(status)
         yield {"type": "response.output_item.done", "output_index": item.index, "item": shown}
 
@@ -169,7 +169,7 @@ class ResponseBuilder:
         """The open item becomes one of the output."""
         if self._item is None:
             return None
-        self._done.append(self._item.shown(status))
+        self._done.append(self._item.snapshot(status))
         self._item = None
         return self._done[-1]
 
@@ -181,7 +181,7 @@ class ResponseBuilder:
     def _incomplete(self) -> dict[str, str] | None:
         return {"reason": "max_output_tokens"} if self.status == "incomplete" else None
 
-    def _shown_error(self) -> dict[str, str] | None:
+    def _error_object(self) -> dict[str, str] | None:
         if self._error is None:
             return None
         code = ERROR_CODES.get(self._error.status, "server_error")
@@ -215,32 +215,32 @@ class ResponseStream:
     """Numbers what ``ResponseBuilder`` says and encodes it as frames named by their type."""
 
     def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
-        self.building = ResponseBuilder(job, rendering, thinking)
+        self.builder = ResponseBuilder(job, rendering, thinking)
         self._number = 0
 
     def encode(self, choice: int, events: list[Event]) -> bytes:
-        return b"".join([*self.opening(), *self.frames(choice, events)])
+        return b"".join([*self.open(), *self.frames(choice, events)])
 
     def frames(self, choice: int, events: list[Event]) -> list[bytes]:  # noqa: ARG002
         """One frame for each thing said."""
-        feed, frame = self.building.feed, self._frame
+        feed, frame = self.builder.feed, self._frame
         return [frame(said) for event in events for said in feed(event)]
 
     def close(self) -> bytes:
-        return self._frame(self.building.last)
+        return self._frame(self.builder.last)
 
     def fail(self, error: GatewayError) -> bytes:
-        return b"".join([*self.opening(), *self.failing(error)])
+        return b"".join([*self.open(), *self.fail_frames(error)])
 
-    def failing(self, error: GatewayError) -> list[bytes]:
+    def fail_frames(self, error: GatewayError) -> list[bytes]:
         """An error event, then the failed response as the last one."""
-        self.building.fail(error)
+        self.builder.fail(error)
         told = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
-        return [self._frame(told), self._frame(self.building.last)]
+        return [self._frame(told), self._frame(self.builder.last)]
 
-    def opening(self) -> list[bytes]:
+    def open(self) -> list[bytes]:
         """What a stream begins with; empty once it has begun."""
-        return [] if self._number else [self._frame(said) for said in self.building.begin()]
+        return [] if self._number else [self._frame(said) for said in self.builder.begin()]
 
     def _frame(self, said: ResponseEvent) -> bytes:
         said["sequence_number"] = self._number
@@ -252,13 +252,13 @@ class ResponseFold:
     """Folds the same events into one response."""
 
     def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
-        self.building = ResponseBuilder(job, rendering, thinking)
-        self.building.status = "in_progress"
+        self.builder = ResponseBuilder(job, rendering, thinking)
+        self.builder.status = "in_progress"
 
     def add(self, choice: int, events: list[Event]) -> None:  # noqa: ARG002
         for event in events:
-            for _ in self.building.feed(event):
+            for _ in self.builder.feed(event):
                 pass
 
     def result(self) -> dict[str, Any]:
-        return self.building.response()
+        return self.builder.response()

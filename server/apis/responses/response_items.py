@@ -43,15 +43,15 @@ class ItemWriter(ABC):
         return "".join(self._texts)
 
     @abstractmethod
-    def shown(self, status: str) -> dict[str, Any]:
+    def snapshot(self, status: str) -> dict[str, Any]:
         """The item as it is now."""
 
     @abstractmethod
-    def opening(self) -> Iterator[ResponseEvent]:
+    def start_events(self) -> Iterator[ResponseEvent]:
         """What is said before its first delta."""
 
     @abstractmethod
-    def written(self) -> Iterator[ResponseEvent]:
+    def finish_events(self) -> Iterator[ResponseEvent]:
         """What is said of its text once it is whole."""
 
     @abstractmethod
@@ -76,17 +76,17 @@ class CallWriter(ItemWriter):
         self._call_id = call_id
         self._named = named
 
-    def shown(self, status: str) -> dict[str, Any]:
+    def snapshot(self, status: str) -> dict[str, Any]:
         item = {"id": self.id, "type": self.kind, "call_id": self._call_id, **self._named}
         return item | {"status": status, self._member: self.text}
 
-    def opening(self) -> Iterator[ResponseEvent]:
+    def start_events(self) -> Iterator[ResponseEvent]:
         yield from ()
 
     def grow(self, text: str) -> ResponseEvent:
         return self._delta(self._events, text)
 
-    def written(self) -> Iterator[ResponseEvent]:
+    def finish_events(self) -> Iterator[ResponseEvent]:
         named = {"name": self._named["name"]} if self.kind == "function_call" else {}
         yield {"type": f"{self._events}.done", **self._place(), **named, self._member: self.text}
 
@@ -108,17 +108,17 @@ class _PartWriter(ItemWriter):
     def parts(self) -> list[dict[str, Any]]:
         return [self.part()] if self._texts else []
 
-    def opening(self) -> Iterator[ResponseEvent]:
+    def start_events(self) -> Iterator[ResponseEvent]:
         yield {"type": f"{self.part_events}.added", **self._place(), "part": self.part()}
 
     def grow(self, text: str) -> ResponseEvent:
         return self._delta(self.events, text)
 
-    def written(self) -> Iterator[ResponseEvent]:
-        yield self._text_done()
+    def finish_events(self) -> Iterator[ResponseEvent]:
+        yield self._done_event()
         yield {"type": f"{self.part_events}.done", **self._place(), "part": self.part()}
 
-    def _text_done(self) -> ResponseEvent:
+    def _done_event(self) -> ResponseEvent:
         return {"type": f"{self.events}.done", **self._place(), "text": self.text}
 
 
@@ -129,7 +129,7 @@ class MessageWriter(_PartWriter):
         super().__init__("message", index)
         self.logprobs: list[dict[str, Any]] = []
 
-    def shown(self, status: str) -> dict[str, Any]:
+    def snapshot(self, status: str) -> dict[str, Any]:
         item = {"id": self.id, "type": self.kind, "role": "assistant", "status": status}
         return item | {"content": self.parts()}
 
@@ -137,8 +137,8 @@ class MessageWriter(_PartWriter):
         part = {"type": "output_text", "text": self.text, "annotations": []}
         return part | {"logprobs": self.logprobs}
 
-    def _text_done(self) -> ResponseEvent:
-        return super()._text_done() | {"logprobs": self.logprobs}
+    def _done_event(self) -> ResponseEvent:
+        return super()._done_event() | {"logprobs": self.logprobs}
 
 
 class ReasoningWriter(_PartWriter):
@@ -150,13 +150,13 @@ class ReasoningWriter(_PartWriter):
         super().__init__("reasoning", index)
         self._encrypt = encrypt
 
-    def shown(self, status: str) -> dict[str, Any]:
-        item = {"id": self.id, "type": self.kind, **self._texts_shown(), "status": status}
+    def snapshot(self, status: str) -> dict[str, Any]:
+        item = {"id": self.id, "type": self.kind, **self._text_members(), "status": status}
         if self._encrypt is None or status == "in_progress":
             return item
         return item | {"encrypted_content": self._encrypt(self.text)}
 
-    def _texts_shown(self) -> dict[str, Any]:
+    def _text_members(self) -> dict[str, Any]:
         return {"summary": [], "content": self.parts()}
 
     def part(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class SummaryWriter(ReasoningWriter):
     part_events = "response.reasoning_summary_part"
     at = "summary_index"
 
-    def _texts_shown(self) -> dict[str, Any]:
+    def _text_members(self) -> dict[str, Any]:
         return {"summary": self.parts()}
 
     def part(self) -> dict[str, Any]:

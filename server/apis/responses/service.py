@@ -64,7 +64,7 @@ class ResponsesService:
         reader = gateway.cipher.reader(owner)
         asked, given = await charge.get().parsed(lambda: _read_request(body, reader, path.served))
         check_storage(asked)
-        kept = self._is_kept(asked)
+        stored = self._should_store(asked)
         talk = asked.conversation_id
         before = (
             await self._before(asked.previous_response_id, owner, len(body))
@@ -78,45 +78,45 @@ class ResponsesService:
         )
         job = assign_caller(job, caller.get())
         source = events(job, path, gateway.observer, arrived)
-        store = gateway.store if kept else None
-        making = ResponseRecord(job, owner, given, store, gateway.observer)
-        making.thinking = self._thinking(asked, owner)
+        store = gateway.store if stored else None
+        record = ResponseRecord(job, owner, given, store, gateway.observer)
+        record.thinking = self._thinking(asked, owner)
         if talk is not None:
-            making.conversations = (talk, self._conversations.store)
+            record.conversations = (talk, self._conversations.store)
         if asked.background:
-            return await self._in_background(making, path, source)
-        return self._now(making, path, source)
+            return await self._in_background(record, path, source)
+        return self._now(record, path, source)
 
-    def _now(self, making: ResponseRecord, path: Pipeline, source: Batches) -> Response:
-        job, timing = making.job, self._gateway.timing
+    def _now(self, record: ResponseRecord, path: Pipeline, source: Batches) -> Response:
+        job, timing = record.job, self._gateway.timing
         if job.stream:
-            stream = ResponseStream(job, make_encoding_context(path), making.thinking)
-            source = making.kept(source, stream.building)
+            stream = ResponseStream(job, make_encoding_context(path), record.thinking)
+            source = record.store_after(source, stream.builder)
             return StreamedResponse(source, stream, openai_body, timing)
-        fold = ResponseFold(job, make_encoding_context(path), making.thinking)
-        return FoldedResponse(making.kept(source, fold.building), fold, openai_body)
+        fold = ResponseFold(job, make_encoding_context(path), record.thinking)
+        return FoldedResponse(record.store_after(source, fold.builder), fold, openai_body)
 
     async def _in_background(
-        self, making: ResponseRecord, path: Pipeline, source: Batches
+        self, record: ResponseRecord, path: Pipeline, source: Batches
     ) -> Response:
-        job = making.job
-        stream = LoggedStream(job, make_encoding_context(path), making.thinking)
-        await making.begin(stream.building)
-        run = BackgroundRun(job.id, making.owner, stream, lambda: making.settle(stream.building))
+        job = record.job
+        stream = LoggedStream(job, make_encoding_context(path), record.thinking)
+        await record.begin(stream.builder)
+        run = BackgroundRun(job.id, record.owner, stream, lambda: record.settle(stream.builder))
         self._gateway.runs.add(run)
-        queued = stream.building.response()
+        queued = stream.builder.response()
         run.start(source)
         return self._follow(run) if job.stream else json_response(queued)
 
     async def get(self, id: str) -> dict[str, Any]:
         run = self._run(id)
         response = None if run is None else run.response
-        return response or _current_response(await self._stored(id))
+        return response or _current_response(await self._load(id))
 
     async def stream(self, id: str, after: int) -> Response:
         run = self._run(id)
         if run is None:
-            await self._stored(id)
+            await self._load(id)
             raise InvalidRequest(
                 f"The events of '{id}' are not available here: only a response created with "
                 "'background' can be streamed again, for a limited time, by its own gateway.",
@@ -130,7 +130,7 @@ class ResponsesService:
         if run is not None:
             await run.cancel()
             return await self.get(id)
-        stored = await self._stored(id)
+        stored = await self._load(id)
         response = _current_response(stored)
         if not response.get("background"):
             raise InvalidRequest(
@@ -147,7 +147,7 @@ class ResponsesService:
         cancelled = stored.response | {"status": "cancelled"}
         if await self._gateway.store.settle(replace(stored, response=cancelled)):
             return cancelled
-        return _current_response(await self._stored(stored.id))
+        return _current_response(await self._load(stored.id))
 
     def _run(self, id: str) -> BackgroundRun | None:
         return self._gateway.runs.get(id, self._gateway.owner())
@@ -173,9 +173,9 @@ class ResponsesService:
         return {"id": id, "object": "response", "deleted": True}
 
     async def items(self, id: str) -> ItemList:
-        return (await self._stored(id)).input
+        return (await self._load(id)).input
 
-    async def _stored(self, id: str) -> Stored:
+    async def _load(self, id: str) -> Stored:
         store = self._gateway.store
         found = None if store is None else await store.get(id, self._gateway.owner())
         if found is None:
@@ -186,7 +186,7 @@ class ResponsesService:
         encrypt = self._gateway.cipher.writer(owner) if ENCRYPTED in (asked.include or ()) else None
         return ReasoningStyle(asked.wants_summary, encrypt)
 
-    def _is_kept(self, asked: ResponsesRequest) -> bool:
+    def _should_store(self, asked: ResponsesRequest) -> bool:
         if self._gateway.store is not None:
             return asked.store is not False
         if asked.store or asked.background:
@@ -221,7 +221,7 @@ def _read_request(
 
 
 def _current_response(stored: Stored) -> dict[str, Any]:
-    """One that no gateway says it is making any more will never end: it failed."""
+    """One that no gateway says it is record any more will never end: it failed."""
     response = stored.response
     if response["status"] not in ("queued", "in_progress"):
         return response

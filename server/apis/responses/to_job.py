@@ -44,7 +44,7 @@ def make_responses_job(
     Raises InvalidRequest or NotFound; nothing has been started by then.
     """
     model = resolve_model(request.model, served)
-    _check_included(request)
+    _check_includes(request)
     policy = make_response_policy(request, served)
     talk = _conversation(request, items, policy, served)
     wanted = require_single([*_text_format(request), *read_structured_outputs(request)])
@@ -72,7 +72,7 @@ def make_responses_job(
     )
 
 
-def _check_included(request: ResponsesRequest) -> None:
+def _check_includes(request: ResponsesRequest) -> None:
     for name in request.include or ():
         if name not in (ENCRYPTED, LOGPROBS) and name not in HOSTED_TOOL_INCLUDES:
             ignore(f"include[{name}]")

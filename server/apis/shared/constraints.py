@@ -53,7 +53,7 @@ def content_constraint(
         [
             *_read_response_format(response_format),
             *read_structured_outputs(request),
-            *_read_guided(request),
+            *_read_guided_fields(request),
         ]
     )
 
@@ -160,7 +160,7 @@ def _read_kinds(wanted: StructuredOutputs) -> Iterator[Constraint]:
         yield Constraint("structural_tag", wanted.structural_tag)
 
 
-def _read_guided(request: SamplingFields) -> Iterator[NamedConstraint]:
+def _read_guided_fields(request: SamplingFields) -> Iterator[NamedConstraint]:
     if request.guided_json is not None:
         yield "guided_json", schema_constraint(request.guided_json, "guided_json")
     if request.guided_regex is not None:

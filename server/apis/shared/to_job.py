@@ -163,7 +163,7 @@ def make_sampling(
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias=_read_logit_bias(request.logit_bias or {}, served.vocab_size),
-        allowed_token_ids=_read_allowed_ids(request.allowed_token_ids or (), served.vocab_size),
+        allowed_token_ids=_read_token_ids(request.allowed_token_ids or (), served.vocab_size),
         bad_words=_read_bad_words(request.bad_words or ()),
         thinking_token_budget=thinking_budget(request.thinking_token_budget, served),
         repetition=_read_repetition(request.repetition_detection),
@@ -200,7 +200,7 @@ def thinking_budget(asked: int | None, served: ServedModel) -> int | None:
     return asked
 
 
-def _read_allowed_ids(token_ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
+def _read_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
     """Each once. Raises InvalidRequest."""
     beyond = next((t for t in token_ids if vocab_size is not None and t >= vocab_size), None)
     if beyond is not None:
