@@ -62,8 +62,8 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
 
     async def handle_unexpected(request: Request, error: Exception) -> JSONResponse:
         logger.error("unhandled exception in a request", exc_info=error)
-        told = GatewayError("The gateway failed; this is not the client's fault.")
-        return JSONResponse(error_body(request.url.path, told), 500)
+        failure = GatewayError("The gateway failed; this is not the client's fault.")
+        return JSONResponse(error_body(request.url.path, failure), 500)
 
     async def handle_bad_parameter(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

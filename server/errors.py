@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be served.
+"""Errors that clients receive, and the mapping from engine errors.
 
 GatewayError              500  server_error
  +-- InvalidRequest       400  invalid_request_error
@@ -16,7 +16,7 @@ GatewayError              500  server_error
  +-- DeadlineExceeded     504  timeout_error
  +-- ReaderTooSlow        never sent: the client does not read
 
-A message says which rule was broken, what was given, and what to do.
+A message names the rule, the given value and what to do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from engine.errors import (
 
 
 class GatewayError(Exception):
-    """An answer in the API's error shape; ``str(error)`` is the message."""
+    """An error response in the API's format; ``str(error)`` is the message."""
 
     status = 500
     type = "server_error"
@@ -80,7 +80,7 @@ class MethodNotAllowed(InvalidRequest):
     status = 405
     code = "method_not_allowed"
     allowed = ""
-    """The methods there are, as the header Allow lists them."""
+    """The value of the header Allow."""
 
     def headers(self) -> dict[str, str]:
         return {"allow": self.allowed}
@@ -106,7 +106,7 @@ class Unauthenticated(GatewayError):
     type = "authentication_error"
     code = "invalid_api_key"
     challenge = "Bearer"
-    """What the client is asked for, as HTTP spells it."""
+    """The authentication scheme of WWW-Authenticate."""
 
     def headers(self) -> dict[str, str]:
         return {"www-authenticate": self.challenge}
@@ -131,7 +131,7 @@ class Unavailable(GatewayError):
 
 
 class StoreFailed(Unavailable):
-    """Stored responses could not be reached; the cause is in the log."""
+    """The store of responses is unreachable; the cause is in the log."""
 
     code = "store_failed"
 
@@ -147,7 +147,7 @@ class ReaderTooSlow(GatewayError):
 
 
 def from_engine(error: EngineError) -> GatewayError:
-    """The one place where engine errors and HTTP statuses meet; walked by MRO."""
+    """The HTTP error of an engine error, by its class or the nearest base class."""
     for kind in type(error).__mro__:
         if kind in _ENGINE_ERRORS:
             made = _ENGINE_ERRORS[kind](error)

@@ -1,8 +1,8 @@
-"""What fits the context: decided here alone, for every API and every renderer.
+"""Limits of the context length, for every API and every renderer.
 
-A limit on the answer above what the prompt leaves is lowered to what is left, as ``vllm serve``
-does. Only a prompt that does not fit is refused, in the words of the API: clients parse them.
-A conversation may be shortened by its oldest messages instead.
+The answer's limit is lowered to what the prompt leaves, as in ``vllm serve``. Only a prompt that
+does not fit is refused, with the API's own message: clients parse it. On request the oldest
+messages of a conversation are dropped instead.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Side = Literal["left", "right"]
 AS_FITS = -1
 """vLLM's value of ``truncate_prompt_tokens`` for as much of the prompt as fits."""
 LEAST = 1
-"""Tokens of the context that are the answer's."""
+"""Tokens of the context reserved for the answer."""
 PROMPT_PARAM = {"completions": "prompt", "responses": "input"}
-"""Where each API's prompt stands; 'messages' in the others."""
+"""The field of each API's prompt; 'messages' for the others."""
 
 
 def fit(api: str, num_prompt: int, asked: int, at_least: int, longest: int) -> int:
@@ -36,7 +36,7 @@ def fit(api: str, num_prompt: int, asked: int, at_least: int, longest: int) -> i
 
 
 def shorten(token_ids: list[int], keep: int | None, side: Side, longest: int) -> list[int]:
-    """At most ``keep`` tokens of a prompt; ``side`` is where the others are cut off."""
+    """At most ``keep`` tokens of a prompt; the rest is removed on ``side``."""
     if keep is None:
         return token_ids
     keep = longest - LEAST if keep == AS_FITS else keep
@@ -44,7 +44,7 @@ def shorten(token_ids: list[int], keep: int | None, side: Side, longest: int) ->
 
 
 def prompt_limits(keep: int | None, side: Side, longest: int) -> RenderLimits:
-    """What a prompt may come to before all of it is known; ``keep`` as in ``shorten``."""
+    """Limits while a prompt is rendered; ``keep`` as in ``shorten``."""
     if keep is None:
         return RenderLimits(max_tokens=longest)
     return RenderLimits(keep=longest - LEAST if keep == AS_FITS else keep, side=side)
@@ -53,13 +53,13 @@ def prompt_limits(keep: int | None, side: Side, longest: int) -> RenderLimits:
 def room_for_messages(asked: int, longest: int) -> int:
     """Tokens a conversation may have before its oldest messages are left out.
 
-    The answer's limit is kept free, but no more than a quarter of the context.
+    Reserves the answer's limit, but at most a quarter of the context.
     """
     return longest - max(LEAST, min(asked, longest // 4))
 
 
 def context_overflow(api: str, num_prompt: int, wanted: int, longest: int) -> InvalidRequest:
-    """In the words clients of the API know; ``wanted`` counts where the prompt itself fits."""
+    """The API's own error message; ``wanted`` counts only if the prompt itself fits."""
     param = PROMPT_PARAM.get(api, "messages")
     write = _anthropic_message if api == "messages" else _openai_message
     counts = wanted if num_prompt <= longest else 0
@@ -68,13 +68,13 @@ def context_overflow(api: str, num_prompt: int, wanted: int, longest: int) -> In
 
 
 def _openai_message(param: str, num_prompt: int, wanted: int, longest: int) -> str:
-    told = f"This model's maximum context length is {longest} tokens. However, "
+    prefix = f"This model's maximum context length is {longest} tokens. However, "
     if not wanted:
-        return told + (
+        return prefix + (
             f"your {param} resulted in {num_prompt} tokens. Please reduce the length of the "
             f"{param}."
         )
-    return told + (
+    return prefix + (
         f"you requested {num_prompt + wanted} tokens ({num_prompt} in the {param}, {wanted} in the "
         f"completion). Please reduce the length of the {param} or completion."
     )
@@ -96,7 +96,7 @@ async def render_newest(
 
     Raises PromptTooLong where even that has more than ``longest``.
 
-    System messages stay. A tool's result without its call says nothing: it goes with the call.
+    System messages stay. A tool result is dropped together with its call.
     """
     token_ids = await _render_within(room, conversation, renderer)
     if token_ids is not None:
@@ -116,7 +116,7 @@ async def render_newest(
 async def _render_within(
     room: int, conversation: Conversation, renderer: Renderer
 ) -> list[int] | None:
-    """The tokens, if they are no more than ``room``."""
+    """The tokens if they fit in ``room``, else None."""
     try:
         token_ids = await render(conversation, renderer, RenderLimits(max_tokens=room))
     except PromptTooLong:

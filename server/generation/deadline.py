@@ -1,4 +1,4 @@
-"""How long a request may take, counted from its arrival, whatever it waits for."""
+"""Deadline of a request, counted from its arrival."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Yielded = TypeVar("Yielded")
 
 
 class Deadline:
-    """``at`` is the event loop's time; None never comes. Made on the loop it is used on."""
+    """``at`` is in the event loop's time, None for no deadline. Belongs to the running loop."""
 
     def __init__(self, timeout_s: float | None, arrived: float) -> None:
         """``arrived`` by ``time.perf_counter()``."""
@@ -26,7 +26,7 @@ class Deadline:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """What is done inside ends with DeadlineExceeded when the deadline comes."""
+        """Raises DeadlineExceeded inside the block when the deadline passes."""
         timeout = asyncio.timeout_at(self.at)
         try:
             async with timeout:
@@ -40,7 +40,7 @@ class Deadline:
             ) from None
 
     def enforce(self, source: AsyncGenerator[Yielded, None]) -> AsyncGenerator[Yielded, None]:
-        """``source``, which is closed when the deadline comes."""
+        """``source``, closed with DeadlineExceeded when the deadline passes."""
         return source if self.at is None else self._enforce(source)
 
     async def _enforce(

@@ -1,8 +1,7 @@
-"""The way through: a job becomes a prompt, the prompt steps, the steps events. Read this first.
+"""The pipeline of a request: job, prompt, engine steps, events. Read this first.
 
-Streaming or not, every request goes this way; an answer that is not streamed is a fold of the
-same events. What a client stops listening to is aborted in the engine, because closing the
-generators on the way closes the engine's.
+Every request takes this path, streamed or not: a response that is not streamed folds the same
+events. When the client leaves, closing the generators aborts the engine request.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from server.generation.pipeline import Pipeline
 from server.generation.prompt import Conversation, Prompt, encode, render
 
 Batch = tuple[int, list[Event]]
-"""The choice, and what one engine step made of it; never an empty list."""
+"""The choice, and the events of one engine step; never an empty list."""
 
 
 ENDINGS: dict[type[Exception], Ending] = {
@@ -49,13 +48,13 @@ ENDINGS: dict[type[Exception], Ending] = {
     DeadlineExceeded: Ending.TIMEOUT,
     ReaderTooSlow: Ending.SLOW_READER,
 }
-"""The first that fits."""
+"""The first matching class counts."""
 
 
 async def events(
     job: Job, path: Pipeline, observer: Observer, arrived: float
 ) -> AsyncGenerator[Batch, None]:
-    """All choices of a job, as they come. Raises GatewayError or EngineError.
+    """Events of all choices of a job, as they arrive. Raises GatewayError or EngineError.
 
     ``arrived`` is the ``time.perf_counter()`` at which the request came in.
     """
@@ -93,7 +92,7 @@ async def events(
 
 @contextmanager
 def _report_ending(observation: Observation) -> Iterator[None]:
-    """Tell how the request ended."""
+    """Report to the observer how the request ended."""
     ending = Ending.ERROR
     try:
         yield
@@ -109,7 +108,7 @@ def _report_ending(observation: Observation) -> Iterator[None]:
 
 
 def _apply_policy(job: Job, path: Pipeline) -> Job:
-    """The job with its adapter, and the depth and the lane that the policy in force gives it."""
+    """The job with its adapter, and the depth and lane that the current policy gives it."""
     decision = path.policy.decide(job.id, job.workload, job.key, job.depth)
     adapter = job.model if job.model in path.served.adapters else None
     return replace(job, depth=decision.depth, lane=decision.lane, adapter=adapter)
@@ -185,8 +184,8 @@ async def _run_choice(
     reader: _ChoiceReader,
     observation: Observation,
 ) -> AsyncGenerator[Batch, None]:
-    """One choice: steps in, batches of events out, each told to the observer."""
-    tell = observation.choice(request.id)
+    """Run one choice: engine steps in, batches of events out, each reported to the observer."""
+    observe = observation.choice(request.id)
     async with (
         _name_field(reader.job, request),
         aclosing(path.engine.generate(request)) as steps,
@@ -194,7 +193,7 @@ async def _run_choice(
         async for step in steps:
             batch = reader.read(step)
             for event in batch:
-                tell(event)
+                observe(event)
             if batch:
                 yield index, batch
             if reader.ended:
@@ -204,19 +203,19 @@ async def _run_choice(
 
 @asynccontextmanager
 async def _name_field(job: Job, request: EngineRequest) -> AsyncIterator[None]:
-    """A grammar is compiled in the engine, whose words for a bad one name no field."""
+    """Add the field's name to the engine's error about a grammar that does not compile."""
     try:
         yield
     except RequestRejected as error:
         if request.constraint is None or error.param is not None:
             raise
-        told = f"The requested output format cannot be compiled into a grammar: {error}"
-        raise RequestRejected(told, param=job.grammar_param) from error
+        message = f"The requested output format cannot be compiled into a grammar: {error}"
+        raise RequestRejected(message, param=job.grammar_param) from error
 
 
 @dataclass(slots=True)
 class _ChoiceReader:
-    """What one choice has come to so far."""
+    """The state of one choice: turns its steps into events."""
 
     job: Job
     parser: Parser
@@ -261,7 +260,7 @@ class _ChoiceReader:
 
     def _echo_prompt(self, step: Step) -> list[Event]:
         self.begun = True
-        return [PromptEcho(self.prompt, step.prompt_logprobs)] if self.job.tells_prompt else []
+        return [PromptEcho(self.prompt, step.prompt_logprobs)] if self.job.wants_prompt else []
 
     def _parse_to_stop(self, token_ids: Sequence[int]) -> tuple[list[ParserEvent], int]:
         """Token by token, because a stop string may end the answer inside a step.

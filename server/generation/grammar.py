@@ -1,4 +1,4 @@
-"""A job's constraints as one Constraint: reasoning free, content or tool calls constrained.
+"""One grammar for the whole answer: free reasoning, constrained content or tool calls.
 
 The reasoning is part of the grammar: a model that may think or answer at once is constrained in
 both cases, with any reasoning format, and the engine needs to know of none.

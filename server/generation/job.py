@@ -1,4 +1,4 @@
-"""A request after validation: frozen, every field has a value and a meaning."""
+"""Job: a validated request. Frozen, every field has a value and a meaning."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def classify_workload(
     structured: bool,
     reasoning: bool,
 ) -> str:
-    """The name the client gave if it is a configured one, else what the request asks for.
+    """The client's name for the workload if it is configured, else derived from the request.
 
-    An unknown name is ignored, never passed on: it would become a label value.
+    Unknown names are ignored: they would become label values.
     """
     if named is not None and named in known:
         return named
@@ -66,9 +66,9 @@ class ToolPolicy:
     """The functions that may be called; empty means all of them."""
     parallel: bool = True
     custom: Mapping[str, TextGrammar | None] = field(default_factory=dict)
-    """Tools that the client gave as custom ones, each with what its text must match."""
+    """Custom tools by name, with the grammar of their text."""
     namespaces: Mapping[str, Namespaced] = field(default_factory=dict)
-    """Where those tools belong whose name here is a flat one."""
+    """The namespace and own name of tools with a flat name."""
 
     @property
     def callable(self) -> tuple[Mapping[str, Any], ...]:
@@ -105,9 +105,9 @@ class Job:
     include_reasoning: bool = True
     parses: bool = True
     """Whether reasoning and tool calls are looked for; completions deliver the text as it is."""
-    tells_prompt: bool = False
+    wants_prompt: bool = False
     """Whether the events begin with the prompt."""
-    gives_prompt_logprobs: bool = False
+    wants_prompt_logprobs: bool = False
     """The answer carries the prompt's log probabilities as vLLM's ``prompt_logprobs``."""
     echo: bool = False
     """Completions: the answer begins with the prompt."""
@@ -130,7 +130,7 @@ class Job:
     """Where a prompt is cut."""
     tool_policy: ToolPolicy = field(default_factory=ToolPolicy)
     constraint: Constraint | None = None
-    """What the content must match, apart from reasoning and tool calls."""
+    """What the content must match; reasoning and tool calls are exempt."""
     grammar_param: str = "tools"
     """The field of the request that the engine's grammar comes from."""
     repeated: Mapping[str, Any] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Job:
     priority: int = 0
     cache_salt: str | None = None
     affinity: str | None = None
-    """Whose prompts these are, as the body says; a session named in a header comes before it."""
+    """The session according to the body; a session in a header takes precedence."""
     key: str | None = None
     """The public name of the API key, never the key."""
     caller: Caller = Caller()

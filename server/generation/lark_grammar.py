@@ -1,6 +1,6 @@
 """A Lark grammar as a TextGrammar.
 
-Lark's own grammar of its syntax reads it; its rules are not expanded, which could take for ever.
+Lark's own grammar of its syntax parses it; rules are not expanded, because that may not end.
 Terminals are written out in place: a lexer that takes the longest match allows less.
 """
 

@@ -17,7 +17,7 @@ from server.parsing.vocabulary import Vocabulary
 __all__ = ["Parser", "ParserFactory", "Vocabulary"]
 
 TAIL = 32
-"""Prompt tokens looked at for an opened reasoning; templates add a handful."""
+"""Prompt tokens searched for an opened reasoning; templates add a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ParserFactory:
         return reasoning_format(self.reasoning_parser)
 
     def read(self, token_ids: Sequence[int]) -> Prompt:
-        """A prompt, and where it leaves the answer.
+        """A prompt, and the phase in which the answer starts.
 
         A template that opens or closes the reasoning ends with its marker and white space; a marker
         further up belongs to the conversation.

@@ -1,4 +1,4 @@
-"""What a request is generated with: the engine, its renderer and parsers, and what it serves."""
+"""Pipeline: the engine with its renderer, parsers, policy and admission."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from server.generation.trials import ConstraintTrials
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     models: tuple[str, ...]
-    """Names clients may use; the first is the one shown."""
+    """Names that clients may use; the first is the default."""
     depth: int
     """K of the engine: the most draft tokens per step."""
     depth_per_request: bool = field(default=True, kw_only=True)
-    """A request's own depth is honoured; else everybody gets K."""
+    """Requests may set their own depth; else every request gets K."""
     tools: bool
     """A tool-call parser is configured."""
     template_kwargs: Mapping[str, Any]
@@ -43,7 +43,7 @@ class ServedModel:
     thinking_budget: bool | None = None
     """The engine can end a reasoning after so many tokens; None where that is unknown."""
     replaces_media: bool = True
-    """A placeholder stands for images and files of earlier messages; else they are refused."""
+    """A placeholder replaces images and files of earlier messages; else they are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +58,4 @@ class Pipeline:
     policy: SpeculationPolicy
     admission: Admission = field(default_factory=Admission)
     trials: ConstraintTrials | None = None
-    """Where constraints are tried out first, if anywhere."""
+    """Compiles constraints before the engine sees them; None skips this."""

@@ -1,4 +1,4 @@
-"""Messages and tools in, token ids out. Templates are the model's own, run by its own renderer."""
+"""Messages and tools to token ids, through the model's own chat template."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Renderer(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """What tokenizer_config.json says, and the chat template; no paths of this machine."""
+        """tokenizer_config.json and the chat template, without local paths."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """All a chat template is given."""
+    """The input of a chat template."""
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -60,7 +60,7 @@ class Conversation:
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
-    """The request's own, where the operator trusts those."""
+    """The request's own template, if the operator allows one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     starts_in: Phase = Phase.CONTENT
     reasoned: bool = False
-    """It ends with a reasoning that is closed, as a template writes that is told not to think."""
+    """It ends with closed reasoning, as templates write it when thinking is off."""
 
 
 async def encode(
@@ -113,7 +113,7 @@ async def render(
 
 
 async def _apart(work: Callable[[], Result], limits: RenderLimits) -> Result:
-    """In a thread; a large request waits for its key's turn. Who leaves ends the work."""
+    """In a thread; a large request waits for its key's turn. Cancelling ends the work."""
     current = charge.get()
     if current.num_bytes <= SMALL_BYTES:
         return await _endable(work, limits)

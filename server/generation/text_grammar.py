@@ -1,4 +1,4 @@
-"""What the text of a custom tool must match, and how a grammar for the engine says so.
+"""Grammar of a custom tool's text, written as EBNF for the engine.
 
 A small tree of character sets, made from a regular expression or a Lark grammar. It is written as
 xgrammar's EBNF, either for the text as it is or for the text inside a JSON string: most models
@@ -22,12 +22,12 @@ SPECIAL: tuple[Range, ...] = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 
 
 class BadGrammar(ValueError):
-    """The message says what is wrong, or what is not supported."""
+    """The message names what is wrong or not supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character out of these; sorted, apart from each other, without surrogates."""
+    """One character of these ranges: sorted, disjoint, without surrogates."""
 
     ranges: tuple[Range, ...]
 

@@ -1,7 +1,7 @@
-"""The queue in front of the constraint probe: bounded, and fair by key like that of the engine.
+"""Compiles constraints before admission, in a bounded queue that is fair by key.
 
-A constraint is tried out before its request is admitted, so that it holds no place in the engine
-meanwhile. Those without one never wait here.
+A constraint is compiled before its request is admitted, so that the request holds no engine slot
+meanwhile. Requests without one never wait here.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from server.access.caller import Visitor
 from server.errors import InvalidRequest, TooManyRequests, from_engine
 
 BOUNDS = Bounds(running=1, queued=64, queued_tokens=4 << 20)
-"""One trial at a time; those that wait, and their characters."""
+"""One compilation at a time; the limits of waiting requests and their characters."""
 
 
 class ConstraintProbe(Protocol):
-    """Tries out what an answer must match."""
+    """Compiles constraints to see whether the engine can."""
 
     def is_known(self, constraint: Constraint) -> bool:
         """Whether ``check`` answers at once."""
         ...
 
     async def check(self, constraint: Constraint) -> None:
-        """Raises RequestRejected for one that would hold up the engine."""
+        """Raises RequestRejected for a constraint that would block the engine."""
         ...
 
 
@@ -74,7 +74,7 @@ class ConstraintTrials:
             until_over.close()
 
         trial.add_done_callback(over)
-        # One whose client leaves goes on in its place: what it spends is not the next one's.
+        # If the client leaves, the compilation keeps its slot: the next one must not pay for it.
         await asyncio.shield(trial)
 
 

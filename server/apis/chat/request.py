@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: what a client may send."""
+"""Request model of POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _tool_tag(value: Any) -> str:
 
 
 CALL_DISCRIMINATOR = Discriminator(_call_tag)
-"""Between two models tagged Custom and Function; what is neither is told so by the latter."""
+"""Chooses between models tagged Custom and Function; an unknown type is validated as Function."""
 
 
 class TextPart(OpenModel):
@@ -40,7 +40,7 @@ class RefusalPart(OpenModel):
 
 
 class OtherPart(OpenModel):
-    """Images, audio and files: recognised so that they can be refused by name."""
+    """Images, audio and files: parsed so that the error can name their type."""
 
     type: str
 
@@ -92,7 +92,7 @@ ToolCall = Annotated[
 
 
 Role = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
-"""OpenAI's, or one that the model's template has besides: observation, ipython, ..."""
+"""OpenAI's roles, and others that a model's template may know: observation, ipython, ..."""
 
 
 class ChatMessage(OpenModel):
@@ -126,7 +126,7 @@ class CustomGrammar(OpenModel):
 
 
 class CustomFormat(CustomGrammar):
-    """What the text of a custom tool must look like; Responses have no ``grammar`` in between."""
+    """The format of a custom tool's text; Responses have no ``grammar`` level."""
 
     type: Literal["text", "grammar"]
     grammar: CustomGrammar | None = None
@@ -144,7 +144,7 @@ class CustomTool(RequestModel):
 
 
 class HostedTool(OpenModel):
-    """A tool that OpenAI runs itself: left out, and the answer tells that."""
+    """A tool that OpenAI runs itself: ignored, with a notice in the response."""
 
     type: str
 
@@ -231,12 +231,12 @@ ResponseFormat = Annotated[
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 ServiceTier = Annotated[str, Field(max_length=64)]
-"""Any: there is one tier here, and the answer names it."""
+"""Any value: there is one tier, and the response names it."""
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 
 
 class CacheHints(RequestModel):
-    """Accepted everywhere and without effect: the engine caches prefixes by itself."""
+    """Accepted without effect: the engine caches prefixes by itself."""
 
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None

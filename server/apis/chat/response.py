@@ -1,4 +1,4 @@
-"""Chat completions: events to chunks, and the same events folded into one response."""
+"""Chat completion events as chunks, or folded into one response."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def prompt_fields(echo: PromptEcho, job: Job, rendering: EncodingContext) -> dic
         fields["prompt_token_ids"] = token_ids
     if job.returns_prompt_text:
         fields["prompt_text"] = rendering.text(token_ids)
-    if job.gives_prompt_logprobs:
+    if job.wants_prompt_logprobs:
         fields["prompt_logprobs"] = list_prompt_logprobs(echo.logprobs, rendering)
     return fields
 

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: request to Job."""
+"""Chat completion request to Job, its messages to template messages."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from server.generation.prompt import Conversation
 from server.generation.text_grammar import TextGrammar
 
 OTHER_TEXT = ("input_text", "output_text")
-"""Types of parts that other APIs give to text."""
+"""Types of text parts in other APIs."""
 
 
 def make_chat_job(request: ChatRequest, served: ServedModel, workload: str | None = None) -> Job:
-    """Raises InvalidRequest or NotFound; nothing has been started by then.
+    """Raises InvalidRequest or NotFound.
 
     ``workload`` is the slice the client names in its header, if any.
     """
@@ -78,7 +78,7 @@ def make_chat_job(request: ChatRequest, served: ServedModel, workload: str | Non
         job,
         include_reasoning=includes_reasoning(request),
         returns_prompt_text=bool(request.return_prompt_text),
-        tells_prompt=job.tells_prompt or bool(request.return_prompt_text),
+        wants_prompt=job.wants_prompt or bool(request.return_prompt_text),
         repeated=service_tier(request.service_tier),
         affinity=request.session_id or request.prompt_cache_key or request.user,
     )
@@ -108,7 +108,7 @@ def _make_policy(request: ChatRequest, served: ServedModel) -> ToolPolicy:
 def list_offered_tools(
     given: Iterable[ChatTool],
 ) -> tuple[list[dict[str, Any]], dict[str, TextGrammar | None]]:
-    """The tools a client runs itself, as functions, and the grammars of custom ones by name."""
+    """The tools that the client runs, as functions, and the grammars of custom tools by name."""
     offered: list[dict[str, Any]] = []
     custom: dict[str, TextGrammar | None] = {}
     for at, tool in enumerate(given):

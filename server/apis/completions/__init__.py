@@ -1,0 +1,1 @@
+"""Completions: POST /v1/completions."""

@@ -1,4 +1,4 @@
-"""POST /v1/completions: what a client may send."""
+"""Request model of POST /v1/completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completions: events to chunks, and the same events folded into one response."""
+"""Completion events as chunks, or folded into one response."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class CompletionDelta:
 
 @dataclass(slots=True)
 class CompletionWriter:
-    """Events of one choice to pieces; knows how far the text of the tokens has come."""
+    """Turns the events of one choice into deltas and tracks the text offset."""
 
     job: Job
     rendering: EncodingContext
@@ -104,7 +104,7 @@ class CompletionWriter:
         piece = CompletionDelta()
         if self.job.return_token_ids:
             piece.prompt_token_ids = token_ids
-        if self.job.gives_prompt_logprobs:
+        if self.job.wants_prompt_logprobs:
             piece.prompt_logprobs = list_prompt_logprobs(given, self.rendering)
         if self.job.echo:
             pieces = self.rendering.pieces

@@ -1,4 +1,4 @@
-"""POST /v1/completions"""
+"""Route of POST /v1/completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/completions: request to Job."""
+"""Completion request to Job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_MAX_TOKENS = 16
 def make_completion_job(
     request: CompletionRequest, served: ServedModel, workload: str | None = None
 ) -> Job:
-    """Raises InvalidRequest or NotFound; nothing has been started by then."""
+    """Raises InvalidRequest or NotFound."""
     model = resolve_model(request.model, served)
     prompts = _read_prompts(request, served.vocab_size)
     n = request.n or 1
@@ -54,14 +54,14 @@ def make_completion_job(
         parses=False,
         echo=bool(request.echo),
         echo_only=request.max_tokens == 0,
-        tells_prompt=job.tells_prompt or bool(request.echo),
+        wants_prompt=job.wants_prompt or bool(request.echo),
         add_special_tokens=request.add_special_tokens is not False,
         affinity=request.session_id or request.user,
     )
 
 
 def _max_tokens(request: CompletionRequest) -> int:
-    """An engine makes one token at least; ``Job.echo_only`` has it dropped."""
+    """An engine generates at least one token; ``Job.echo_only`` drops it."""
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest(
             "'max_tokens' of 0 needs 'echo': it returns the prompt and its log probabilities only.",

@@ -1,4 +1,4 @@
-"""Blocks of Anthropic's messages as messages of a chat template."""
+"""Anthropic content blocks to chat template messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def system_message(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
 
 
 def template_messages(request: CountTokensRequest, replaces: bool) -> Iterator[dict[str, Any]]:
-    """``replaces``: a placeholder stands for what is no text. Raises InvalidRequest."""
+    """``replaces``: non-text content becomes a placeholder. Raises InvalidRequest."""
     given = request.messages
     newest = is_newest([message.role for message in given])
     for at, message in enumerate(given):
@@ -73,7 +73,7 @@ def _user_messages(
     media: MediaPolicy,
     in_results: MediaPolicy,
 ) -> Iterator[dict[str, Any]]:
-    """Results of tools are messages of their own; the text around them is one message each."""
+    """Each tool result becomes a message; so does each run of text around it."""
     text: list[str] = []
     for at, block in enumerate(blocks):
         if isinstance(block, ToolResultBlock):
@@ -103,7 +103,7 @@ def _text(block: OpenModel, path: str, media: MediaPolicy) -> str:
 
 
 def _extract_text(block: dict[str, Any]) -> str | None:
-    """The text of a document, a search result or a reference to a tool, if it is text."""
+    """The text of a document, a search result or a tool reference; None if it has none."""
     if block.get("type") == "tool_reference":
         return _lines(block.get("tool_name")) or None
     if block.get("type") == "search_result":

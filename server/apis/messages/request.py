@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, in Anthropic's format."""
+"""Request models of POST /v1/messages and /v1/messages/count_tokens (Anthropic's format)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ThinkingBlock(OpenModel):
 
 
 class RedactedThinkingBlock(OpenModel):
-    """Nothing a template could show; accepted, because clients send back what they were sent."""
+    """Accepted because clients send back what they received; templates cannot show it."""
 
     type: Literal["redacted_thinking"]
 
@@ -35,7 +35,7 @@ class ToolUseBlock(OpenModel):
 
 
 class OtherBlock(OpenModel):
-    """Images, documents, hosted tools: recognised so that they can be refused by name."""
+    """Images, documents, hosted tools: parsed so that the error can name their type."""
 
     type: str
 
@@ -109,7 +109,7 @@ class OutputConfig(RequestModel):
 
 
 class CountTokensRequest(RequestModel):
-    """What decides the prompt."""
+    """The fields that determine the prompt."""
 
     model: str | None = None
     messages: Annotated[Many[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]

@@ -1,4 +1,4 @@
-"""Anthropic messages: events to named frames, and the same events folded into one message."""
+"""Message events as Anthropic's named frames, or folded into one message."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _message(job: Job, input_tokens: int) -> dict[str, Any]:
 
 
 def _usage(finish: Finish) -> dict[str, Any]:
-    """Anthropic counts cached tokens apart from the input."""
+    """Anthropic does not count cached tokens as input tokens."""
     usage = finish.usage
     return {
         "input_tokens": usage.prompt - usage.cached,

@@ -1,4 +1,4 @@
-"""POST /v1/messages: Anthropic's request to a Job."""
+"""Anthropic's request to Job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FUNCTION_TYPES = (None, "custom", "function")
 def make_messages_job(
     request: MessagesRequest, served: ServedModel, workload: str | None = None
 ) -> Job:
-    """Raises InvalidRequest or NotFound; nothing has been started by then."""
+    """Raises InvalidRequest or NotFound."""
     model = resolve_model(request.model, served)
     policy = _make_policy(request, served)
     talk = make_conversation(request, policy, served)
@@ -54,19 +54,19 @@ def make_messages_job(
     return replace(
         job,
         stop=read_stops(request.stop_sequences, "stop_sequences"),
-        tells_prompt=True,
+        wants_prompt=True,
         affinity=_affinity(request),
     )
 
 
 def _affinity(request: MessagesRequest) -> str | None:
-    """Clients that keep sessions name them in ``metadata.user_id``."""
+    """Clients with sessions put the session id into ``metadata.user_id``."""
     named = (request.metadata or {}).get("user_id")
     return named if isinstance(named, str) and named else None
 
 
 def make_counted_conversation(request: CountTokensRequest, served: ServedModel) -> Conversation:
-    """The conversation whose tokens are to be counted."""
+    """The conversation whose tokens are counted."""
     resolve_model(request.model, served)
     return make_conversation(request, _make_policy(request, served), served)
 
@@ -74,7 +74,7 @@ def make_counted_conversation(request: CountTokensRequest, served: ServedModel) 
 def make_conversation(
     request: CountTokensRequest, policy: ToolPolicy, served: ServedModel
 ) -> Conversation:
-    """A last message of the assistant is the beginning of the answer."""
+    """If the last message is the assistant's, the answer continues it."""
     continued = request.messages[-1].role == "assistant"
     asked = request.chat_template_kwargs
     return Conversation(
@@ -99,14 +99,14 @@ def _sampling(request: MessagesRequest, served: ServedModel) -> Sampling:
 
 
 def _budget(request: MessagesRequest, served: ServedModel) -> int | None:
-    """Every client of Anthropic's sends one, so where the engine can keep none it is a wish."""
+    """Anthropic's clients always send a budget: ignored if the engine cannot enforce one."""
     enabled = request.thinking is not None and request.thinking.type == "enabled"
     keeps = served.thinking_budget is True
     return request.thinking.budget_tokens if request.thinking and enabled and keeps else None
 
 
 def _thinking(request: CountTokensRequest) -> dict[str, Any]:
-    """What templates call it. Without ``thinking`` the model's own default holds."""
+    """Template variables for thinking; without ``thinking`` the model's default applies."""
     kwargs = effort_kwargs(request.output_config.effort if request.output_config else None)
     if request.thinking is not None:
         kwargs |= thinking_kwargs(request.thinking.type != "disabled")

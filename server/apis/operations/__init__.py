@@ -1,0 +1,1 @@
+"""Operator and utility endpoints: status, tokens, admin."""

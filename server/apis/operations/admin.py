@@ -24,13 +24,13 @@ Depth = Annotated[int, Field(ge=0)]
 
 
 class AdminModel(RequestModel):
-    """An operator's slip of the pen must not pass for a default."""
+    """Unknown fields are errors: a misspelled setting must not become a default."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class FlagModel(AdminModel):
-    """Who speculates; ``share``, ``sticky`` and ``salt`` matter in mode share alone."""
+    """Which requests speculate; ``share``, ``sticky`` and ``salt`` apply to mode share only."""
 
     mode: Literal["on", "off", "share"] = "on"
     share: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -42,7 +42,7 @@ class FlagModel(AdminModel):
 
 
 class SpeculationModel(AdminModel):
-    """All rules at once: what is left out goes back to its default."""
+    """The complete set of rules: a missing field is reset to its default."""
 
     flag: FlagModel = FlagModel()
     workload_flags: dict[str, FlagModel] = Field(default_factory=dict)
@@ -50,7 +50,7 @@ class SpeculationModel(AdminModel):
     workload_depths: dict[str, Depth] = Field(default_factory=dict)
     key_depths: dict[str, Depth] = Field(default_factory=dict)
     bound: Depth | None = None
-    """The deepest any request may draft, running ones too; null leaves it as it is."""
+    """The maximum depth of every request, running ones included; null leaves it unchanged."""
 
     def rules(self) -> SpeculationRules:
         return SpeculationRules(
@@ -67,7 +67,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/status")
     async def status() -> dict[str, Any]:
-        """What is under way, and what is allowed."""
+        """Running and queued requests, and the limits."""
         admission = gateway.require().admission
         rate = admission.rate.per_s
         return {
@@ -104,7 +104,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post("/reload")
     async def reload() -> dict[str, Any]:
-        """Read keys and limits again; nothing changes when they are wrong."""
+        """Reload keys and limits; errors leave everything unchanged."""
         try:
             return await _require_controls(gateway).reload()
         except ConfigError as error:
@@ -129,7 +129,7 @@ def _require_controls(gateway: Gateway) -> Controls:
 
 
 def _check(rules: SpeculationRules, bound: int | None, path: Pipeline, gateway: Gateway) -> None:
-    """Raises InvalidRequest for names and depths that would have no effect."""
+    """Raises InvalidRequest for unknown names and for depths above the engine's."""
     known = path.served.workloads
     _check_names("workload_flags", rules.workload_flags, known)
     _check_names("workload_depths", rules.workload_depths, known)

@@ -1,4 +1,4 @@
-"""POST /invocations: one path for both completions APIs, as SageMaker and vLLM have it."""
+"""Route of POST /invocations: chat completions or completions, as in SageMaker and vLLM."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 def _fields(body: bytes) -> frozenset[str]:
-    """The names in the body; how it is read in earnest is the API's to say."""
+    """The names of the body's members; the API itself parses the body."""
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError as error:

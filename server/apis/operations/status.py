@@ -1,4 +1,4 @@
-"""GET /v1/models, /health, /ready, /ping, /load, /version"""
+"""Routes of GET /v1/models, /health, /ready, /ping, /load and /version."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> dict[str, str]:
-        """The process lives."""
+        """Liveness: the process runs."""
         return {"status": "ok"}
 
     async def readiness() -> JSONResponse:
@@ -64,19 +64,19 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/ready")
     async def ready() -> JSONResponse:
-        """Requests will be served."""
+        """Readiness: the gateway accepts requests."""
         return await readiness()
 
     @routes.get("/ping", response_class=Response)
     @routes.post("/ping", response_class=Response)
     async def ping() -> Response:
-        """The same without a word, as SageMaker asks."""
+        """Readiness with an empty body, for SageMaker."""
         status = (await readiness()).status_code
         return Response(status_code=status, headers=None if status == 200 else RETRY)
 
     @routes.get("/load")
     async def load() -> dict[str, int]:
-        """How many requests are under way, as ``vllm serve`` names it."""
+        """The number of in-flight requests, under ``vllm serve``'s name."""
         path = gateway.path
         return {"server_load": 0 if path is None else path.admission.num_inside}
 

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info, as ``vllm serve`` has them."""
+"""Routes of POST /tokenize and /detokenize, GET /tokenizer_info, as in ``vllm serve``."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def router(gateway: Gateway) -> APIRouter:
 
         @routes.get("/tokenizer_info", response_model=None)
         async def tokenizer_info() -> Response:
-            """What a client needs to write this model's prompts itself, chat template included."""
+            """What a client needs to render prompts itself, the chat template included."""
             return json_response(gateway.require().renderer.tokenizer_info())
 
     return routes

@@ -1,4 +1,4 @@
-"""Responses that run without anybody listening, and the log of what they said."""
+"""Background responses: they run without a client connection and log their events."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ logger = logging.getLogger(__name__)
 
 KEPT_RUNS = 256
 KEPT_BYTES = 64 << 20
-"""Finished runs whose events can still be streamed, and bytes of all their events; their responses
-are in the store."""
+"""Limits for finished runs whose events can still be streamed: their number, and the bytes of all
+their events. The responses are in the store."""
 HOLD_S = 60.0
-"""How long a response counts as running after its gateway last said so."""
+"""How long a response counts as running after its gateway last renewed it."""
 
 Save = Callable[[], Awaitable[None]]
-"""Writes the response as it is now to the store."""
+"""Writes the response's current state to the store."""
 
 VARYING = frozenset(
     ("status", "output", "usage", "completed_at", "error", "incomplete_details", "store", "metrics")
 )
-"""Members of a response that its beginning and its end differ in."""
+"""Members of a response that change while it runs."""
 OPENING = frozenset(("response.created", "response.queued", "response.in_progress"))
 
 
 class LoggedStream(ResponseStream):
-    """Its frames go to a log; those with the whole response are made when somebody reads them."""
+    """Writes frames to a log; frames with the whole response are rendered when they are read."""
 
     def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
         super().__init__(job, rendering, thinking)
         self.log = FrameLog()
 
-    def _frame(self, said: ResponseEvent) -> bytes:
-        if "response" not in said:
-            self.log.append(super()._frame(said))
+    def _frame(self, event: ResponseEvent) -> bytes:
+        if "response" not in event:
+            self.log.append(super()._frame(event))
             return b""
-        then = {key: value for key, value in said["response"].items() if key in VARYING}
-        changed = then if said["type"] in OPENING else None
-        self.log.append(ResponseSnapshot(self._number, said["type"], changed))
+        then = {key: value for key, value in event["response"].items() if key in VARYING}
+        changed = then if event["type"] in OPENING else None
+        self.log.append(ResponseSnapshot(self._number, event["type"], changed))
         self._number += 1
         return b""
 
 
 class BackgroundRun:
-    """One response being made. Its log grows; whoever follows waits on ``_grown``."""
+    """One running response. Followers of its log wait on ``_grown``."""
 
     def __init__(self, id: str, owner: str, stream: LoggedStream, save: Save) -> None:
         self.id = id
@@ -71,7 +71,7 @@ class BackgroundRun:
         self._stream: LoggedStream | None = stream
         self._save: Save | None = save
         self._unstored: bytes | None = None
-        """The response, when the store did not take it."""
+        """The response, if it could not be stored."""
         self._grown = asyncio.Condition()
         self._visible = 0
         self._num_followers = 0
@@ -83,7 +83,7 @@ class BackgroundRun:
 
     @property
     def response(self) -> dict[str, Any] | None:
-        """As it is now; None when it has ended and the store has it."""
+        """Its current state; None when it has ended and is stored."""
         if self._stream is not None:
             return self._stream.builder.response()
         return None if self._unstored is None else orjson.loads(self._unstored)
@@ -96,7 +96,7 @@ class BackgroundRun:
         self.task = asyncio.create_task(self._run(source, self._work, self._stream))
 
     async def cancel(self) -> None:
-        """Stop it, unless it has ended; return when its end is stored."""
+        """Stop it, unless it has ended; return when its final state is stored."""
         if self.task is None:
             return
         if (
@@ -107,7 +107,7 @@ class BackgroundRun:
         await asyncio.wait({self.task})
 
     def check(self, after: int) -> None:
-        """Raises InvalidRequest when events after ``after`` are gone."""
+        """Raises InvalidRequest when events after ``after`` are no longer in the log."""
         if after + 1 < self.log.begin:
             raise InvalidRequest(
                 f"The events of '{self.id}' before number {self.log.begin} are no longer "
@@ -118,7 +118,7 @@ class BackgroundRun:
     async def follow(
         self, after: int, stored: Callable[[], Awaitable[dict[str, Any] | None]]
     ) -> AsyncGenerator[bytes, None]:
-        """The frames whose sequence number is above ``after``, as they come.
+        """Frames with sequence numbers above ``after``, as they arrive.
 
         ``stored`` reads the response from the store.
         """
@@ -150,7 +150,7 @@ class BackgroundRun:
             await self._show()
 
     async def _run(self, source: Batches, work: asyncio.Task[None], stream: LoggedStream) -> None:
-        """See it through to the store, whatever becomes of the work."""
+        """Wait for the work, however it ends, and store the result."""
         await asyncio.wait({work})
         await source.aclose()
         if (error := _error(work)) is not None:
@@ -178,7 +178,7 @@ class BackgroundRun:
             self._grown.notify_all()
 
     def _release(self) -> None:
-        """Let go of the request and its answer, which are in the store, once nobody reads them."""
+        """Free the request and its answer when the store has them and no follower reads them."""
         if self._save is None and not self._num_followers:
             self._stream = None
 
@@ -200,8 +200,8 @@ def _render_snapshot(frame: ResponseSnapshot, response: dict[str, Any]) -> bytes
             for key, value in response.items()
             if key not in VARYING or key in then
         }
-    said = {"type": frame.type, "response": response, "sequence_number": frame.number}
-    return sse.named_frame(frame.type, said)
+    event = {"type": frame.type, "response": response, "sequence_number": frame.number}
+    return sse.named_frame(frame.type, event)
 
 
 class BackgroundRuns:
@@ -228,7 +228,7 @@ class BackgroundRuns:
         self._runs.pop(id, None)
 
     async def hold(self, store: ResponseStore) -> None:
-        """Say that those which run still do; end those that another gateway settled or deleted."""
+        """Renew the running responses; cancel those that another gateway settled or deleted."""
         running = {run.id: run for run in self._runs.values() if not run.ended}
         if not running:
             return
@@ -240,7 +240,7 @@ class BackgroundRuns:
             await running[id].cancel()
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait until all have ended and are stored."""
+        """Wait until all have ended and are stored, at most ``timeout_s``."""
         tasks = {run.task for run in self._runs.values() if run.task is not None}
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""/v1/conversations: stored items that responses read first and add to; references to items."""
+"""Stored conversations, and references to stored items."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.errors import InvalidRequest, NotFound
 from server.store.base import ConversationStore, StoredConversation
 
 MAX_ITEMS = 20
-"""At a time, as OpenAI has it."""
+"""Per request, OpenAI's limit."""
 
 ItemsField = Annotated[Many[InputItem], Field(max_length=MAX_ITEMS)]
 
@@ -42,14 +42,14 @@ ItemList = list[dict[str, Any]]
 
 
 class ConversationsService:
-    """The conversations of whoever asks."""
+    """Creates, changes and reads the caller's conversations."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     @property
     def store(self) -> ConversationStore:
-        """Raises InvalidRequest where nothing is stored."""
+        """Raises InvalidRequest if the gateway has no store."""
         if self._gateway.store is None:
             raise InvalidRequest(
                 "This gateway stores no conversations; it was started with --responses-store none.",
@@ -102,7 +102,7 @@ class ConversationsService:
         return await self.store.items(id)
 
     async def history(self, id: str, more: int, given: ItemList) -> ItemList:
-        """What a response reads first, ``given`` in ``more`` bytes to be added. Raises NotFound."""
+        """The items before a response that adds ``given`` (``more`` bytes). Raises NotFound."""
         await self.get(id)
         num_bytes = await self.store.num_bytes(id)
         check_history(num_bytes + more, self._gateway.max_body_bytes, "conversation")
@@ -143,9 +143,9 @@ def _to_object(conversation: StoredConversation) -> dict[str, Any]:
 async def resolve_references(
     given: ItemList, gateway: Gateway, before: Iterable[ItemDict] = (), param: str = "input"
 ) -> ItemList:
-    """``given`` with items where references stood. Raises NotFound and InvalidRequest.
+    """``given`` with references replaced by their items. Raises NotFound and InvalidRequest.
 
-    What is in ``before`` is not said twice.
+    Items that ``before`` contains are not repeated.
     """
     references = [item for item in given if item["type"] == REFERENCE]
     if not references:
@@ -184,7 +184,7 @@ def _item_not_found(reference: dict[str, Any], gateway: Gateway) -> NotFound:
 
 
 def check_history(num_bytes: int, limit: int, param: str) -> None:
-    """Raises InvalidRequest for more than could be said in one request."""
+    """Raises InvalidRequest for a history larger than one request may be."""
     if num_bytes > limit:
         raise InvalidRequest(
             f"The conversation has {num_bytes} bytes including this request; the limit is {limit} "
@@ -195,7 +195,7 @@ def check_history(num_bytes: int, limit: int, param: str) -> None:
 
 
 def make_page(items: ItemList, limit: int, order: str, after: str | None) -> dict[str, Any]:
-    """One page of ``items``, given the oldest first and shown the newest first unless asked."""
+    """One page of ``items``. They come oldest first; the page has the newest first unless asked."""
     listed = items if order == "asc" else items[::-1]
     ids = [item["id"] for item in listed]
     if after is not None and after in ids:

@@ -1,8 +1,7 @@
-"""Encrypted reasoning: what the model thought, kept by the client and readable here alone.
+"""Encrypted reasoning: stored by the client, readable by this gateway only.
 
-A token is Fernet's (AES-128-CBC under an HMAC-SHA256): what was changed cannot be read. The owner
-(``Key.owner``) is inside, so that the token of one tenant is useless to another. Of several keys
-the first encrypts and all decrypt.
+A token is Fernet's (AES-128-CBC with HMAC-SHA256), so changes are detected. It contains the owner
+(``Key.owner``): one tenant cannot use another's token. The first key encrypts, all keys decrypt.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ KEY_FILE = "encryption.key"
 
 
 class CannotDecrypt(ValueError):
-    """The message says why, without the content."""
+    """The message gives the reason, without the content."""
 
 
 class ReasoningCipher:
     """Encrypts and decrypts for one owner at a time."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        """Raises ValueError for what is no Fernet key."""
+        """Raises ValueError for an invalid Fernet key."""
         self._fernet = MultiFernet([Fernet(key) for key in keys])
 
     @classmethod
     def ephemeral(cls) -> ReasoningCipher:
-        """With a key that ends with the process."""
+        """With a key that exists for this process only."""
         return cls([Fernet.generate_key().decode()])
 
     def writer(self, owner: str) -> Callable[[str], str]:
@@ -58,7 +57,7 @@ class ReasoningCipher:
 
 
 def read_configured_keys(settings: Settings) -> list[str]:
-    """The keys of the settings, then those of the file. Raises ConfigError, which shows no key."""
+    """The settings' keys, then those of the file. Raises ConfigError without showing a key."""
     found = list(settings.encryption_key)
     for at, key in enumerate(found, 1):
         _check(key, f"--encryption-key: key {at}")
@@ -68,7 +67,7 @@ def read_configured_keys(settings: Settings) -> list[str]:
 
 
 def read_keys(path: Path) -> list[str]:
-    """One key per line; raises ConfigError, which shows no key."""
+    """One key per line. Raises ConfigError without showing a key."""
     source = f"the encryption keys in {path}"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -83,9 +82,9 @@ def read_keys(path: Path) -> list[str]:
 
 
 def load_or_make_keys(directory: Path) -> list[str]:
-    """The keys kept in ``directory``; made there, for this user alone, at the first time.
+    """The keys in ``directory``; the first call creates one, readable by this user only.
 
-    Raises ConfigError for a file that holds no keys, OSError where none can be kept.
+    Raises ConfigError for a file without keys, OSError if none can be written.
     """
     path = directory / KEY_FILE
     if not path.exists():
@@ -94,7 +93,7 @@ def load_or_make_keys(directory: Path) -> list[str]:
 
 
 def _make(path: Path) -> None:
-    """Whole or not at all: of two processes that start at once, both read the first one's."""
+    """Atomic: of two processes that start at once, both read the first one's key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -1,4 +1,4 @@
-"""What a background response has said, kept small: followers may come late, or again."""
+"""A compressed log of a background response's frames, for followers that join late or again."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 BLOCK_BYTES = 64 << 10
-"""Frames are compressed when there are so many bytes of them; they repeat one another a lot."""
+"""Bytes of frames that are compressed together; frames repeat each other a lot."""
 MOST_BYTES = 8 << 20
-"""Of one response, compressed; beyond it the oldest frames go."""
+"""Per response, compressed; beyond it the oldest frames are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseSnapshot:
-    """A frame that shows the whole response: made when it is read, from the one copy there is."""
+    """A frame with the whole response, rendered from the only copy when it is read."""
 
     number: int
     type: str
     changed: dict[str, Any] | None = None
-    """Members that were otherwise then; None for the response as it is."""
+    """Members that differed at that time; None for the current response."""
 
 
 class FrameLog:
@@ -39,7 +39,7 @@ class FrameLog:
 
     @property
     def begin(self) -> int:
-        """The number of the first frame there still is."""
+        """The number of the oldest frame in the log."""
         return self._blocks[0][0] if self._blocks else self.end - len(self._open)
 
     def append(self, frame: bytes | ResponseSnapshot) -> None:
@@ -65,7 +65,7 @@ class FrameLog:
             self.num_bytes -= len(self._blocks.popleft()[1])
 
     def read(self, number: int) -> bytes | ResponseSnapshot:
-        """Raises IndexError for one that is not there, or not any more."""
+        """Raises IndexError for a frame that does not exist or was dropped."""
         if not self.begin <= number < self.end:
             raise IndexError(number)
         if number in self._wholes:

@@ -1,4 +1,4 @@
-"""Items of the Responses API as messages of a chat template."""
+"""Items of the Responses API: validated, listed, and turned into chat template messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def new_id(kind: str) -> str:
 def read_input(
     request: ResponsesRequest, decrypt: Decrypt, replaces: bool = True
 ) -> list[dict[str, Any]]:
-    """The input with an id for every item. Raises InvalidRequest for what is no text."""
+    """The input with an id for every item. Raises InvalidRequest for content that is not text."""
     if isinstance(request.input, str):
         given = [{"type": "message", "role": "user", "content": request.input}]
         return [_complete_item(item) for item in given if item["content"]]
@@ -72,10 +72,10 @@ def read_input(
 def read_items(
     items: Sequence[InputItem], param: str, decrypt: Decrypt, replaces: bool = True
 ) -> list[dict[str, Any]]:
-    """Items of the client's, as the API lists them. Raises InvalidRequest for what is no text.
+    """The client's items as the API lists them. Raises InvalidRequest for non-text content.
 
-    References keep their place until ``server.apis.responses.conversations`` puts the items there.
-    ``replaces``: images and files of earlier items may stay; the model is shown a placeholder.
+    References keep their place until ``resolve_references`` replaces them.
+    ``replaces``: earlier images and files are allowed; the model sees a placeholder.
     """
     newest = is_newest([_speaker(item) for item in items])
     return [
@@ -94,14 +94,14 @@ def _reference(item: ItemReference, path: str) -> dict[str, Any]:
 
 
 def _speaker(item: InputItem) -> str:
-    """Whose item it is, as a role of chat."""
+    """The chat role that wrote the item."""
     if isinstance(item, MessageItem):
         return item.role
     return "tool" if isinstance(item, OutputItem) else "assistant"
 
 
 def _is_skipped(item: InputItem, param: str) -> bool:
-    """Traces of hosted tools, whose results stand in the messages after them."""
+    """Whether it is a trace of a hosted tool; its result is in the messages that follow."""
     if item.type not in TRACES:
         return False
     ignore(f"{param}[{item.type}]", "This gateway has no hosted tools")
@@ -126,7 +126,7 @@ def _check_item(item: InputItem, path: str, decrypt: Decrypt, media: MediaPolicy
 
 
 def _decrypt_text(token: str, path: str, decrypt: Decrypt) -> str:
-    """What was encrypted here counts more than what the client has beside it."""
+    """The encrypted reasoning takes precedence over any plain text beside it."""
     try:
         return decrypt(token)
     except CannotDecrypt as error:
@@ -144,7 +144,7 @@ def _check_parts(parts: Iterable[ItemPart], path: str, media: MediaPolicy) -> No
 
 
 def _complete_item(item: dict[str, Any]) -> dict[str, Any]:
-    """As the API lists it later: with id and status, text as parts."""
+    """The item as the API lists it: with id and status, text as parts."""
     kind = item["type"]
     out = {"id": new_id(kind), "status": "completed"} | item
     if kind == "message" and isinstance(item["content"], str):
@@ -157,7 +157,7 @@ def _complete_item(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def messages(items: Iterable[ItemDict]) -> Iterator[dict[str, Any]]:
-    """What the assistant thought, said and called between two others is one message of it."""
+    """Consecutive reasoning, text and calls of the assistant become one message."""
     turn: dict[str, Any] = {}
     for item in items:
         if item["type"] == "reasoning":
@@ -182,7 +182,7 @@ def messages(items: Iterable[ItemDict]) -> Iterator[dict[str, Any]]:
 
 
 def _reasoning_text(item: ItemDict) -> str:
-    """The reasoning itself, else what a client has of it."""
+    """The reasoning itself, else its summary."""
     summary = (part["text"] for part in item.get("summary") or ())
     return _text(item.get("content")) or "\n\n".join(summary)
 
@@ -219,7 +219,7 @@ def _text(content: Any) -> str:
 
 
 def _part_text(part: Mapping[str, Any]) -> str:
-    """A part that is no text was checked when it came; here it has a placeholder."""
+    """Non-text parts were checked on arrival and become placeholders."""
     if part["type"] in TEXT_PARTS or part["type"] == "refusal":
         return part.get("text") or part.get("refusal") or ""
     return placeholder(part["type"])

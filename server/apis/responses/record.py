@@ -1,4 +1,4 @@
-"""One response on its way into the store and into its conversation."""
+"""Stores one response and adds it to its conversation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from server.store.base import ConversationStore, ResponseStore, Stored
 
 
 class ResponseRecord:
-    """One response on its way into the store, if it is to be kept."""
+    """Stores one response, unless ``store`` is None."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class ResponseRecord:
         self._observer = observer
         self.thinking = ReasoningStyle()
         self.conversations: tuple[str, ConversationStore] | None = None
-        """Which conversation it belongs to, and where that is kept."""
+        """Its conversation, and the store of conversations."""
 
     async def store_after(self, source: Batches, builder: ResponseBuilder) -> Batches:
-        """The batches; after the last, the response is stored before the client hears of it."""
+        """The batches; the response is stored before the client receives the end."""
         builder.stored = self._store is not None
         async with aclosing(source) as batches:
             async for batch in batches:
@@ -55,7 +55,7 @@ class ResponseRecord:
         await self.store_if_possible(builder)
 
     async def store_if_possible(self, builder: ResponseBuilder) -> None:
-        """The answer is worth more than its copy: without one it is delivered and says so."""
+        """An answer that cannot be stored is still delivered, with ``store`` false."""
         try:
             if self._store is not None:
                 await self._store.put(self._stored(builder))
@@ -65,13 +65,13 @@ class ResponseRecord:
             self._observer.record_storage_failure()
 
     async def begin(self, builder: ResponseBuilder) -> None:
-        """A background response is there from its beginning. Raises StoreFailed."""
+        """Store a background response before it runs. Raises StoreFailed."""
         assert self._store is not None
         until = time.time() + HOLD_S
         await self._store.put(replace(self._stored(builder), held_until=until))
 
     async def settle(self, builder: ResponseBuilder) -> None:
-        """The end of a background response, unless another gateway cancelled or deleted it."""
+        """Store the final state, unless another gateway cancelled or deleted the response."""
         assert self._store is not None
         try:
             if await self._store.settle(self._stored(builder)):
@@ -81,9 +81,9 @@ class ResponseRecord:
             self._observer.record_storage_failure()
 
     async def _add(self, builder: ResponseBuilder) -> None:
-        """What was said becomes part of the conversation.
+        """Add input and output to the conversation.
 
-        Raises StoreFailed, and InvalidRequest where others have filled it meanwhile.
+        Raises StoreFailed, and InvalidRequest if the conversation is full.
         """
         if self.conversations is None or builder.status not in ("completed", "incomplete"):
             return

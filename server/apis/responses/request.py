@@ -1,4 +1,4 @@
-"""POST /v1/responses: what a client may send."""
+"""Request model of POST /v1/responses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOSTED_TOOL_INCLUDES = frozenset(
         "web_search_call.results",
     )
 )
-"""What may be included of items that no answer here has."""
+"""Includable members of items that no response here contains."""
 
 
 MAX_ID = 64
@@ -105,7 +105,7 @@ class ReasoningItem(IdentifiedItem):
 
 
 class ItemReference(OpenModel):
-    """An item that is stored."""
+    """A reference to a stored item."""
 
     type: Literal["item_reference"] = "item_reference"
     id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
@@ -132,7 +132,7 @@ KINDS = {
 
 
 def _item_tag(value: Any) -> str:
-    """Which item it is, so that an error tells what that kind needs. Some need not say it."""
+    """The tag of an item's model, so that an error is about that type. ``type`` may be missing."""
     given = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if given.get("type") is not None:
         return KINDS.get(given["type"], "Other") if isinstance(given["type"], str) else "Other"
@@ -152,7 +152,7 @@ InputItem = Annotated[
 
 
 class ResponseTool(OpenModel):
-    """A function, a custom tool or a namespace of them; anything else is a hosted tool."""
+    """A function, a custom tool or a namespace of tools; any other type is a hosted tool."""
 
     type: str
     name: FunctionName | None = None
@@ -171,7 +171,7 @@ class NamedChoice(RequestModel):
 
 
 class HostedChoice(OpenModel):
-    """A tool that is not the client's."""
+    """A tool that the client does not run."""
 
     type: str
 

@@ -38,7 +38,7 @@ ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 class ResponseBuilder:
-    """The response so far. ``feed`` says what each event made of it."""
+    """The response so far. ``feed`` yields the API events that each event causes."""
 
     def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
         self._job = job
@@ -51,7 +51,7 @@ class ResponseBuilder:
         self._error: GatewayError | None = None
         self._completed_at: int | None = None
         self.stored = True
-        """False for one that will not be found again; then ``store`` says so, too."""
+        """False if the response cannot be retrieved later; ``store`` is then false, too."""
         self.status = "queued" if job.repeated.get("background") else "in_progress"
 
     def begin(self) -> Iterator[ResponseEvent]:
@@ -102,7 +102,7 @@ class ResponseBuilder:
         return {"type": f"response.{self.status}", "response": self.response()}
 
     def response(self) -> dict[str, Any]:
-        """The response as it is now."""
+        """The current response."""
         open_item = [self._item.snapshot("in_progress")] if self._item else []
         body = {
             "id": self._job.id,
@@ -122,7 +122,7 @@ class ResponseBuilder:
 
     @property
     def _next(self) -> int:
-        """Where the next item stands."""
+        """The output index of the next item."""
         return len(self._done) + (self._item is not None)
 
     def _tool_name(self, name: str) -> dict[str, str]:
@@ -166,7 +166,7 @@ class ResponseBuilder:
         yield {"type": "response.output_item.done", "output_index": item.index, "item": shown}
 
     def _settle(self, status: str) -> dict[str, Any] | None:
-        """The open item becomes one of the output."""
+        """Close the open item and add it to the output."""
         if self._item is None:
             return None
         self._done.append(self._item.snapshot(status))
@@ -212,7 +212,7 @@ def _usage(finish: Finish) -> dict[str, Any]:
 
 
 class ResponseStream:
-    """Numbers what ``ResponseBuilder`` says and encodes it as frames named by their type."""
+    """Numbers the events of ``ResponseBuilder`` and encodes them as frames named by type."""
 
     def __init__(self, job: Job, rendering: EncodingContext, thinking: ReasoningStyle) -> None:
         self.builder = ResponseBuilder(job, rendering, thinking)
@@ -222,9 +222,9 @@ class ResponseStream:
         return b"".join([*self.open(), *self.frames(choice, events)])
 
     def frames(self, choice: int, events: list[Event]) -> list[bytes]:  # noqa: ARG002
-        """One frame for each thing said."""
+        """One frame per API event."""
         feed, frame = self.builder.feed, self._frame
-        return [frame(said) for event in events for said in feed(event)]
+        return [frame(out) for event in events for out in feed(event)]
 
     def close(self) -> bytes:
         return self._frame(self.builder.last)
@@ -235,17 +235,17 @@ class ResponseStream:
     def fail_frames(self, error: GatewayError) -> list[bytes]:
         """An error event, then the failed response as the last one."""
         self.builder.fail(error)
-        told = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
-        return [self._frame(told), self._frame(self.builder.last)]
+        failure = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
+        return [self._frame(failure), self._frame(self.builder.last)]
 
     def open(self) -> list[bytes]:
-        """What a stream begins with; empty once it has begun."""
-        return [] if self._number else [self._frame(said) for said in self.builder.begin()]
+        """The first frames of the stream; empty after the first call."""
+        return [] if self._number else [self._frame(event) for event in self.builder.begin()]
 
-    def _frame(self, said: ResponseEvent) -> bytes:
-        said["sequence_number"] = self._number
+    def _frame(self, event: ResponseEvent) -> bytes:
+        event["sequence_number"] = self._number
         self._number += 1
-        return sse.named_frame(said["type"], said)
+        return sse.named_frame(event["type"], event)
 
 
 class ResponseFold:

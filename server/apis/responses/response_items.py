@@ -1,4 +1,4 @@
-"""The items of a response while they are written, and what the stream says of each."""
+"""Writers of a response's items: their current state, and their stream events."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from server.apis.responses.items import new_id
 
 ResponseEvent = dict[str, Any]
-"""One event of the API before it has its sequence number."""
+"""An API event without its sequence number."""
 
 CALLS = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
-"""Items that are calls: the member for their text, and the events that tell of it."""
+"""Call items: the member that holds their text, and the prefix of their events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,13 @@ class ReasoningStyle:
     """How reasoning items are written."""
 
     summary: bool = False
-    """As a summary, for a client that asked for one: it is all of the reasoning."""
+    """As a summary, if the client asks for one; it contains all of the reasoning."""
     encrypt: Callable[[str], str] | None = None
     """Makes the ``encrypted_content`` of a client that asked for it."""
 
 
 class ItemWriter(ABC):
-    """One item; its text grows until it is settled."""
+    """Writes one item; its text grows until the item is closed."""
 
     def __init__(self, kind: str, index: int) -> None:
         self.kind = kind
@@ -44,19 +44,19 @@ class ItemWriter(ABC):
 
     @abstractmethod
     def snapshot(self, status: str) -> dict[str, Any]:
-        """The item as it is now."""
+        """The item's current state."""
 
     @abstractmethod
     def start_events(self) -> Iterator[ResponseEvent]:
-        """What is said before its first delta."""
+        """The events before its first delta."""
 
     @abstractmethod
     def finish_events(self) -> Iterator[ResponseEvent]:
-        """What is said of its text once it is whole."""
+        """The events after its last delta."""
 
     @abstractmethod
     def grow(self, text: str) -> ResponseEvent:
-        """Take the next piece of its text and say so."""
+        """Append a piece of text; returns its delta event."""
 
     def _delta(self, kind: str, text: str) -> ResponseEvent:
         self._texts.append(text)
@@ -92,14 +92,14 @@ class CallWriter(ItemWriter):
 
 
 class _PartWriter(ItemWriter):
-    """An item whose text stands in one part of it."""
+    """An item whose text is in one content part."""
 
     events: ClassVar[str]
     part_events: ClassVar[str] = "response.content_part"
     at: ClassVar[str] = "content_index"
 
     def part(self) -> dict[str, Any]:
-        """The part as it is now."""
+        """The part's current state."""
         raise NotImplementedError
 
     def _place(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class MessageWriter(_PartWriter):
 
 
 class ReasoningWriter(_PartWriter):
-    """What the model thought, as it is."""
+    """Raw reasoning."""
 
     events = "response.reasoning_text"
 
@@ -164,7 +164,7 @@ class ReasoningWriter(_PartWriter):
 
 
 class SummaryWriter(ReasoningWriter):
-    """The same for a client that asked for a summary, and would not look at the rest."""
+    """Reasoning as a summary, for clients that ask for one and ignore the rest."""
 
     events = "response.reasoning_summary_text"
     part_events = "response.reasoning_summary_part"

@@ -50,7 +50,7 @@ SWEEP_S = 600.0
 
 
 class ResponsesService:
-    """Makes responses and keeps those that are to be kept."""
+    """Creates responses and stores them unless the client asks otherwise."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -142,7 +142,7 @@ class ResponsesService:
         return await self._cancel_elsewhere(stored)
 
     async def _cancel_elsewhere(self, stored: Stored) -> dict[str, Any]:
-        """The gateway that runs it finds it settled, and ends it."""
+        """Mark it as cancelled; the gateway that runs it stops it."""
         assert self._gateway.store is not None
         cancelled = stored.response | {"status": "cancelled"}
         if await self._gateway.store.settle(replace(stored, response=cancelled)):
@@ -197,7 +197,7 @@ class ResponsesService:
         return False
 
     async def _before(self, id: str | None, owner: str, more: int) -> list[ItemDict]:
-        """What was said up to the response ``id``, oldest first."""
+        """The items up to the response ``id``, oldest first."""
         if id is None:
             return []
         store = self._gateway.store
@@ -221,7 +221,7 @@ def _read_request(
 
 
 def _current_response(stored: Stored) -> dict[str, Any]:
-    """One that no gateway says it is record any more will never end: it failed."""
+    """A response whose gateway no longer renews it has failed."""
     response = stored.response
     if response["status"] not in ("queued", "in_progress"):
         return response
@@ -239,7 +239,7 @@ def _not_found(id: str) -> NotFound:
 
 
 async def maintain_store(gateway: Gateway, every_s: float = HOLD_S / 4) -> None:
-    """Say which responses still run, and remove what is too old. Runs until it is cancelled."""
+    """Renew running responses and delete expired ones, until cancelled."""
     swept = time.monotonic()
     while gateway.store is not None:
         await asyncio.sleep(every_s)

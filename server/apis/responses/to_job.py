@@ -1,4 +1,4 @@
-"""POST /v1/responses: request to Job."""
+"""Responses request to Job."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def make_responses_job(
     served: ServedModel,
     workload: str | None = None,
 ) -> Job:
-    """``items`` are the whole conversation, what was said before included.
+    """``items`` are the whole conversation, earlier items included.
 
-    Raises InvalidRequest or NotFound; nothing has been started by then.
+    Raises InvalidRequest or NotFound.
     """
     model = resolve_model(request.model, served)
     _check_includes(request)
@@ -79,7 +79,7 @@ def _check_includes(request: ResponsesRequest) -> None:
 
 
 def check_storage(request: ResponsesRequest) -> None:
-    """Raises InvalidRequest for what cannot be found before, or kept after."""
+    """Raises InvalidRequest for contradictory fields about history and storage."""
     if request.conversation is not None and request.previous_response_id is not None:
         raise InvalidRequest(
             "'conversation' and 'previous_response_id' are mutually exclusive: both set the "
@@ -97,15 +97,15 @@ def _conversation(
     request: ResponsesRequest, items: Sequence[ItemDict], policy: ToolPolicy, served: ServedModel
 ) -> Conversation:
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    said = list(messages(items))
-    if not said:
+    template_messages = list(messages(items))
+    if not template_messages:
         raise InvalidRequest("'input' is empty: there is nothing to answer.", param="input")
     effort = effort_kwargs(request.reasoning.effort if request.reasoning else None)
     verbosity = request.text.verbosity if request.text else None
     spoken = {"verbosity": verbosity} if verbosity else {}
     asked = request.chat_template_kwargs
     return Conversation(
-        messages=(*system, *said),
+        messages=(*system, *template_messages),
         tools=policy.tools if policy.choice != "none" else (),
         template_kwargs=template_kwargs(served, asked, **effort, **spoken),
         template=own_template(served, asked),
@@ -132,7 +132,7 @@ def _text_format(request: ResponsesRequest) -> Iterator[NamedConstraint]:
 
 
 def _echo_request(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
-    """What a response says of the request that made it."""
+    """Members of the request that the response repeats."""
     given = request.model_dump(by_alias=True, exclude_none=True)
     text = {"format": {"type": "text"}} | given.get("text", {})
     reasoning = {"effort": None, "summary": None} | given.get("reasoning", {})
@@ -169,7 +169,7 @@ def _conversation_member(request: ResponsesRequest) -> dict[str, Any]:
 
 
 def _complete_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A function with all its members, as the API's own schema demands."""
+    """A function with all members that the API's schema requires."""
     if tool["type"] != "function":
         return tool
     return {"description": None, "parameters": None, "strict": None} | tool

@@ -1,4 +1,4 @@
-"""The tools and tool_choice of the Responses API to a ToolPolicy."""
+"""Tools and tool_choice of the Responses API to a ToolPolicy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from server.generation.pipeline import ServedModel
 from server.generation.text_grammar import TextGrammar
 
 CLIENT_TOOLS = ("function", "custom", "namespace")
-"""Types of tools that the client runs; all others are hosted, and there are none here."""
+"""Types of tools that the client runs; all others are hosted tools, which are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ToolOffer:
     """One tool as it is offered to the model."""
 
     function: dict[str, Any]
-    """As chat completions write it, its name flat."""
+    """In the format of chat completions, with a flat name."""
     custom: bool
     namespaced: Namespaced | None = None
     grammar: TextGrammar | None = None
@@ -74,7 +74,7 @@ def _list_offers(given: Sequence[ResponseTool], param: str) -> Iterator[ToolOffe
 
 
 def _flatten_namespace(tool: ResponseTool, path: str) -> Iterator[ToolOffer]:
-    """Its tools under flat names: no chat template knows namespaces."""
+    """Its tools under flat names: chat templates do not know namespaces."""
     if tool.name is None or not tool.tools:
         missing = f"{path}.{'tools' if tool.name else 'name'}"
         raise InvalidRequest(
@@ -129,7 +129,7 @@ def _read_choice(
 def _allowed_names(
     allowed: Sequence[NamedChoice | HostedChoice], namespaces: Mapping[str, Namespaced]
 ) -> Iterator[str]:
-    """Their names; hosted ones are left out as long as there is another."""
+    """Their names; hosted tools are ignored if there is another."""
     if not any(isinstance(tool, NamedChoice) for tool in allowed):
         raise _unusable_choice(allowed[0].type)
     for tool in allowed:
@@ -147,7 +147,7 @@ def _unusable_choice(kind: str) -> InvalidRequest:
 
 
 def _flat_choice(named: NamedChoice, namespaces: Mapping[str, Namespaced]) -> str:
-    """The name as it is offered; a tool's own name will do where one namespace has it."""
+    """The offered name; a tool's own name suffices if only one namespace has it."""
     if named.namespace is not None:
         return tools.flat_name(named.namespace, named.name)
     found = [flat for flat, (_, own) in namespaces.items() if own == named.name]

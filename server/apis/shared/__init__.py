@@ -1,0 +1,1 @@
+"""What several APIs share: base models, validation, Job and response parts."""

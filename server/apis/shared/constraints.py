@@ -23,7 +23,7 @@ from server.errors import InvalidRequest
 from server.parsing.schemas import normalise
 
 MAX_BYTES = 256 << 10
-"""Of one schema as JSON; the engine's grammar compiler is given no more."""
+"""Of one schema as JSON; the limit of the engine's grammar compiler."""
 MAX_PROPERTIES = 5000
 """In all of one schema; OpenAI's limit."""
 MAX_BRANCHES = 1000
@@ -38,7 +38,7 @@ OLDER_METAS = (
     Draft4Validator({"$ref": "http://json-schema.org/draft-04/schema#"}),
 )
 MAX_CHARS = MAX_BYTES
-"""Of a pattern, a grammar, or all choices together; the engine's compiler is given no more."""
+"""Of a pattern, a grammar, or all choices together; the limit of the engine's compiler."""
 NamedConstraint = tuple[str, Constraint]
 """The field a constraint came from, and the constraint."""
 NO_CONSTRAINT = ("tools", None)
@@ -48,7 +48,7 @@ NO_CONSTRAINT = ("tools", None)
 def content_constraint(
     request: SamplingFields, response_format: ResponseFormat | None = None
 ) -> NamedConstraint | tuple[str, None]:
-    """At most one of all the ways to say what the content must match."""
+    """The one constraint of the request, from any of the fields that can give one."""
     return require_single(
         [
             *_read_response_format(response_format),
@@ -59,7 +59,7 @@ def content_constraint(
 
 
 def require_single(found: Sequence[NamedConstraint]) -> NamedConstraint | tuple[str, None]:
-    """Raises InvalidRequest for more."""
+    """Raises InvalidRequest for more than one."""
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name, _ in found)
         raise InvalidRequest(f"{names} are mutually exclusive; give one.", param=found[1][0])
@@ -93,7 +93,7 @@ def schema_constraint(schema: dict[str, Any] | str, param: str, strict: bool = F
 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:
-    """Raises InvalidRequest where ``schema`` breaks JSON Schema's own rules."""
+    """Raises InvalidRequest if ``schema`` violates JSON Schema's rules."""
     check_bounds(schema, param)
     error = next(iter(META.iter_errors(schema)), None)
     if error is not None:
@@ -172,7 +172,7 @@ def _read_guided_fields(request: SamplingFields) -> Iterator[NamedConstraint]:
 
 
 def check_bounds(schema: Any, param: str) -> None:
-    """Raises InvalidRequest, naming where ``schema`` passes which bound."""
+    """Raises InvalidRequest naming the place and the limit that ``schema`` exceeds."""
     num_bytes = len(orjson.dumps(schema))
     if num_bytes > MAX_BYTES:
         raise _too_large(param, "$", f"{num_bytes} bytes of JSON", MAX_BYTES)
@@ -184,14 +184,14 @@ def check_bounds(schema: Any, param: str) -> None:
             raise _too_large(param, where, f"{num_properties} properties in all", MAX_PROPERTIES)
         for name in BRANCHES:
             if isinstance(part.get(name), list) and len(part[name]) > MAX_BRANCHES:
-                told = f"{len(part[name])} branches of '{name}'"
-                raise _too_large(param, where, told, MAX_BRANCHES)
+                given = f"{len(part[name])} branches of '{name}'"
+                raise _too_large(param, where, given, MAX_BRANCHES)
         if depth > MAX_DEPTH:
             raise _too_large(param, where, f"{depth} levels", MAX_DEPTH)
 
 
 def _walk(schema: Any) -> Iterator[tuple[str, Mapping[str, Any], int]]:
-    """Every object in it, with its path and how many schemas are around it."""
+    """Every object in it, with its path and its nesting depth."""
     waiting: list[tuple[str, Any, int]] = [("$", schema, 0)]
     while waiting:
         where, part, depth = waiting.pop()
@@ -204,7 +204,7 @@ def _walk(schema: Any) -> Iterator[tuple[str, Mapping[str, Any], int]]:
 
 
 def _extend_path(where: str, name: str) -> str:
-    """A path that stays short: it is for people."""
+    """A path of limited length, for messages."""
     return where if len(where) > SHOWN_PATH else f"{where}.{name[:SHOWN_PATH]}"
 
 

@@ -1,4 +1,4 @@
-"""What the routes share: made in the composition root, one per process."""
+"""Gateway: the state that all routes share, one per process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from server.store.base import ResponseStore
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """What an operator may do to a running gateway; the composition root knows how."""
+    """Actions of an operator on a running gateway; the composition root provides them."""
 
     reload: Callable[[], Awaitable[dict[str, Any]]]
     """Read keys and limits again; returns what is in force. Raises ConfigError."""
@@ -35,7 +35,7 @@ class Controls:
 
 @dataclass(slots=True)
 class Gateway:
-    """``path`` appears when the engine is ready and goes when it is not."""
+    """Created at startup; ``path`` is None until the engine is ready."""
 
     models: tuple[str, ...]
     created: int
@@ -54,34 +54,34 @@ class Gateway:
     body_timeout_s: float = 30.0
     budget: Budget = field(default_factory=Budget)
     session_header: str = "x-session-id"
-    """Requests with the same value here had better meet the same worker."""
+    """Requests with the same value in this header prefer the same worker."""
     unknown_fields: str = "ignore"
-    """ignore or refuse: what becomes of fields nobody knows."""
+    """What happens to unknown fields: ignore or refuse."""
     observer: Observer = field(default_factory=NullObserver)
     memory: MemoryWatch = field(default_factory=lambda: MemoryWatch([]))
     store: ResponseStore | None = None
     """None stores no responses."""
     cipher: ReasoningCipher = field(default_factory=ReasoningCipher.ephemeral)
-    """For reasoning that clients keep."""
+    """Encrypts the reasoning that clients store."""
     runs: BackgroundRuns = field(default_factory=BackgroundRuns)
     controls: Controls | None = None
     workers: Callable[[], Iterable[WorkerStatus]] = tuple
-    """Those of a fleet, if the engine is one."""
+    """The workers of a fleet; empty for a local engine."""
     losses: Callable[[], Iterable[EngineLoss]] = tuple
-    """How the last engines or workers were lost."""
+    """The last losses of engines or workers."""
     under_way: int = 0
-    """Requests that may take memory and are not over."""
+    """In-flight requests that may take memory."""
     path: Pipeline | None = None
     state: str = "starting"
     """starting, ready or stopping."""
 
     def owner(self) -> str:
-        """Whose responses the request at hand may see: those made with the same key."""
+        """The owner whose responses the current request may see: its key."""
         key = caller.get().key
         return "" if key is None else key.owner
 
     def require(self) -> Pipeline:
-        """The way through, or a refusal that says when to come back."""
+        """The pipeline. Raises Unavailable with Retry-After if the engine is not ready."""
         if self.path is None or self.state != "ready":
             raise Unavailable(
                 f"The engine is {self.state}; see /ready.",

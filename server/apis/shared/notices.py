@@ -1,6 +1,6 @@
-"""What a request asked for and is answered without: named in a header of the answer, and counted.
+"""Ignored parts of a request: listed in a response header, and counted.
 
-``ignore`` is the one way to leave something out. Under ``--unknown-fields refuse`` it raises.
+Everything ignored goes through ``ignore``, which raises under ``--unknown-fields refuse``.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ _current: ContextVar[Notices | None] = ContextVar("notices", default=None)
 
 
 def note(name: str) -> None:
-    """Name what the answer is made without, whatever the operator wants of unknown fields."""
+    """List ``name`` in the header, even under ``--unknown-fields refuse``."""
     notices = _current.get()
     if notices is not None:
         notices.note(name)
 
 
 def ignore(name: str, rule: str = "Unrecognized request argument supplied") -> None:
-    """Answer without ``name``. Raises InvalidRequest where the operator wants that."""
+    """Ignore ``name``. Raises InvalidRequest under ``--unknown-fields refuse``."""
     notices = _current.get()
     if notices is not None:
         notices.ignore(name, rule)
 
 
 class NoticeHeader:
-    """ASGI middleware: adds the header to answers and tells the observer."""
+    """ASGI middleware: adds the header to responses and reports to the observer."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app

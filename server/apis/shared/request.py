@@ -1,4 +1,4 @@
-"""The root of every request model, and how bytes become one.
+"""Base of all request models, and parsing of a body into one.
 
 A field we know is acted on, or accepted without effect, as docs/api.md lists. A field we know but
 cannot serve, and whose loss would change the answer, is in ``refused``: any value but a neutral one
@@ -23,19 +23,19 @@ from server.errors import InvalidRequest
 
 Element = TypeVar("Element")
 Many = Annotated[list[Element], Field(fail_fast=True)]
-"""A list whose first wrong item is the error: naming them all would take seconds."""
+"""A list that reports its first invalid item only: reporting all would take seconds."""
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
 
 
 class RequestModel(BaseModel):
-    """What clients may send. Types are strict, but for what ``coerce_fields`` converts."""
+    """Base of request models. Types are strict, except for what ``coerce_fields`` converts."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Known fields that cannot be served, and why; None, False and empty values do no harm."""
+    """Known fields that cannot be served, and why; None, False and empty values are allowed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,7 +54,7 @@ class RequestModel(BaseModel):
 
 
 class OpenModel(BaseModel):
-    """A part of a request that the chat template may read beyond what we know of it."""
+    """A part of a request with members that only the chat template may know."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -62,13 +62,13 @@ class OpenModel(BaseModel):
 Model = TypeVar("Model", bound=RequestModel)
 
 SHOWN = 80
-"""Characters of a wrong value that an error message repeats."""
+"""Characters of an invalid value that an error message shows."""
 
 
 def parse(body: bytes, model: type[Model]) -> Model:
     """Raises InvalidRequest for anything that is not JSON, not an object, or breaks a rule.
 
-    What ``model`` does not know is ignored, and the answer tells that.
+    Unknown fields are ignored and listed in a response header.
     """
     try:
         data = loads(body)
@@ -86,7 +86,7 @@ def parse(body: bytes, model: type[Model]) -> Model:
 
 
 def _explain(error: ValidationError) -> InvalidRequest:
-    """The first problem, in words; for unions the one that got furthest."""
+    """The error message of the first problem; for unions of the deepest."""
     problem = max(error.errors(include_url=False), key=lambda item: len(item["loc"]))
     path = _path(problem["loc"])
     if problem["type"] == "extra_forbidden":
@@ -100,7 +100,7 @@ def _explain(error: ValidationError) -> InvalidRequest:
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """messages[0].content; the union branch names pydantic puts in between are left out."""
+    """For example messages[0].content, without pydantic's names of union branches."""
     out = ""
     for part in loc:
         if isinstance(part, int):
@@ -146,14 +146,14 @@ SWITCHES: Mapping[str | int, bool] = {"true": True, "false": False, 1: True, 0: 
 
 
 def coerce_fields(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, Any]:
-    """``data`` with such values in the types that the fields of ``model`` have."""
+    """``data`` with numbers and switches given as text converted to the fields' types."""
     kinds = _scalar_fields(model)
     return {name: _coerce(value, kinds.get(name)) for name, value in data.items()}
 
 
 @cache
 def _scalar_fields(model: type[BaseModel]) -> dict[str, type]:
-    """The fields that hold one number or one switch and nothing else."""
+    """The fields whose value is a number or a switch."""
     found = {name: _plain_types(item.annotation) for name, item in model.model_fields.items()}
     return {
         name: float if float in leaves else next(iter(leaves))
@@ -163,7 +163,7 @@ def _scalar_fields(model: type[BaseModel]) -> dict[str, type]:
 
 
 def _plain_types(annotation: Any) -> set[type]:
-    """The plain types a value may have, None apart."""
+    """The plain types that a value may have, except None."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _plain_types(arguments[0])

@@ -68,7 +68,7 @@ def speculative_decoding(
 
 
 FLOOR = -9999.0
-"""What OpenAI writes for a probability of 0: JSON has no minus infinity."""
+"""OpenAI's value for a probability of 0: JSON has no minus infinity."""
 
 
 def list_logprobs(

@@ -1,4 +1,4 @@
-"""What routes share: run a job, count tokens, describe a body in OpenAPI."""
+"""Shared by routes: run a job, count tokens, describe a body in OpenAPI."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from server.generation.pipeline import Pipeline
 from server.http.response import ErrorBody, Fold, FoldedResponse, StreamedResponse, StreamEncoder
 
 WORKLOAD_HEADER = "x-eaglegate-workload"
-"""Names the slice of the metrics a request counts in; only configured names do."""
+"""Header with the metrics slice of a request; only configured names count."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How one API writes answers."""
+    """The encoders of one API."""
 
     stream: Callable[[Job, EncodingContext], StreamEncoder]
     fold: Callable[[Job, EncodingContext], Fold]
@@ -43,7 +43,7 @@ def make_encoding_context(path: Pipeline) -> EncodingContext:
 
 
 def assign_caller(job: Job, who: Caller) -> Job:
-    """The job as the caller's. Raises Forbidden where their key does not reach."""
+    """The job with its caller. Raises Forbidden if the key may not use the model."""
     key = who.key
     if key is None:
         return replace(job, caller=who)
@@ -59,7 +59,7 @@ def assign_caller(job: Job, who: Caller) -> Job:
 def answer(
     job: Job, path: Pipeline, gateway: Gateway, wire: AnswerFormat, arrived: float
 ) -> Response:
-    """The response that runs ``job`` when it is sent. Raises Forbidden."""
+    """A response that runs ``job`` when it is sent. Raises Forbidden."""
     job = assign_caller(job, caller.get())
     source = events(job, path, gateway.observer, arrived)
     shown = replace(make_encoding_context(path), token_names=job.token_names)
@@ -74,7 +74,7 @@ CONTEXTS = 4
 
 @asynccontextmanager
 async def admit(path: Pipeline, arrived: float) -> AsyncIterator[None]:
-    """Enter, in time; what is done inside takes no place in the engine. Raises GatewayError."""
+    """Admit a request that uses no engine slot, within its deadline. Raises GatewayError."""
     who = caller.get()
     deadline = Deadline(who.timeout_s, arrived)
     with path.admission.enter(who.visitor(deadline.at)):
@@ -85,7 +85,7 @@ async def admit(path: Pipeline, arrived: float) -> AsyncIterator[None]:
 async def count_prompt_tokens(
     path: Pipeline, api: str, arrived: float, count: Callable[[RenderLimits], Awaitable[list[int]]]
 ) -> list[int]:
-    """The tokens of a prompt that nothing is generated for. Raises GatewayError."""
+    """The tokens of a prompt, without generating. Raises GatewayError."""
     longest = path.info.max_model_len
     async with admit(path, arrived):
         try:

@@ -1,9 +1,9 @@
-"""JSON as its standard has it, and no more of it than anybody needs.
+"""Strict JSON parsing with limits on size, depth and numbers.
 
-Two readings: orjson's, which is fast and refuses NaN, bad UTF-8 and lone surrogates; and, where
-colons outnumber keys or a number is unusual, one with the standard library's scanner, whose hooks
-see what orjson passes over in silence: a key given twice (which of the two did a proxy check?) and
-numbers no double can hold.
+orjson is fast and refuses NaN, bad UTF-8 and lone surrogates, but silently accepts duplicate keys
+(which of the two did a proxy check?) and numbers that no double can hold. Where colons outnumber
+keys or a number is unusual, the standard library's scanner parses the body again and its hooks
+refuse these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_DIGITS = 40
 MAX_ITEMS = 200_000
 """Values in one body, all levels together."""
 MAX_CONTAINERS = 50_000
-"""Objects and arrays among them; each is looked at one by one."""
+"""Objects and arrays among them; each is visited."""
 _CONTAINERS = (dict, list)
 _STRING = re.compile(rb'"[^"]*"')
 """Where no quote is escaped."""
@@ -59,7 +59,7 @@ def _skeleton(body: bytes) -> bytes:
 
 
 def _check_numbers_and_keys(body: bytes) -> None:
-    """The second reading, where a key may be given twice or a number is no usual one."""
+    """Parse again, for duplicate keys and unusual numbers."""
     try:
         _SECOND.decode(body.decode())
     except RecursionError:
@@ -67,7 +67,7 @@ def _check_numbers_and_keys(body: bytes) -> None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> None:
-    """Refuse a key given twice; what the objects hold is of no interest here."""
+    """Refuse duplicate keys; the values are ignored."""
     if len({key for key, _ in pairs}) == len(pairs):
         return
     seen: set[str] = set()
@@ -91,7 +91,7 @@ _SECOND = json.JSONDecoder(object_pairs_hook=_once, parse_int=_integer, parse_fl
 
 
 def _check_size(data: Any) -> int:
-    """How many keys there are. Level by level, so that depth costs no stack."""
+    """The number of keys. Breadth first, so that depth uses no stack."""
     level, depth, items, containers, keys = [data], 0, 0, 0, 0
     while level:
         items += len(level)

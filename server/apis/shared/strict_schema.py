@@ -37,7 +37,7 @@ OBJECTS = frozenset((
     "minProperties", "maxProperties", "unevaluatedProperties",
 ))  # fmt: skip
 SPEAKS_FOR_ITSELF = ("$ref", "anyOf", "oneOf", "allOf")
-"""Beside one of these, other keywords are not looked at."""
+"""xgrammar ignores keywords beside one of these."""
 ASSERTIONS = NUMBERS | STRINGS | ARRAYS | OBJECTS | {"type", *SPEAKS_FOR_ITSELF}
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -78,7 +78,7 @@ def _parts(schema: Schema) -> Iterator[tuple[str, Any]]:
 
 
 def _check_keywords(schema: Schema, root: Any, exclusion: Exclusion) -> Iterator[str]:
-    """The keywords of a schema itself, its parts apart."""
+    """The unenforced keywords of a schema, without its subschemas."""
     yield from (keyword for keyword in NEVER if keyword in schema)
     if schema.get("uniqueItems"):
         yield "uniqueItems"
@@ -96,7 +96,7 @@ def _check_keywords(schema: Schema, root: Any, exclusion: Exclusion) -> Iterator
 
 
 def _check_values(schema: Schema) -> Iterator[str]:
-    """Listed values are let through whatever else is said, so that each must fit it by itself."""
+    """xgrammar allows listed values whatever else the schema says, so each must match the rest."""
     keyword = "const" if "const" in schema else "enum"
     values = [schema["const"]] if keyword == "const" else _list(schema["enum"])
     own = {name: part for name, part in schema.items() if name in ASSERTIONS and name != "$ref"}
@@ -105,7 +105,7 @@ def _check_values(schema: Schema) -> Iterator[str]:
 
 
 def _all_match(schema: Schema, values: list[Any]) -> bool:
-    """Not where that cannot be found out in linear time: patterns that need backtracking."""
+    """False if it cannot be checked in linear time: patterns that need backtracking."""
     try:
         validator = Draft202012Validator(
             dict(schema),
@@ -142,7 +142,7 @@ def _resolve(schema: Any, root: Any) -> Schema:
 
 
 def _check_untyped(schema: Schema) -> Iterator[str]:
-    """Without a type only what says object or array by itself is enforced."""
+    """Without a type only keywords that imply an object or an array are enforced."""
     if _types(schema):
         return
     yield from sorted((NUMBERS | STRINGS) & schema.keys())
@@ -203,21 +203,26 @@ PAIRS = 32
 MAX_WORK = 500_000
 """Values looked at for all of one schema."""
 TYPE = ""
-"""Stands for a branch's own type among the names of discriminators."""
+"""The name of the discriminator that is a branch's own type."""
 
 Discriminators = dict[str, frozenset[str]]
-"""What the values of a branch must be: by discriminator, those that are listed."""
+"""The allowed values of a branch, by discriminator."""
 
 
 class Exclusion:
-    """For all ``oneOf`` of one schema; what is known of a branch is kept."""
+    """Whether the branches of a ``oneOf`` exclude each other, without comparing every pair.
+
+    Branches differ by type, or by a required property with listed values: the discriminator. Up to
+    ``PAIRS`` branches that no discriminator separates are compared in pairs. A check that exceeds
+    ``MAX_WORK`` counts as not exclusive. One object serves all ``oneOf`` of a schema.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, Discriminators] = {}
         self._work = 0
 
     def holds(self, branches: Sequence[Schema]) -> bool:
-        """Whether no value can match two of them, as far as that is cheap to show."""
+        """Whether no value can match two of them, as far as a cheap check can show."""
         if len({id(branch) for branch in branches}) < len(branches):
             return False
         try:
@@ -246,7 +251,7 @@ class Exclusion:
     def _groups(
         self, discriminators: list[Discriminators], name: str
     ) -> list[list[Discriminators]]:
-        """Those that share a value of ``name``, directly or through others, together."""
+        """Groups of branches that share a value of ``name``, directly or through others."""
         root = list(range(len(discriminators)))
 
         def find(at: int) -> int:

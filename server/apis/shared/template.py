@@ -23,15 +23,15 @@ from server.parsing.free_text import ARGUMENT
 END = " omitted: this model reads text only]"
 UNCLEAN = re.compile(r"[^a-z0-9_]")
 MAX_KIND = 40
-"""Characters of a type that are looked at."""
+"""Characters of a type that are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPolicy:
-    """Where a message stands, as far as what it holds besides text."""
+    """What happens to the non-text parts of a message."""
 
     replaced: bool
-    """A placeholder takes its place."""
+    """A placeholder replaces them; else they are refused."""
 
     def text(self, kind: str, path: str) -> str:
         """The placeholder of a part of type ``kind``. Raises InvalidRequest where it is refused."""
@@ -50,13 +50,13 @@ def placeholder(kind: str) -> str:
 
 
 def join(texts: Sequence[str], between: str = "") -> str:
-    """The texts of a message's parts; a placeholder has a line of its own."""
+    """The joined texts of a message's parts; each placeholder is on its own line."""
     placed = any(text.endswith(END) for text in texts)
     return ("\n" if placed else between).join(texts)
 
 
 def is_newest(roles: Sequence[str]) -> list[bool]:
-    """Of each message, whether the user asks with it now: nothing of the assistant's follows."""
+    """For each message, whether it is in the user's current turn: no assistant message follows."""
     last = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
     return [role == "user" and at > last for at, role in enumerate(roles)]
 
@@ -68,7 +68,7 @@ def _short_kind(kind: str) -> str:
 
 
 RAW = "raw_arguments"
-"""Where text that is no JSON object stands; the messages API delivers it under the same name."""
+"""The member for text that is no JSON object; the messages API delivers it under the same name."""
 PARAM = "chat_template_kwargs"
 MAX_TEMPLATE_CHARS = 256 << 10
 
@@ -76,7 +76,7 @@ MAX_TEMPLATE_CHARS = 256 << 10
 def template_kwargs(
     served: ServedModel, asked: Mapping[str, Any] | None, **meant: Any
 ) -> dict[str, Any]:
-    """The operator's, what other fields mean (``meant``), the request's own: the last one counts.
+    """The operator's variables, other fields' (``meant``), the request's own; the last wins.
 
     A variable that the template does not read is dropped by the renderer. Raises InvalidRequest.
     """
@@ -94,9 +94,9 @@ def template_kwargs(
 def own_template(
     served: ServedModel, asked: Mapping[str, Any] | None, named: str | None = None
 ) -> str | None:
-    """The request's own template, where the operator trusts those. Raises InvalidRequest.
+    """The request's own template, if the operator allows one. Raises InvalidRequest.
 
-    ``named`` is that of a field of its own, which comes first.
+    ``named`` is the value of the field ``chat_template``, which takes precedence.
     """
     param = f"{PARAM}.chat_template" if named is None else "chat_template"
     given = (asked or {}).get("chat_template") if named is None else named
@@ -117,28 +117,28 @@ def own_template(
 
 
 def effort_kwargs(effort: str | None) -> dict[str, Any]:
-    """What templates call it: an effort, or a switch that turns thinking off."""
+    """Template variables for an effort; ``none`` turns thinking off."""
     if effort is None:
         return {}
     return {"reasoning_effort": effort, **(thinking_kwargs(False) if effort == "none" else {})}
 
 
 def thinking_kwargs(on: bool | None) -> dict[str, Any]:
-    """Both names that templates have for the switch; nothing where it is left to the template."""
+    """Both names of the switch in templates; empty if the template decides."""
     return {} if on is None else {"enable_thinking": on, "thinking": on}
 
 
 def custom_call(id: str, name: str, text: str) -> dict[str, Any]:
-    """A call of a custom tool as the function it was offered as."""
+    """A custom tool's call as a call of its function."""
     function = {"name": name, "arguments": {ARGUMENT: text}}
     return {"id": id, "type": "function", "function": function}
 
 
 def parse_arguments(text: str | dict[str, Any] | None) -> dict[str, Any]:
-    """Templates iterate over arguments, so they get an object; the model wrote it as text.
+    """Arguments as an object, because templates iterate over them; the model writes text.
 
-    What it wrote badly stays in the history for good: it is shown to the model as it was, in an
-    object of its own, for a refusal here would end every turn that follows.
+    Invalid arguments stay in the history, so refusing them would fail every later turn. The model
+    sees them unchanged, in an object of their own.
     """
     if isinstance(text, dict):
         return text

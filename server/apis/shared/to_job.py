@@ -18,13 +18,13 @@ from server.generation.prompt import Conversation
 
 MAX_DEPTH_PARAM = "num_speculative_tokens"
 MAX_BAD_WORDS_BYTES = 512
-"""vLLM has room for 1024 tokens; a word may take one a byte, with and without a space before."""
+"""vLLM allows 1024 tokens; a word may take one per byte, with and without a leading space."""
 MAX_STOP_CHARS = 1024
-"""In one stop sequence: what may begin one is held back from the client."""
+"""In one stop sequence: text that may begin one is held back from the client."""
 
 
 class JobFields(Protocol):
-    """What the requests of all APIs have."""
+    """The fields that requests of all APIs have."""
 
     @property
     def stream(self) -> bool | None: ...
@@ -114,8 +114,8 @@ def _add_sampling_fields(job: Job, request: SamplingFields) -> Job:
         continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
         token_names="ids" if request.return_tokens_as_token_ids else "text",
-        tells_prompt=bool(request.return_token_ids) or request.prompt_logprobs is not None,
-        gives_prompt_logprobs=request.prompt_logprobs is not None,
+        wants_prompt=bool(request.return_token_ids) or request.prompt_logprobs is not None,
+        wants_prompt_logprobs=request.prompt_logprobs is not None,
         truncate_prompt=request.truncate_prompt_tokens,
         truncation_side=request.truncation_side or "left",
     )
@@ -187,7 +187,7 @@ def _read_repetition(asked: RepetitionDetection | None) -> RepetitionStop | None
 
 
 def thinking_budget(asked: int | None, served: ServedModel) -> int | None:
-    """-1 sets no bound, as in vLLM."""
+    """-1 means no limit, as in vLLM."""
     if asked is None or asked == -1:
         return None
     if served.thinking_budget is False:
@@ -201,7 +201,7 @@ def thinking_budget(asked: int | None, served: ServedModel) -> int | None:
 
 
 def _read_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
-    """Each once. Raises InvalidRequest."""
+    """Without duplicates. Raises InvalidRequest."""
     beyond = next((t for t in token_ids if vocab_size is not None and t >= vocab_size), None)
     if beyond is not None:
         raise InvalidRequest(
@@ -261,7 +261,7 @@ def read_stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, 
 
 
 def service_tier(asked: str | None) -> dict[str, str]:
-    """There is one tier, ``default``; a request that names any hears which one served it."""
+    """The response names the only tier, ``default``, if the request names one."""
     return {} if asked is None else {"service_tier": "default"}
 
 
@@ -277,7 +277,7 @@ def _read_logit_bias(bias: Mapping[str, float], vocab_size: int | None) -> dict[
 
 
 def resolve_model(asked: str | None, served: ServedModel) -> str:
-    """The name to answer under: the one given, or without one that of the model there is."""
+    """The model name in the response: the requested one, else the first served one."""
     name = asked or served.models[0]
     check_model(name, served)
     return name
@@ -296,7 +296,7 @@ def check_model(model: str, served: ServedModel) -> None:
 def requested_depth(
     asked: int | None, xargs: Mapping[str, Any] | None, served: ServedModel
 ) -> int | None:
-    """Draft tokens per step asked for by the request, 0..K, or None."""
+    """The requested draft tokens per step, 0..K, or None."""
     for name in xargs or ():
         if name != MAX_DEPTH_PARAM:
             ignore(f"vllm_xargs.{name}")

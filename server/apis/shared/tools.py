@@ -25,29 +25,29 @@ OfferedTool = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ToolSelection:
-    """tool_choice without its API's clothes."""
+    """API-independent tool choice."""
 
     mode: str
     """none, auto or required"""
     names: tuple[str, ...] = ()
     """The functions that may be called; empty for all."""
     single: bool = False
-    """One call and no more, whatever parallel_tool_calls says."""
+    """Exactly one call, regardless of parallel_tool_calls."""
 
 
 def custom_function(name: str, description: str | None) -> dict[str, Any]:
-    """A custom tool as the function it is offered as."""
-    told = {} if description is None else {"description": description}
-    return {"type": "function", "function": {"name": name, **told, "parameters": PARAMETERS}}
+    """A custom tool as a function with one text argument."""
+    described = {} if description is None else {"description": description}
+    return {"type": "function", "function": {"name": name, **described, "parameters": PARAMETERS}}
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """A tool of a namespace as the model knows it; vLLM writes it the same way."""
+    """The model's name for a tool of a namespace, in vLLM's format."""
     return f"{namespace}__{name}"
 
 
 def ignore_hosted(kind: str) -> None:
-    """Leave out a tool that somebody else's servers run. Raises InvalidRequest under refuse."""
+    """Ignore a hosted tool. Raises InvalidRequest under ``--unknown-fields refuse``."""
     ignore(f"tools[{kind}]", "This gateway has no hosted tools, only tools that the client runs")
 
 
@@ -92,7 +92,7 @@ def demands_hosted(kind: str) -> InvalidRequest:
 def _check_hosted(
     tools: Sequence[OfferedTool], choice: ToolSelection, hosted: Mapping[str, str]
 ) -> None:
-    """A choice of one that was left out, or of any where all were."""
+    """Refuse a choice that only ignored tools could satisfy."""
     offered = {str(tool["function"]["name"]) for tool in tools}
     for name in choice.names:
         if name in hosted and name not in offered:
@@ -136,12 +136,12 @@ def _check_known(wanted: Collection[str], offered: Collection[str]) -> None:
 
 
 MAX_DEFINITION = 16 << 10
-"""Characters: reading more would hold up everybody."""
+"""Characters; parsing more would delay other requests."""
 SYNTAXES = {"lark": lark_grammar, "regex": regex_grammar}
 
 
 def read_text_grammar(form: CustomFormat | None, path: str) -> TextGrammar | None:
-    """None for any text. Chat completions give the grammar a level deeper than Responses do."""
+    """None for free text. Chat completions nest the grammar one level deeper than Responses."""
     if form is None or form.type == "text":
         return None
     given, where = (
@@ -167,5 +167,5 @@ def read_text_grammar(form: CustomFormat | None, path: str) -> TextGrammar | Non
 
 @lru_cache(maxsize=64)
 def _compile(syntax: str, definition: str) -> TextGrammar:
-    """Agents send the same tools with every turn."""
+    """Cached: agents send the same tools with every turn."""
     return SYNTAXES[syntax](definition)
