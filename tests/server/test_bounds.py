@@ -109,7 +109,7 @@ async def test_a_chain_of_responses_is_as_long_as_one_request(lab):
         previous = answer.json.get("id", previous)
     assert statuses[0] == 200
     assert statuses[-1] == 400
-    assert "at most 3000" in answer.json["error"]["message"]
+    assert "limit is 3000" in answer.json["error"]["message"]
 
 
 def test_only_the_beginning_of_a_name_is_looked_at():

@@ -262,7 +262,7 @@ async def test_without_a_reasoning_parser_the_constraint_is_itself(lab):
 async def test_a_grammar_the_engine_cannot_compile_names_its_field(lab):
     lab.engine.script = [RequestRejected("no such thing")]
     answer = await lab.chat(guided_regex="[unclosed")
-    assert (answer.status, answer.json["error"]["param"]) == (400, "response_format")
+    assert (answer.status, answer.json["error"]["param"]) == (400, "guided_regex")
     assert "cannot be compiled into a grammar: no such thing" in answer.json["error"]["message"]
     answer = await lab.chat(tools=[WEATHER], tool_choice="required")
     assert answer.json["error"]["param"] == "tools"

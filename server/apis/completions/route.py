@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.access.budget import charge
 from server.apis.completions.request import CompletionRequest
 from server.apis.completions.response import CompletionFold, CompletionStream
 from server.apis.completions.to_job import make_completion_job
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.request import parse
-from server.apis.shared.route import WORKLOAD_HEADER, AnswerFormat, answer, describe_body
+from server.apis.shared.route import GenerationApi, describe_body, respond
 from server.errors import openai_body
-from server.http.body import read_body
 
-COMPLETIONS = AnswerFormat(CompletionStream, CompletionFold, openai_body)
+COMPLETIONS = GenerationApi(
+    CompletionRequest, make_completion_job, CompletionStream, CompletionFold, openai_body
+)
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -26,19 +22,6 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
     async def completions(request: Request) -> Response:
-        arrived = time.perf_counter()
-        body = await read_body(request, gateway.max_body_bytes)
-        return await respond(body, request.headers, gateway, arrived)
+        return await respond(request, gateway, lambda _: COMPLETIONS)
 
     return routes
-
-
-async def respond(
-    body: bytes, headers: Mapping[str, str], gateway: Gateway, arrived: float
-) -> Response:
-    path = gateway.require()
-    named = headers.get(WORKLOAD_HEADER)
-    job = await charge.get().parsed(
-        lambda: make_completion_job(parse(body, CompletionRequest), path.served, named)
-    )
-    return answer(job, path, gateway, COMPLETIONS, arrived)

@@ -14,17 +14,18 @@ from server.apis.messages.to_job import make_counted_conversation, make_messages
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import parse
 from server.apis.shared.route import (
-    WORKLOAD_HEADER,
-    AnswerFormat,
-    answer,
+    GenerationApi,
     count_prompt_tokens,
     describe_body,
+    respond,
 )
 from server.errors import anthropic_body
 from server.generation.prompt import render
 from server.http.body import read_body
 
-MESSAGES = AnswerFormat(MessageStream, MessageFold, anthropic_body)
+MESSAGES = GenerationApi(
+    MessagesRequest, make_messages_job, MessageStream, MessageFold, anthropic_body
+)
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -32,14 +33,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post("/v1/messages", openapi_extra=describe_body(MessagesRequest))
     async def messages(request: Request) -> Response:
-        arrived = time.perf_counter()
-        body = await read_body(request, gateway.max_body_bytes)
-        path = gateway.require()
-        named = request.headers.get(WORKLOAD_HEADER)
-        job = await charge.get().parsed(
-            lambda: make_messages_job(parse(body, MessagesRequest), path.served, named)
-        )
-        return answer(job, path, gateway, MESSAGES, arrived)
+        return await respond(request, gateway, lambda _: MESSAGES)
 
     @routes.post("/v1/messages/count_tokens", openapi_extra=describe_body(CountTokensRequest))
     async def count_tokens(request: Request) -> dict[str, int]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.access.budget import charge
-from server.apis.chat import route as chat
-from server.apis.completions import route as completions
+from server.apis.chat.route import CHAT
+from server.apis.completions.route import COMPLETIONS
 from server.apis.shared.gateway import Gateway
+from server.apis.shared.route import GenerationApi, respond
 from server.errors import InvalidRequest
-from server.http.body import read_body
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -22,25 +20,18 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post("/invocations")
     async def invocations(request: Request) -> Response:
         """Chat completions where the body has ``messages``, completions where it has ``prompt``."""
-        arrived = time.perf_counter()
-        body = await read_body(request, gateway.max_body_bytes)
-        fields = await charge.get().parsed(lambda: _fields(body))
-        if "messages" in fields:
-            return await chat.respond(body, request.headers, gateway, arrived)
-        if "prompt" in fields:
-            return await completions.respond(body, request.headers, gateway, arrived)
-        raise InvalidRequest(
-            "The body needs 'messages', for a chat completion, or 'prompt', for a completion; "
-            "it has neither."
-        )
+        return await respond(request, gateway, _select)
 
     return routes
 
 
-def _fields(body: bytes) -> frozenset[str]:
-    """The names of the body's members; the API itself parses the body."""
-    try:
-        given = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error.msg}.") from None
-    return frozenset(given) if isinstance(given, dict) else frozenset()
+def _select(body: Any) -> GenerationApi[Any]:
+    fields = body if isinstance(body, dict) else {}
+    if "messages" in fields:
+        return CHAT
+    if "prompt" in fields:
+        return COMPLETIONS
+    raise InvalidRequest(
+        "The body needs 'messages', for a chat completion, or 'prompt', for a completion; it has "
+        "neither."
+    )

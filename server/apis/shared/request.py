@@ -66,14 +66,20 @@ SHOWN = 80
 
 
 def parse(body: bytes, model: type[Model]) -> Model:
-    """Raises InvalidRequest for anything that is not JSON, not an object, or breaks a rule.
+    """Raises InvalidRequest for anything that is not JSON, not an object, or breaks a rule."""
+    return validate(read_json(body), model)
 
-    Unknown fields are ignored and listed in a response header.
-    """
+
+def read_json(body: bytes) -> Any:
+    """Raises InvalidRequest."""
     try:
-        data = loads(body)
+        return loads(body)
     except BadJSON as error:
         raise InvalidRequest(str(error), code="invalid_json") from None
+
+
+def validate(data: Any, model: type[Model]) -> Model:
+    """Raises InvalidRequest. Unknown fields are ignored and listed in a response header."""
     if not isinstance(data, dict):
         raise InvalidRequest(f"The body must be a JSON object, not {type(data).__name__}.")
     try:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Generic
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from engine.rendering.limits import PromptTooLong, RenderLimits
+from server.access.budget import charge
 from server.access.caller import Caller, caller
 from server.apis.shared.gateway import Gateway
+from server.apis.shared.request import Model, read_json, validate
 from server.apis.shared.response import EncodingContext
 from server.errors import Forbidden
 from server.generation.context import context_overflow
 from server.generation.deadline import Deadline
 from server.generation.generate import events
 from server.generation.job import Job
-from server.generation.pipeline import Pipeline
+from server.generation.pipeline import Pipeline, ServedModel
+from server.http.body import read_body
 from server.http.response import ErrorBody, Fold, FoldedResponse, StreamedResponse, StreamEncoder
 
 WORKLOAD_HEADER = "x-eaglegate-workload"
@@ -29,12 +33,33 @@ WORKLOAD_HEADER = "x-eaglegate-workload"
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFormat:
-    """The encoders of one API."""
+class GenerationApi(Generic[Model]):
+    """One API that generates: its request model, its Job, its encoders."""
 
+    model: type[Model]
+    make_job: Callable[[Model, ServedModel, str | None], Job]
+    """The last argument is the workload that the client names."""
     stream: Callable[[Job, EncodingContext], StreamEncoder]
     fold: Callable[[Job, EncodingContext], Fold]
     error_body: ErrorBody
+
+
+async def respond(
+    request: Request, gateway: Gateway, select: Callable[[Any], GenerationApi[Any]]
+) -> Response:
+    """Read the body once, make the Job of the API that ``select`` finds, and answer it."""
+    arrived = time.perf_counter()
+    body = await read_body(request, gateway.max_body_bytes)
+    path = gateway.require()
+    named = request.headers.get(WORKLOAD_HEADER)
+
+    def read() -> tuple[GenerationApi[Any], Job]:
+        data = read_json(body)
+        api = select(data)
+        return api, api.make_job(validate(data, api.model), path.served, named)
+
+    api, job = await charge.get().parsed(read)
+    return answer(job, path, gateway, api, arrived)
 
 
 def make_encoding_context(path: Pipeline) -> EncodingContext:
@@ -57,15 +82,15 @@ def assign_caller(job: Job, who: Caller) -> Job:
 
 
 def answer(
-    job: Job, path: Pipeline, gateway: Gateway, wire: AnswerFormat, arrived: float
+    job: Job, path: Pipeline, gateway: Gateway, api: GenerationApi[Any], arrived: float
 ) -> Response:
     """A response that runs ``job`` when it is sent. Raises Forbidden."""
     job = assign_caller(job, caller.get())
     source = events(job, path, gateway.observer, arrived)
-    shown = replace(make_encoding_context(path), token_names=job.token_names)
+    context = replace(make_encoding_context(path), token_names=job.token_names)
     if job.stream:
-        return StreamedResponse(source, wire.stream(job, shown), wire.error_body, gateway.timing)
-    return FoldedResponse(source, wire.fold(job, shown), wire.error_body)
+        return StreamedResponse(source, api.stream(job, context), api.error_body, gateway.timing)
+    return FoldedResponse(source, api.fold(job, context), api.error_body)
 
 
 CONTEXTS = 4
