@@ -47,7 +47,7 @@ def name_context(prompt_tokens: int) -> str:
 
 
 class CappedNames:
-    """For names that are bounded by somebody else's word: the first ``limit`` pass."""
+    """Caps label cardinality: the first ``limit`` names pass, later ones become ``other``."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -70,7 +70,7 @@ _APIS = {
 
 
 def name_api(name_or_path: str) -> str:
-    """The API's name; a path nobody serves is ``other``, or anyone could make up series."""
+    """The API's name; any other path is ``other``, so that clients cannot create series."""
     if name_or_path in _APIS.values():
         return name_or_path
     return _APIS.get(name_or_path, OTHER)

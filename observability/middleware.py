@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from observability.observation import RequestObservation, RequestRecord
-from observability.sequence import Clock
+from observability.sequence import MonotonicClock
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class TelemetryMiddleware:
         app: ASGIApp,
         log: Callable[[HttpExchange], None],
         tracing: Tracing | None = None,
-        clock: Clock = time.perf_counter,
+        clock: MonotonicClock = time.perf_counter,
     ) -> None:
         self._app = app
         self._log = log

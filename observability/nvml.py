@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU now; None for what this model does not tell."""
+    """One GPU now; None for values this GPU does not report."""
 
     memory_used_bytes: int | None
     memory_total_bytes: int | None
@@ -39,7 +39,7 @@ def find_gpus() -> tuple[GpuMonitor, ...]:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        logger.info("no GPU metrics: %s", error)
+        logger.info("GPU metrics disabled: %s", error)
         return ()
     count = nvml.nvmlDeviceGetCount()
     return tuple(NvmlGpu(nvml, index) for index in range(count))

@@ -13,7 +13,7 @@ from engine.events import Outcome, Phase, Repair, Usage
 from engine.observer import Ending, RequestFacts, Tell
 from engine.speculation.accounting import Totals
 from observability.labels import OTHER, Labels
-from observability.sequence import Clock, PhaseShare, SequenceTimeline
+from observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
 
 
 class SliceNames(NamedTuple):
@@ -91,7 +91,7 @@ LIMIT = 256
 
 
 class PendingMetrics:
-    """Collects; whoever counts takes what is there and starts a new one."""
+    """Progress and records since the last count; each count starts a new one."""
 
     def __init__(self) -> None:
         self._progress: dict[SliceNames, tuple[PhaseShares, list[float]]] = {}
@@ -143,15 +143,15 @@ class ChoiceObservation:
         self.totals: Totals | None = None
         self.phases: frozenset[Phase] = frozenset()
 
-    def settle(self, slices: SliceNames, tell: ProgressSink, *, ended: bool) -> None:
-        """Tell what is new and certain; what was told once is never told again."""
+    def settle(self, slices: SliceNames, report: ProgressSink, *, ended: bool) -> None:
+        """Report what is new and certain, once."""
         shares, gaps = self.sequence.settle(ended=ended)
         if not shares:
             return
         totals = sum_shares(shares).totals
         self.totals = totals if self.totals is None else self.totals + totals
         self.phases |= shares.keys()
-        tell(slices, shares, gaps)
+        report(slices, shares, gaps)
 
     def record(self) -> ChoiceRecord:
         sequence = self.sequence
@@ -176,7 +176,7 @@ class RequestObservation:
         self,
         facts: RequestFacts,
         slices: SliceNames,
-        clock: Clock,
+        clock: MonotonicClock,
         settled: ProgressSink,
         ended: Callable[[RequestObservation, RequestRecord], None],
         late: bool = False,
@@ -199,7 +199,7 @@ class RequestObservation:
         return self._choices[sequence].sequence.add_event
 
     def settle(self, *, ended: bool = False) -> None:
-        """Hand over what is new; called when somebody reads, and at the end."""
+        """Report what is new; called on every scrape and at the end."""
         for choice in self._choices.values():
             choice.settle(self.slices, self._settled, ended=ended)
 

@@ -27,7 +27,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 class MergedRegistries(Collector):
     """Several registries as one page; a family is taken from the first that has it.
 
-    The client's ``_created`` times are left out: they double the page and nobody asks for them.
+    Samples ``_created`` are left out: they double the page and no dashboard uses them.
     """
 
     def __init__(self, registries: Iterable[CollectorRegistry]) -> None:

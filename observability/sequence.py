@@ -1,4 +1,4 @@
-"""One choice as it runs: its steps, and the phase each step's tokens came out in."""
+"""The timeline of one choice: its steps, and the phase each step's tokens belong to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from engine.events import (
 from engine.speculation.accounting import Totals, spread_account, sum_steps, trim_decode
 from engine.types import Step
 
-Clock = Callable[[], float]
+MonotonicClock = Callable[[], float]
 
 _PHASES: dict[type, Phase] = {
     ReasoningDelta: Phase.REASONING,
@@ -60,7 +60,7 @@ class PhaseShare:
 
 
 class SequenceTimeline:
-    """Told every step by ``InstrumentedEngine`` and every event by the server, in one task.
+    """Records the steps of ``InstrumentedEngine`` and the events of the server, in one task.
 
     A step belongs to the phase of the first event after it: a parser may hold text back, and a
     tool call's first tokens make no event at all. ``step`` and ``event`` run for every step of
@@ -88,7 +88,7 @@ class SequenceTimeline:
         "usage",
     )
 
-    def __init__(self, clock: Clock, late: bool = False) -> None:
+    def __init__(self, clock: MonotonicClock, late: bool = False) -> None:
         self._clock = clock
         self._late = late
         self._steps: list[Step] = []

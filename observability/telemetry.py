@@ -1,4 +1,4 @@
-"""The one object that looks on: told by the observed engine and the server, read by the pages."""
+"""Telemetry: collects engine steps and server events, and counts them into metrics."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from observability.observation import (
     RequestRecord,
     SliceNames,
 )
-from observability.sequence import Clock, SequenceTimeline
+from observability.sequence import MonotonicClock, SequenceTimeline
 from observability.windows import SliceWindows
 
 COUNT_EVERY_S = 5.0
-"""Well under a bucket of the windows, so that "now" stays now when nobody reads."""
+"""Well under a bucket of the windows, so that they stay current between scrapes."""
 
 
 class Telemetry:
     """``engine.observer.Observer``; made once by the composition root.
 
-    Steps and events are only taken down as they come. They are made sense of when a request ends,
-    and counted in bulk when somebody reads (``settle``), or else every few seconds.
+    Steps and events are only recorded as they come. They are evaluated when a request ends, and
+    counted in bulk on every scrape (``settle``), or else every few seconds.
     """
 
     def __init__(
         self,
         settings: TelemetrySettings,
         registry: CollectorRegistry | None = None,
-        clock: Clock = time.perf_counter,
+        clock: MonotonicClock = time.perf_counter,
         gpus: tuple[GpuMonitor, ...] = (),
     ) -> None:
         self.settings = settings
@@ -116,9 +116,9 @@ class Telemetry:
     def open_sequence(
         self, request: EngineRequest, model: str
     ) -> tuple[SequenceTimeline, Callable[[], None]]:
-        """Where the steps of ``request`` go, and what to call when no more will come.
+        """The timeline that records the steps of ``request``, and a function to call at its end.
 
-        A request no server announced (a warm-up, a probe) is counted by what it says itself.
+        Requests that bypass the server (warm-ups, probes) are counted by their own fields.
         """
         known = self._sequences.get(request.id)
         if known is not None:
@@ -170,7 +170,7 @@ class Telemetry:
             group.record_interruption(outcome)
 
     def watch_engine(self, engine: str, what: object) -> None:
-        """Read from ``what`` how many steps it makes for nobody, if it knows."""
+        """Read the unclaimed steps of ``what``, if it counts them."""
         if isinstance(what, SupportsUnclaimed):
             self._losing[engine] = what
 

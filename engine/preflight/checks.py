@@ -66,7 +66,7 @@ def check_devices(scene: PreflightContext) -> Iterator[str]:
     if scene.plan.executor == "ray":
         return
     if machine.platform == "cuda" and not machine.gpus:
-        yield "vLLM is installed for GPUs and there is none: pip install 'eaglegate[cpu]'"
+        yield "vLLM is installed for GPUs and this machine has none: pip install 'eaglegate[cpu]'"
     elif machine.platform == "cuda" and workers > len(machine.gpus):
         yield f"{workers} workers need as many GPUs, and there are {len(machine.gpus)}"
     elif machine.platform == "cpu" and workers > machine.cores:
@@ -88,7 +88,7 @@ def check_memory(scene: PreflightContext) -> Iterator[str]:
         need = copies * (checkpoint.num_bytes + scene.draft_bytes + (plan.kv_cache_bytes or 0))
         room, where = machine.free_memory, "of memory"
     if need > room:
-        given = f"weights (and KV cache, where given) take {format_bytes(need)} {where}"
+        given = f"weights (and KV cache, where given) need {format_bytes(need)} {where}"
         yield f"{given}, {format_bytes(room)} are free"
 
 
@@ -96,7 +96,7 @@ def check_length(scene: PreflightContext) -> Iterator[str]:
     asked = scene.plan.max_model_len
     most = scene.found.target.max_positions if scene.found.target else None
     if asked is not None and most is not None and asked > most:
-        yield f"max_model_len is {asked}, the model reaches {most}"
+        yield f"max_model_len is {asked}, the model supports {most}"
 
 
 def check_head_division(scene: PreflightContext) -> Iterator[str]:
@@ -109,26 +109,26 @@ def check_head_division(scene: PreflightContext) -> Iterator[str]:
 def check_attention_backend(scene: PreflightContext) -> Iterator[str]:
     name = scene.plan.attention_backend
     if name and scene.machine.platform == "cpu" and name not in CPU_BACKENDS:
-        yield f"attention backend {name} is not one for CPUs; vLLM takes its CPU backend instead"
+        yield f"attention backend {name} does not run on CPUs; vLLM uses its CPU backend instead"
 
 
 def check_cpu_scheme(scene: PreflightContext) -> Iterator[str]:
     scheme = f"{scene.plan.quantization or ''} {get_stored_scheme(scene.found) or ''}".lower()
     if scene.machine.platform == "cpu" and any(word in scheme for word in GPU_ONLY):
-        yield f"the weights' scheme ({scheme.strip()}) is made for GPUs"
+        yield f"the quantization scheme {scheme.strip()} needs a GPU"
 
 
 def check_other_nodes(scene: PreflightContext) -> Iterator[str]:
     plan = scene.plan
     if plan.executor == "ray":
-        yield "Ray places the workers; whether the cluster has room was not looked at"
+        yield "Ray places the workers; the capacity of the cluster was not checked"
     elif plan.nodes > 1:
-        yield f"{plan.nodes} nodes: only this one was looked at, with {plan.workers} of the workers"
+        yield f"{plan.nodes} nodes: only this node was checked, with {plan.workers} of the workers"
 
 
 def check_inspected(scene: PreflightContext) -> Iterator[str]:
     if scene.found.unread:
-        yield f"the model's files were not looked at: {scene.found.unread}"
+        yield f"the model's files were not inspected: {scene.found.unread}"
 
 
 def check_not_a_draft(scene: PreflightContext) -> Iterator[str]:

@@ -57,7 +57,7 @@ def make_plan(arguments: Any) -> EnginePlan:
     """From the engine's arguments, or from a parsed command line that names a model.
 
     Absent ones keep their default. A command line is taken as it is, so that one made for a larger
-    machine can be looked at here.
+    machine can be checked here.
     """
     speculation = getattr(arguments, "speculative_config", None)
     overrides = getattr(arguments, "hf_overrides", None)
@@ -101,7 +101,7 @@ class LocalCheckpoint:
     checkpoint: Checkpoint | None = None
     problem: str | None = None
     unread: str | None = None
-    """Why it was not looked at, though it may be here."""
+    """Why it was not inspected, though it may be here."""
 
     @property
     def downloaded(self) -> bool:

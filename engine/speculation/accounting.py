@@ -175,7 +175,7 @@ def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: i
     """Sum decode steps, those of one request or of many.
 
     Engines hand out the same object for the same account (``intern_step``), so that a long answer
-    has a handful of different ones: each is looked at once, times how often it occurs.
+    has a handful of different ones: each is evaluated once and multiplied by its count.
     """
     steps = tuple(steps)
     often = Counter(map(id, steps))

@@ -24,7 +24,7 @@ def choose_reader(info: EngineInfo) -> AccountReader:
 
 
 def read_nothing(_output: EngineCoreOutput, _first: bool) -> DecodeStep | None:
-    """Speculation under somebody else's scheduler: nothing is known step by step."""
+    """Speculation under another scheduler, which reports no decode steps."""
     return None
 
 

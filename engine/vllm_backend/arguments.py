@@ -78,10 +78,10 @@ def make_engine_parser(**settings: Any) -> argparse.ArgumentParser:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add vLLM's engine flags to a parser made by ``engine_parser``.
+    """Add vLLM's engine flags to a parser made by ``make_engine_parser``.
 
-    Flags the user leaves out are absent from the namespace, so that ``engine_arguments`` can tell
-    a default from a choice.
+    Flags the user leaves out are absent from the namespace, so that ``make_engine_arguments`` can
+    distinguish a default from a choice.
     """
     parser.add_argument(
         "model_tag", nargs="?", default=None, help="model to serve; the built-in demo if left out"

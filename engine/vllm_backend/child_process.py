@@ -1,7 +1,12 @@
-"""How the engine's processes end: with their front end, and at once.
+"""The engine's child processes: how they end, and what they log.
 
 vLLM's engine core does not notice that its front end was killed and waits for requests for ever;
-and on its way out Python searches all it has loaded for cycles, for longer than vLLM waits.
+and on its way out Python searches all it has loaded for cycles, for longer than vLLM waits. So the
+children exit with their parent, and at once.
+
+vLLM's parent process reports "see root cause above"; the cause is in a child's output. Children
+inherit the standard streams, so these point to a pipe while children start. A thread passes every
+line on to standard error and keeps the last ones for error reports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AsyncLLM as an Engine: vLLM in this process's front, its engine core in a child process.
+"""AsyncLLM as an Engine: its front end in this process, its engine core in a child process.
 
 One engine per process: a second one takes the first one's metrics out of the Prometheus registry.
 """
@@ -62,13 +62,13 @@ NO_ADAPTERS: Mapping[str, str] = {}
 
 
 def ignore_progress(_: str) -> None:
-    """Progress nobody asked for."""
+    """No-op progress callback."""
 
 
 class VllmEngine:
-    """See ``engine.base.Engine``. ``progress`` hears what ``start`` is doing, one line each.
+    """See ``engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
-    Without ``echo`` what vLLM and its children write is kept for the case of a failure only.
+    Without ``echo`` the log of vLLM and its child processes is captured for error reports only.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
-"""Tries constraints out before the engine meets them: some are small and never end.
+"""Checks the cost of a constraint in a child process before the engine compiles it.
 
-A grammar is compiled, and then matched token after token, inside the engine's own steps, so one
-that explodes stops everybody: a step of ``(.?){300}`` takes 0.05 s with a vocabulary of 2,048
+A grammar is compiled, and then matched token after token, inside the engine's own steps, so an
+expensive one stalls every request: a step of ``(.?){300}`` takes 0.05 s with a vocabulary of 2,048
 tokens, and in proportion with more. Here a child process compiles it and walks some tokens along
 it, within a time and a memory limit, and is killed when it passes them. Verdicts are remembered, so
 a tool schema is tried once.
 
-What counts is what everybody's tokens would wait, in CPU seconds of the grammar alone: on average,
+The measure is the delay of every request's tokens, in CPU seconds of the grammar alone: on average,
 and at worst. A bounded string is compiled for long and has a slow first step (with 151,000 tokens:
 seconds, and 0.03 s), which is no harm: vLLM compiles beside its steps.
 
@@ -146,11 +146,11 @@ class GrammarProbe:
         try:
             async with asyncio.timeout(START_S):
                 ready = await child.stdout.readline()
-        except BaseException:  # whoever waited has left: it is not to be found half ready
+        except BaseException:  # the caller left: do not keep a half-started child
             await self._kill()
             raise
         if not ready:
-            log.warning("constraints are refused: no xgrammar vocabulary for this tokenizer")
+            log.warning("structured output disabled: xgrammar has no vocabulary for this tokenizer")
             self._useless = True
             await self._kill()
             return None

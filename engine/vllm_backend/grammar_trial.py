@@ -1,4 +1,4 @@
-"""The program that tries constraints out: compiles them as vLLM would, and walks along them.
+"""The child program of ``grammar_probe``: compiles constraints as vLLM would, and walks along them.
 
 JSON lines in, JSON lines out: ``engine.vllm_backend.grammar_probe`` runs it and kills it when a
 trial passes its limits. A constraint is compiled by xgrammar in its own syntax or, where xgrammar
@@ -209,16 +209,16 @@ class XgrammarCompiler:
         return self._compiler.compile_json_schema(value)
 
     def _compile_tag(self, value: str) -> Any:
-        told = json.loads(value)
-        if "structures" not in told:
+        tag = json.loads(value)
+        if "structures" not in tag:
             return self._compiler.compile_structural_tag(value)
         tags = [
             self._library.StructuralTagItem(
                 begin=item["begin"], schema=json.dumps(item["schema"]), end=item["end"]
             )
-            for item in told["structures"]
+            for item in tag["structures"]
         ]
-        return self._compiler.compile_structural_tag(tags, told["triggers"])
+        return self._compiler.compile_structural_tag(tags, tag["triggers"])
 
 
 class _XgrammarMatcher:
@@ -285,7 +285,7 @@ class _LlguidanceMatcher:
 
 
 def is_lark(grammar: str) -> bool:
-    """As vLLM tells the two apart: no line defines a rule the EBNF way."""
+    """As vLLM distinguishes the two: no line defines a rule the EBNF way."""
     lines = (re.sub(r"(#|//).*$", "", line) for line in grammar.split("\n"))
     return not any("::=" in line for line in lines)
 

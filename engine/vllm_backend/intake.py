@@ -4,9 +4,9 @@ vLLM awaits every message on an asyncio socket, which makes futures, callbacks a
 each step. Here the socket's readiness calls ``OutputReader``, which decodes what is there and hands
 it to the queue AsyncLLM reads. Everything else of ``AsyncMPClient`` stays as it is.
 
-Private parts of vLLM 0.32 this stands on, and ``differences`` compares: ``AsyncMPClient`` reads its
-``resources.output_socket`` in ``resources.output_queue_task`` alone, and starts no such task while
-there is one; the socket, once closed, cancels it.
+Private parts of vLLM 0.32 that this needs, and ``find_differences`` compares: ``AsyncMPClient``
+reads its ``resources.output_socket`` in ``resources.output_queue_task`` alone, and starts no such
+task while there is one; the socket, once closed, cancels it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def find_differences(core: AsyncMPClient) -> list[str]:
 def take_over(core: AsyncMPClient) -> None:
     """Read ``core``'s messages on the running loop, before its first request.
 
-    Clients of several engines at a time, and of engines with fault tolerance, are told more than
-    outputs: they go on reading for themselves.
+    Clients of several engines, and of engines with fault tolerance, receive more than outputs and
+    keep vLLM's own reader.
     """
     tolerant = core.vllm_config.parallel_config.enable_fault_tolerance
     if type(core) is AsyncMPClient and not tolerant and core.resources.output_queue_task is None:
@@ -66,7 +66,7 @@ class OutputReader:
         loop = asyncio.get_running_loop()
         broken: asyncio.Future[None] = loop.create_future()
         number = os.dup(self._now.FD)
-        """A number of our own: the socket's may be somebody else's once it is closed."""
+        """A duplicate: the socket's own number may be reused once it is closed."""
         loop.add_reader(number, self._on_readable, broken)
         self._on_readable(broken)
         try:
@@ -78,7 +78,7 @@ class OutputReader:
             os.close(number)
 
     def _on_readable(self, broken: asyncio.Future[None]) -> None:
-        """All there is: ZeroMQ tells once of any number of messages."""
+        """Read every waiting message: ZeroMQ signals once for any number of them."""
         try:
             while not (broken.done() or self._socket.closed):
                 self._handle_message(self._receive_frames())

@@ -6,10 +6,11 @@ statistics, and gets this in place of its ``OutputProcessor``. A request whose c
 several steps as one, with every decode step's account; what comes after its consumer has left is
 counted apart.
 
-Private parts of vLLM 0.32 this stands on, and ``check`` compares: ``AsyncLLM.output_processor``
-may be replaced until ``output_handler`` runs; ``OutputProcessor`` has the methods overridden here,
-``request_states``, ``_finish_request`` and ``_update_stats_from_finished``; a ``RequestState`` puts
-the output of an abort, and ``propagate_error`` an exception, into its ``queue``.
+Private parts of vLLM 0.32 that this needs, and ``check_vllm`` compares:
+``AsyncLLM.output_processor`` may be replaced until ``output_handler`` runs; ``OutputProcessor`` has
+the methods overridden here, ``request_states``, ``_finish_request`` and
+``_update_stats_from_finished``; a ``RequestState`` puts the output of an abort, and
+``propagate_error`` an exception, into its ``queue``.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class StepQueue:
         self._wake()
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """vLLM's word for it: the end of an aborted request, or an error."""
+        """Called by vLLM with the end of an aborted request, or with an error."""
         if isinstance(output, Exception):
             error = translate.convert_error(output)
             error.__cause__ = output
@@ -115,7 +116,7 @@ class StepQueue:
         return steps[0] if len(steps) == 1 else join_steps(steps)
 
     def take(self) -> list[Step]:
-        """What the reader has left behind."""
+        """Undelivered steps; the queue is empty afterwards."""
         steps, self._steps = self._steps, []
         return steps
 
@@ -139,7 +140,7 @@ def join_steps(steps: Sequence[Step]) -> Step:
 
 
 class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
-    """vLLM's OutputProcessor, made to fill inboxes. ``unclaimed`` sums what nobody was given.
+    """vLLM's OutputProcessor, filling step queues. ``unclaimed`` sums undelivered steps.
 
     Those are steps the engine made for a request after its consumer had left; together with the
     accounts of all requests they equal the engine's own counters.
@@ -195,7 +196,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         return NOTHING_TO_DO
 
     def release(self, inbox: StepQueue) -> None:
-        """The consumer has left; what it did not take stays with nobody."""
+        """The consumer has left; count its undelivered steps as unclaimed."""
         for step in inbox.take():
             self._count_unclaimed(*step.decode)
 
@@ -207,8 +208,10 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         first: bool,
     ) -> None:
         token_ids = tuple(output.new_token_ids)
-        told = output.new_logprobs is not None or output.new_prompt_logprobs_tensors is not None
-        if not (first or told or output.finish_reason is not None):
+        has_logprobs = (
+            output.new_logprobs is not None or output.new_prompt_logprobs_tensors is not None
+        )
+        if not (first or has_logprobs or output.finish_reason is not None):
             state.queue.push(Step(token_ids, decode))
             return
         reason = str(output.finish_reason) if output.finish_reason is not None else ""
@@ -217,7 +220,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
             self._count_unclaimed(*decode)
             return
         finish = FINISH.get(reason)
-        logprobs, prompt_logprobs = _take_logprobs(state, output) if told else ((), None)
+        logprobs, prompt_logprobs = _take_logprobs(state, output) if has_logprobs else ((), None)
         stopped = finish is FinishReason.STOP and token_ids
         state.queue.push(
             Step(

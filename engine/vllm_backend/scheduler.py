@@ -1,8 +1,24 @@
-"""Which requests are near the end of their ``thinking_token_budget``.
+"""vLLM's scheduler with a speculation depth per request and an exact account of every step.
 
-vLLM ends a reasoning whose budget is used up by forcing the tokens of its end. It counts them
-right on the plain path, but beside drafts it may force the end a second time where the model has
-just written one itself. So a request verifies no drafts while the end of its budget is near.
+Selected with ``scheduler_cls``; runs in the engine process. Each step drafts as deep as the
+deepest request in it asks for, and every request keeps as many drafts as it asks for itself:
+
+* synchronous scheduling hands the drafts to the scheduler, which shortens them
+  (``update_draft_token_ids``), also where they would pass a request's last token;
+* asynchronous scheduling leaves them in the worker, which takes as many as the request has
+  placeholders (``_limit_placeholders``).
+
+Two features of vLLM are off, because they count drafts that were never made: padding requests with
+-1 after a prefix-cache hit, and zeros for drafts near the end of the context.
+
+A step in which no request drafts skips the draft model altogether (``worker.py``) and so leaves
+a hole in its KV cache. Prompts are never skipped. What a request at depth 0 generates stays out
+of the prefix cache, where a later request would draft worse from it.
+
+vLLM ends a reasoning that has used up its ``thinking_token_budget`` by forcing the tokens of its
+end. It counts them right on the plain path, but beside drafts it may force the end a second time
+where the model has just written one itself. So a request verifies no drafts while the end of its
+budget is near (``ThinkingBudgetTracker``).
 """
 
 from __future__ import annotations
@@ -128,7 +144,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._limit_placeholders(scheduled, depth)
 
     def _get_step_depth(self, scheduled: list[Request]) -> int:
-        """How deep to draft after this step: as deep as anybody in it can use."""
+        """How deep to draft after this step: the deepest useful depth of its requests."""
         longest = max((request.num_computed_tokens for request in scheduled), default=0)
         if longest + self.num_spec_tokens > self._draft_len:
             return 0
@@ -207,7 +223,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             self._answers.forget_others(self.requests)
 
     def account_per_answer(self) -> None:
-        """For vLLM's own server, which tells what comes with an answer's last output alone."""
+        """For vLLM's own server, which reports only what comes with a request's last output."""
         self._answers = RequestAccounts(self.num_spec_tokens)
 
     def _take_over_schedule(self) -> bool:

@@ -2,11 +2,11 @@
 
 vLLM increments some thirty metrics for every step, most of them by nothing. A step in which
 requests only went on adds tokens, latencies and drafts, and moves gauges; ``BatchedStatLogger``
-keeps those of such steps and counts them when somebody reads the metrics, or after ``MOST_STEPS``.
-Every other step is counted by vLLM at once. What is read is what vLLM would have counted, up to the
-rounding of sums of seconds.
+keeps those of such steps and counts them on every scrape, or after ``MOST_STEPS``. Every other step
+is counted by vLLM at once. A scrape reads what vLLM would have counted, up to the rounding of sums
+of seconds.
 
-Private parts of vLLM 0.32 this stands on, and ``differences`` compares: what is in a step's
+Private parts of vLLM 0.32 this stands on, and ``find_differences`` compares: what is in a step's
 statistics, and what ``PrometheusStatLogger.record`` takes; of prometheus-client, where a histogram
 has its buckets.
 """

@@ -1,4 +1,4 @@
-"""Runs in every worker (``worker_extension_cls``): what vLLM's first model runner needs mended.
+"""Patches of vLLM's first model runner, loaded in every worker (``worker_extension_cls``).
 
 * No draft pass in steps that want no draft. vLLM at depth 0 still runs the draft model once per
   step to keep its KV cache whole; the scheduler marks the steps where that may be left out. The

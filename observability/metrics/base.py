@@ -21,7 +21,7 @@ from engine.types import EngineInfo
 from observability.labels import LABELS, Labels, TelemetrySettings
 from observability.nvml import GpuMonitor
 from observability.observation import DecodeProgress, RequestRecord
-from observability.sequence import Clock
+from observability.sequence import MonotonicClock
 from observability.windows import SliceWindows
 
 M = TypeVar("M", Counter, Gauge)
@@ -74,10 +74,10 @@ class MetricScope:
     registry: CollectorRegistry
     settings: TelemetrySettings
     book: SliceWindows
-    clock: Clock
+    clock: MonotonicClock
     gpus: tuple[GpuMonitor, ...]
     unclaimed: Callable[[], Iterable[tuple[str, Totals]]]
-    """By engine: the steps it made for requests nobody waited for any more."""
+    """By engine: the steps it made for requests whose client had left."""
     running: Callable[[], Iterable[Labels]]
     """The labels of every request in the engine."""
     admission: Callable[[], AdmissionQueue | None]
@@ -92,7 +92,7 @@ class MetricScope:
 class MetricGroup:
     """Declares in ``declare``, updates in whichever of the other methods it overrides.
 
-    They are called on the event loop, in bulk every few seconds and whenever somebody reads.
+    They are called on the event loop, in bulk every few seconds and on every scrape.
     """
 
     def __init__(self, scope: MetricScope) -> None:
@@ -107,10 +107,10 @@ class MetricGroup:
         """What choices of the same slices have done since they were last asked."""
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
-        """Requests with these labels that are over; their last progress was told before."""
+        """Requests with these labels that ended; their last progress was recorded before."""
 
     def record_refusal(self, where: str, code: str) -> None:
-        """A request was turned away; ``where`` is an API's name or a path."""
+        """A request was refused; ``where`` is an API's name or a path."""
 
     def record_ignored_fields(self, where: str, names: Iterable[str]) -> None:
         """A request is answered without these fields; ``where`` is an API's path."""
@@ -125,13 +125,13 @@ class MetricGroup:
         """An engine is ready, for the first time or again."""
 
     def record_engine_state(self, engine: str, live: bool) -> None:
-        """Somebody asked an engine for its health."""
+        """A health check of an engine answered."""
 
     def record_engine_loss(self, engine: str, cause: str) -> None:
         """An engine died, hung or could not be started again."""
 
     def record_interruption(self, outcome: str) -> None:
-        """A request met the loss of its engine; ``outcome`` says how it went on."""
+        """A request lost its engine; ``outcome`` says how it went on."""
 
     def counter(
         self, name: str, help_: str, labels: Iterable[str] = LABELS
@@ -158,7 +158,7 @@ class MetricGroup:
         labels: Iterable[str],
         read: Callable[[], Iterable[tuple[Sequence[str], float]]],
     ) -> None:
-        """Values worked out when somebody reads; absent where there is none.
+        """A metric computed on every scrape; absent where there is no value.
 
         A name that ends in ``_total`` makes a counter, any other a gauge.
         """

@@ -27,11 +27,11 @@ class EngineState(MetricGroup):
             "engine_info", "What runs: always 1", ("engine", "model", "method", "depth")
         )
         self._losses = self.counter(
-            "engine_losses", "Engines lost: died, hung, or not started again", ("engine", "cause")
+            "engine_losses", "Engine losses: died, hung or failed to restart", ("engine", "cause")
         )
         self._interrupted = self.counter(
             "interrupted_requests",
-            "Requests that met an engine's loss, by what came of them",
+            "Requests that lost their engine, by outcome",
             ("outcome",),
         )
 
@@ -78,20 +78,20 @@ class Workers(MetricGroup):
         )
         self._add(
             "worker_outstanding_tokens",
-            "Tokens a worker has before it: prompts to prefill, answers as expected",
+            "Tokens a worker still has to process: prompts and expected output",
             (),
             lambda w: {(): w.outstanding},
         )
         self._add(
             "worker_requests_total",
-            "Requests given to a worker, by what decided so",
+            "Requests routed to a worker, by routing reason",
             ("why",),
             lambda w: {(why,): count for why, count in w.requests.items()},
         )
-        self._add("worker_tokens_total", "Tokens a worker made", (), lambda w: {(): w.tokens})
+        self._add("worker_tokens_total", "Tokens a worker generated", (), lambda w: {(): w.tokens})
         self._add(
             "worker_moved_requests_total",
-            "Requests a worker lost or refused: retried before their first token, or continued",
+            "Requests moved off a worker: retried before their first token, or continued after it",
             ("how",),
             lambda w: {("retried",): w.retried, ("continued",): w.continued},
         )
@@ -148,7 +148,7 @@ def _sum_by_worker(
 
 
 class Gpus(MetricGroup):
-    """Memory, load and power by GPU, read when somebody asks; absent without GPUs.
+    """Memory, load and power by GPU, read on every scrape; absent without GPUs.
 
     Share of memory in use: ``eaglegate_gpu_memory_used_bytes
     / eaglegate_gpu_memory_total_bytes``
@@ -156,7 +156,7 @@ class Gpus(MetricGroup):
 
     def declare(self) -> None:
         self._gauge("gpu_memory_used_bytes", "Memory in use", lambda r: r.memory_used_bytes)
-        self._gauge("gpu_memory_total_bytes", "Memory there is", lambda r: r.memory_total_bytes)
+        self._gauge("gpu_memory_total_bytes", "Memory in total", lambda r: r.memory_total_bytes)
         self._gauge("gpu_utilization_ratio", "Time in which a kernel ran", lambda r: r.utilization)
         self._gauge("gpu_power_watts", "Power drawn", lambda r: r.power_watts)
 
@@ -171,11 +171,11 @@ class Gpus(MetricGroup):
 
 
 HELP = {
-    "connections": "Connections of clients",
-    "connection_limit": "Connections of clients there may be",
-    "memory_bytes": "Memory in use where it is tightest: control group, process tree",
-    "memory_limit_bytes": "Memory there is, at that place",
-    "memory_shedding": "1 while new work is refused for want of memory",
+    "connections": "Client connections",
+    "connection_limit": "Limit of client connections",
+    "memory_bytes": "Memory in use at the tightest limit: control group or process tree",
+    "memory_limit_bytes": "That memory limit",
+    "memory_shedding": "1 while new requests are refused because memory is low",
 }
 
 

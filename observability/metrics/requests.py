@@ -51,7 +51,7 @@ class Refusals(MetricGroup):
     def declare(self) -> None:
         self._codes = CappedNames(40)
         self._refused = self.counter(
-            "requests_refused", "Requests turned away, by API and error code", ("api", "code")
+            "requests_refused", "Requests refused, by API and error code", ("api", "code")
         )
 
     def record_refusal(self, where: str, code: str) -> None:
@@ -97,10 +97,15 @@ class Queue(MetricGroup):
     """
 
     def declare(self) -> None:
-        self._gauge("queue_requests", "Requests that wait for their turn", "queued")
-        self._gauge("queue_tokens", "Prompt tokens of the requests that wait", "queued_tokens")
-        self._gauge("engine_sequences", "Choices in the engine", "running")
-        self.computed_metric("admission_limit", "What admission allows", ("bound",), self._limits)
+        self._gauge("queue_requests", "Requests waiting in the queue", "queued")
+        self._gauge("queue_tokens", "Prompt tokens of the requests in the queue", "queued_tokens")
+        self._gauge("engine_sequences", "Sequences (choices) in the engine", "running")
+        self.computed_metric(
+            "admission_limit",
+            "Limit of the queue or the engine, by bound",
+            ("bound",),
+            self._limits,
+        )
         self._queued = self.histogram("queue_seconds", "Arrival to admission", LONG_S)
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
@@ -122,7 +127,7 @@ class Queue(MetricGroup):
 
 
 class InterruptedStreams(MetricGroup):
-    """Streams that had begun and were cut, by what cut them: client_gone, slow_reader,
+    """Streams interrupted after they began, by reason: client_gone, slow_reader,
     timeout, engine, error.
 
     ``sum by (reason) (rate(eaglegate_streams_interrupted_total[5m]))``
@@ -130,7 +135,9 @@ class InterruptedStreams(MetricGroup):
 
     def declare(self) -> None:
         self._cut = self.counter(
-            "streams_interrupted", "Streams cut after their first token", (*LABELS, "reason")
+            "streams_interrupted",
+            "Streams interrupted after their first token",
+            (*LABELS, "reason"),
         )
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:

@@ -27,7 +27,9 @@ class Acceptance(MetricGroup):
         self._steps = self.counter("verify_steps", "D: decode steps that verified a draft")
         self._drafted = self.counter("drafted_tokens", "P: draft tokens proposed")
         self._accepted = self.counter("accepted_tokens", "A: draft tokens accepted and delivered")
-        self._cut = self.counter("cut_tokens", "Accepted, then cut by a stop or a token limit")
+        self._cut = self.counter(
+            "cut_tokens", "Draft tokens accepted, then cut by a stop or a token limit"
+        )
 
     def record_progress(self, progress: DecodeProgress) -> None:
         totals, labels = progress.whole.totals, progress.slices.labels
@@ -97,10 +99,10 @@ class Balance(MetricGroup):
     def declare(self) -> None:
         self._first = self.counter("first_tokens", "Output tokens that came from prefill")
         self._lost = self.counter(
-            "lost_bonus_tokens", "Decode steps whose bonus token a stop or a limit took away"
+            "lost_bonus_tokens", "Decode steps whose bonus token a stop or a token limit removed"
         )
         self._unaccounted = self.counter(
-            "unaccounted_tokens", "Output tokens of broken-off answers that no step explains"
+            "unaccounted_tokens", "Output tokens of aborted requests that no reported step explains"
         )
 
     def record_progress(self, progress: DecodeProgress) -> None:
@@ -112,7 +114,7 @@ class Balance(MetricGroup):
 
 
 class Unclaimed(MetricGroup):
-    """Work for nobody: what the engine still did for answers whose client had left.
+    """Unclaimed work: decode steps the engine still made for requests whose client had left.
 
     Accepted and drafted tokens here and in ``eaglegate_cut_tokens_total``,
     ``eaglegate_accepted_tokens_total`` and ``eaglegate_drafted_tokens_total`` together are the
@@ -122,13 +124,22 @@ class Unclaimed(MetricGroup):
     def declare(self) -> None:
         name, labels = "unclaimed_", ("engine",)
         self.computed_metric(
-            name + "verify_steps_total", "D, for nobody", labels, self._of("verify_steps")
+            name + "verify_steps_total",
+            "D, for requests whose client had left",
+            labels,
+            self._of("verify_steps"),
         )
         self.computed_metric(
-            name + "drafted_tokens_total", "P, for nobody", labels, self._of("proposed")
+            name + "drafted_tokens_total",
+            "P, for requests whose client had left",
+            labels,
+            self._of("proposed"),
         )
         self.computed_metric(
-            name + "accepted_tokens_total", "A, for nobody", labels, self._of("reached")
+            name + "accepted_tokens_total",
+            "A, for requests whose client had left",
+            labels,
+            self._of("reached"),
         )
 
     def _of(self, what: str) -> Callable[[], Samples]:

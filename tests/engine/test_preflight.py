@@ -50,11 +50,11 @@ def test_nothing_stops_the_demo():
     [
         (demo(tensor_parallel_size=4), LAPTOP, "4 workers need a core each, and there are 2"),
         (demo(), Machine("none", 2, 16 * GIB), "vLLM is not installed"),
-        (demo(), Machine("cuda", 2, 16 * GIB), "there is none"),
+        (demo(), Machine("cuda", 2, 16 * GIB), "this machine has none"),
         (demo(tensor_parallel_size=8), SERVER, "8 workers need as many GPUs, and there are 4"),
         (demo(tensor_parallel_size=3), SERVER, "attention heads do not divide over 3 ranks"),
         (demo(kv_cache_bytes=64 * GIB), LAPTOP, "64.0 GiB of memory, 16.0 GiB are free"),
-        (demo(max_model_len=9000), LAPTOP, "max_model_len is 9000, the model reaches 4096"),
+        (demo(max_model_len=9000), LAPTOP, "max_model_len is 9000, the model supports 4096"),
         (demo(model="/nowhere"), LAPTOP, "/nowhere does not exist"),
         (demo(model="org/name"), LAPTOP, "org/name is not on this machine"),
     ],
@@ -108,7 +108,7 @@ def test_kimi_on_a_laptop(tmp_path: Path):
     assert len(found.obstacles) == 2
     assert "4 workers need a core each" in found.obstacles[0]
     assert "GiB of memory, 16.0 GiB are free" in found.obstacles[1]
-    assert any("TOKENSPEED_MLA is not one for CPUs" in text for text in found.remarks)
+    assert any("TOKENSPEED_MLA does not run on CPUs" in text for text in found.remarks)
 
 
 def test_llama_70b_with_a_narrow_draft(tmp_path: Path):
@@ -133,7 +133,7 @@ def test_llama_70b_with_a_narrow_draft(tmp_path: Path):
 def test_what_vllm_may_load_but_is_not_read_is_no_obstacle(name: str):
     found = preflight(demo(model=name, speculative_config=None), LAPTOP, offline)
     assert found.obstacles == ()
-    assert found.remarks[0].startswith("the model's files were not looked at")
+    assert found.remarks[0].startswith("the model's files were not inspected")
 
 
 def test_mistrals_own_format_is_no_obstacle(tmp_path: Path):
@@ -148,7 +148,7 @@ def test_workers_of_other_nodes_need_nothing_here():
     plan = demo(tensor_parallel_size=4, pipeline_parallel_size=2, nodes=2)
     found = preflight(plan, SERVER, offline)
     assert found.obstacles == ()
-    assert found.remarks == ("2 nodes: only this one was looked at, with 4 of the workers",)
+    assert found.remarks == ("2 nodes: only this node was checked, with 4 of the workers",)
 
 
 def test_ray_places_workers_itself():
@@ -177,9 +177,9 @@ def test_overrides_of_the_configuration_are_what_is_checked():
     longer = {"max_position_embeddings": 16384, "rope_scaling": {"factor": 4.0}}
     plan = demo(max_model_len=9000, hf_overrides=longer)
     found = preflight(plan, LAPTOP, offline)
-    assert not any("the model reaches" in text for text in found.obstacles)
+    assert not any("the model supports" in text for text in found.obstacles)
     shorter = demo(max_model_len=4000, hf_overrides={"max_position_embeddings": 2048})
-    assert "the model reaches 2048" in "".join(preflight(shorter, LAPTOP, offline).obstacles)
+    assert "the model supports 2048" in "".join(preflight(shorter, LAPTOP, offline).obstacles)
     heads = demo(tensor_parallel_size=2, hf_overrides={"num_attention_heads": 3})
     obstacles = preflight(heads, LAPTOP, offline).obstacles
     assert any("3 attention heads do not divide" in text for text in obstacles)

@@ -1,4 +1,12 @@
-"""The facts of a target that a draft has to fit, from its config.json."""
+"""The config.json of a target and of a draft, as vLLM 0.32 reads them.
+
+Where vLLM reads what of a draft (checked in its source): `fc_norm`, `norm_output`,
+`norm_before_residual`, `draft_vocab_size`, `target_hidden_size` and `num_aux_hidden_states` at the
+top level only; `norm_before_fc` in `eagle_config` first; the layers to *capture* at the top level
+first, then in `eagle_config`; the number of layers that *sizes* fc in `eagle_config` only, but for
+Qwen3-shaped drafts. A speculators file is converted first: seven keys come from its top level, all
+others from its `transformer_layer_config`.
+"""
 
 from __future__ import annotations
 
@@ -223,7 +231,7 @@ class DraftConfig:
 
     @property
     def captured(self) -> Sequence[Any] | None:
-        """The layer ids the target is told to hand out; None when the default is taken."""
+        """The target layers whose states are captured; None for vLLM's default."""
         ids = self.read.get(LAYER_IDS) or self.eagle_config.get(LAYER_IDS)
         return ids if isinstance(ids, list) and ids else None
 

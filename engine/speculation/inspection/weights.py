@@ -1,7 +1,12 @@
-"""The header of a safetensors file, and single small tensors by offset; nothing else is read.
+"""The tensors of weight files, listed without loading them: safetensors and torch.save.
 
-Layout: eight bytes hold the header's length (little endian), then comes JSON that maps a name to
-``{"dtype", "shape", "data_offsets"}``, then the data. Offsets count from the end of the header.
+Of a safetensors file only the header is read, and single small tensors by offset. Eight bytes hold
+the header's length (little endian), then comes JSON that maps a name to ``{"dtype", "shape",
+"data_offsets"}``, then the data. Offsets count from the end of the header.
+
+A file of torch.save is a zip of a pickle and of raw storages. The pickle is read by an unpickler
+that knows the five names a state dict needs and makes nothing but descriptions; any other name is
+rejected, so no code in the file runs. Torch is not imported.
 """
 
 from __future__ import annotations

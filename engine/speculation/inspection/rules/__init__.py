@@ -1,4 +1,4 @@
-"""The rules. A new one is a function in the module it belongs to and a row in that RULES."""
+"""The rules of draft inspection. A new rule is a function and a row of its module's table."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def check_misspelt_keys(case: InspectionCase) -> Iterator[Verdict]:
             near = get_close_matches(str(key), FLAGS, 1, NEAR)
             if near and near[0] != key and key not in KNOWN:
                 yield warning(
-                    f"{key!r} at {place} of config.json is a key nobody reads",
+                    f"{key!r} at {place} of config.json is a key that vLLM does not read",
                     f"did you mean {near[0]!r}?",
                 )
 
