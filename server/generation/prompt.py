@@ -12,7 +12,7 @@ from engine.rendering.limits import NO_LIMITS, PromptTooLong, RenderLimits
 from server.access.budget import SMALL_BYTES, charge
 from server.errors import InvalidRequest
 
-Result = TypeVar("Result")
+TaskResult = TypeVar("TaskResult")
 
 
 class Renderer(Protocol):
@@ -112,7 +112,7 @@ async def render(
         ) from error
 
 
-async def _apart(work: Callable[[], Result], limits: RenderLimits) -> Result:
+async def _apart(work: Callable[[], TaskResult], limits: RenderLimits) -> TaskResult:
     """In a thread; a large request waits for its key's turn. Cancelling ends the work."""
     current = charge.get()
     if current.num_bytes <= SMALL_BYTES:
@@ -121,7 +121,7 @@ async def _apart(work: Callable[[], Result], limits: RenderLimits) -> Result:
         return await _endable(work, limits)
 
 
-async def _endable(work: Callable[[], Result], limits: RenderLimits) -> Result:
+async def _endable(work: Callable[[], TaskResult], limits: RenderLimits) -> TaskResult:
     try:
         return await asyncio.to_thread(work)
     except asyncio.CancelledError:

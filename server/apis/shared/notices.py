@@ -8,14 +8,12 @@ from __future__ import annotations
 import re
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.observer import Observer
 from server.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from server.apis.shared.gateway import Gateway
 
 HEADER = "x-eaglegate-ignored-fields"
 MAX_NAMES = 16
@@ -64,10 +62,20 @@ def ignore(name: str, rule: str = "Unrecognized request argument supplied") -> N
         notices.ignore(name, rule)
 
 
+class NoticePolicy(Protocol):
+    """The part of the gateway that decides about unknown fields."""
+
+    @property
+    def unknown_fields(self) -> str: ...
+
+    @property
+    def observer(self) -> Observer: ...
+
+
 class NoticeHeader:
     """ASGI middleware: adds the header to responses and reports to the observer."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, gateway: NoticePolicy) -> None:
         self._app = app
         self._gateway = gateway
 
