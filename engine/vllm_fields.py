@@ -12,6 +12,10 @@ DEPTH = "num_speculative_tokens"
 """A request's depth in vLLM's ``extra_args`` (over vLLM's HTTP: ``vllm_xargs``)."""
 KEEP = "keeps_depth"
 """In ``extra_args``: the depth bound does not apply to this request."""
+TRAFFIC = "traffic"
+"""In ``extra_args``: the slice that a request's acceptance is learnt in."""
+TENANT = "tenant"
+"""In ``extra_args``: whose traffic the request may learn from."""
 FINISH = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,

@@ -77,6 +77,12 @@ class Settings:
     default_chat_template_kwargs: dict[str, Any] = setting(
         {}, "JSON object given to the chat template with every request"
     )
+    depth: str | None = setting(
+        None,
+        "draft tokens per step of requests that ask for none: a number, or `auto` to choose it at "
+        "every step by expected tokens per second; as deep as the engine can when not given",
+        metavar="N|auto",
+    )
     preflight: bool = setting(
         True, "refuse to start when the checks of `eaglegate check` find an obstacle"
     )
@@ -236,6 +242,17 @@ class Settings:
         for name in POSITIVE:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{flag(name)} must be above 0; given {getattr(self, name)}")
+        if self.depth not in (None, "auto") and not str(self.depth).isdecimal():
+            raise ConfigError(f"--depth must be a number or auto; given {self.depth}")
+        if self.depth == "auto" and (self.upstream or self.upstream_file or self.upstream_dns):
+            raise ConfigError(
+                "--depth auto plans in the engine of this process; workers elsewhere need a number"
+            )
+
+    @property
+    def fixed_depth(self) -> int | None:
+        """The depth of requests that bring none; None leaves it to the engine."""
+        return None if self.depth in (None, "auto") else int(self.depth)
 
 
 def flag(name: str) -> str:

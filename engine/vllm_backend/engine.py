@@ -68,6 +68,7 @@ def ignore_progress(_: str) -> None:
 class VllmEngine:
     """See ``engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
+    ``planning="auto"`` chooses the depth of requests that bring none at every step.
     Without ``echo`` the log of vLLM and its child processes is captured for error reports only.
     """
 
@@ -77,12 +78,14 @@ class VllmEngine:
         progress: Callable[[str], None] = ignore_progress,
         echo: bool = True,
         adapters: Mapping[str, str] = NO_ADAPTERS,
+        planning: str = "off",
     ) -> None:
         self._arguments = arguments
         self._adapters = {
             name: LoRARequest(name, number, path)
             for number, (name, path) in enumerate(adapters.items(), start=1)
         }
+        self._planning = planning
         self._progress = progress
         self._log = ChildLog(echo=echo)
         self._llm: AsyncLLM | None = None
@@ -104,6 +107,8 @@ class VllmEngine:
             self._outputs = take_over(llm, choose_reader(info))
             await self._load_adapters(llm)
             await self._warm_up(info)
+            if self._planning != "off":
+                await self.set_planning(self._planning)
         except Exception as error:
             await self.aclose()
             await asyncio.to_thread(self._log.join, LAST_WORDS_S)
@@ -137,6 +142,17 @@ class VllmEngine:
         llm, _ = self._require_running()
         try:
             return int(await llm.engine_core.call_utility_async("set_depth", depth))
+        except EngineDeadError as error:
+            raise EngineDead("The engine has died.") from error
+
+    async def set_planning(self, mode: str) -> str:
+        """Choose the depth of requests that bring none by cost (``auto``), or not (``off``).
+
+        Returns the mode in force: ``off`` where there is nothing to plan.
+        """
+        llm, _ = self._require_running()
+        try:
+            return str(await llm.engine_core.call_utility_async("set_planning", mode))
         except EngineDeadError as error:
             raise EngineDead("The engine has died.") from error
 

@@ -11,6 +11,9 @@ deepest request in it asks for, and every request keeps as many drafts as it ask
 Two features of vLLM are off, because they count drafts that were never made: padding requests with
 -1 after a prefix-cache hit, and zeros for drafts near the end of the context.
 
+With a planner (``--depth auto``, engine/speculation/planner) requests without a depth of their own
+get the one that pays: ``planning.py`` asks it at every step.
+
 A step in which no request drafts skips the draft model altogether (``worker.py``) and so leaves
 a hole in its KV cache. Prompts are never skipped. What a request at depth 0 generates stays out
 of the prefix cache, where a later request would draft worse from it.
@@ -40,6 +43,7 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from engine.vllm_backend.child_process import exit_with_parent
 from engine.vllm_backend.contract import SKIP, declare_depths
+from engine.vllm_backend.planning import StepPlanning
 from engine.vllm_fields import DEPTH, KEEP
 
 
@@ -113,6 +117,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._answers: RequestAccounts | None = None
         self._own_schedule = self._take_over_schedule()
         self._draft_len = self._get_draft_len()
+        self._planning = StepPlanning(self)
         self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
         if self.num_spec_tokens:
             self._limit_sharing()
@@ -128,17 +133,24 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         """Less than it wants where drafts would not do."""
         return 0 if self._budgets.is_near_end(request) else self.get_depth(request)
 
+    def _get_width(self, request: Request) -> int:
+        """Draft tokens of this request to verify next."""
+        return self._planning.get_width(request, self._get_useful_depth(request))
+
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
         if not self.num_spec_tokens:
             return
         tokens = scheduler_output.num_scheduled_tokens
         scheduled = [self.requests[req_id] for req_id in tokens]
+        self._planning.note(scheduler_output)
         depth = self._get_step_depth(scheduled)
         decoding = all(is_past_prompt(self.requests[req_id], tokens[req_id]) for req_id in tokens)
         near = any(self._budgets.is_near_end(request) for request in scheduled)
         skip = depth == 0 and decoding and not self._uniform and not near
         setattr(scheduler_output, SKIP, skip)
+        if skip and self._planning.active:
+            self._limit_sharing_of(scheduled, tokens)
         if not self._uniform:
             scheduler_output.num_spec_tokens_to_schedule = depth
         self._limit_placeholders(scheduled, depth)
@@ -147,10 +159,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         """How deep to draft after this step: the deepest useful depth of its requests."""
         longest = max((request.num_computed_tokens for request in scheduled), default=0)
         if longest + self.num_spec_tokens > self._draft_len:
-            return 0
+            return self._planning.plan([], 0)
         most = self._get_batch_limit(len(scheduled))
-        wanted = (self._get_useful_depth(r) for r in scheduled if not r.is_prefill_chunk)
-        return min(most, max(wanted, default=0))
+        drafting = [(r, self._get_useful_depth(r)) for r in scheduled if not r.is_prefill_chunk]
+        if self._planning.active:
+            return self._planning.plan(drafting, most)
+        return min(most, max((depth for _, depth in drafting), default=0))
 
     def _limit_placeholders(self, scheduled: list[Request], depth: int) -> None:
         """Only asynchronous scheduling has placeholders."""
@@ -166,7 +180,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         if request is None:
             return 0
         left = request.max_tokens - request.num_output_tokens
-        return int(min(self._get_useful_depth(request), max(0, left - 1)))
+        return int(min(self._get_width(request), max(0, left - 1)))
 
     def make_spec_decoding_stats(
         self,
@@ -194,13 +208,17 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         depths = {
-            req_id: self.get_depth(self.requests[req_id])
+            req_id: self._planning.get_depth_in_force(
+                scheduler_output, request, self.get_depth(request)
+            )
             for req_id in scheduler_output.num_scheduled_tokens
-            if req_id in self.requests
+            if (request := self.requests.get(req_id)) is not None
         }
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
+        if self._planning.active:
+            self._planning.observe(scheduler_output, self._verified)
         self._attach_accounts(outputs.values(), depths)
         self._budgets.forget_others(self.requests)
         return outputs
@@ -225,6 +243,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def account_per_answer(self) -> None:
         """For vLLM's own server, which reports only what comes with a request's last output."""
         self._answers = RequestAccounts(self.num_spec_tokens)
+
+    def set_planning(self, mode: str) -> str:
+        """``auto``, ``random`` or ``off``; returns the mode in force."""
+        usable = self.num_spec_tokens and self._own_schedule and not self._uniform
+        self._planning.start(mode if usable else "off")
+        return self._planning.mode
 
     def _take_over_schedule(self) -> bool:
         """Whether depth by batch size is ours to ignore. A table also turns -1 padding off."""
@@ -264,7 +288,14 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             self._shareable[req_id] = max(request.num_prompt_tokens, request.num_computed_tokens)
         return int(self._shareable.get(req_id, request.num_tokens))
 
+    def _limit_sharing_of(self, scheduled: list[Request], tokens: Mapping[str, int]) -> None:
+        """Keep what a step without a draft model computes out of the prefix cache."""
+        for request in scheduled:
+            computed = request.num_computed_tokens - tokens[request.request_id]
+            self._shareable.setdefault(request.request_id, max(request.num_prompt_tokens, computed))
+
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._planning.forget(request)
         self._shareable.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
 
@@ -279,7 +310,7 @@ class AsyncDepthScheduler(DepthSchedulerBase, AsyncScheduler):  # type: ignore[m
     def _limit_placeholders(self, scheduled: list[Request], depth: int) -> None:
         for request in scheduled:
             if not request.is_prefill_chunk:
-                request.spec_token_ids = [-1] * min(self._get_useful_depth(request), depth)
+                request.spec_token_ids = [-1] * min(self._get_width(request), depth)
 
 
 class RequestAccounts:
@@ -345,6 +376,13 @@ def set_depth(core: EngineCore, depth: int) -> int:
     return int(scheduler.ceiling)
 
 
+def set_planning(core: EngineCore, mode: str) -> str:
+    """Choose depths by cost (``auto``), at random (``random``, for tests) or not (``off``)."""
+    scheduler = core.scheduler
+    return str(scheduler.set_planning(mode))
+
+
 EngineCore.set_depth = set_depth
+EngineCore.set_planning = set_planning
 """The front end reaches the engine process by the names of EngineCore's methods."""
 exit_with_parent()

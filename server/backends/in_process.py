@@ -37,6 +37,7 @@ class InProcessBackend:
         settings = line.settings
         self._progress = progress
         self._echo = settings.log_level == "debug"
+        self._planning = "auto" if settings.depth == "auto" else "off"
         self._arguments = arguments = engine_arguments_of(line.namespace)
         refuse_unknown_parsers(settings, arguments)
         modules = getattr(line.namespace, "lora_modules", ())
@@ -69,7 +70,9 @@ class InProcessBackend:
         return ()
 
     def _create_engine(self) -> VllmEngine:
-        return VllmEngine(self._arguments, self._progress, self._echo, self.adapters)
+        return VllmEngine(
+            self._arguments, self._progress, self._echo, self.adapters, self._planning
+        )
 
     def describe(self, info: EngineInfo) -> EngineInfo:
         """With the method and summary that the draft inspection found."""

@@ -90,7 +90,9 @@ class Serving:
         )
         self._engine = InstrumentedEngine(self._resilient, self._telemetry)
         self._telemetry.watch_workers(backend.list_workers)
-        self._policy = SpeculationPolicy(SpeculationRules(key_depths=keys.depths))
+        self._policy = SpeculationPolicy(
+            SpeculationRules(depth=settings.fixed_depth, key_depths=keys.depths)
+        )
         self._admission = Admission(bounds(settings), classes=keys.classes)
         self._telemetry.watch_process(self._usage)
         self._telemetry.watch_admission(lambda: self._admission)

@@ -124,3 +124,21 @@ def test_a_switch_in_the_file_may_be_quoted_and_must_be_on_or_off(tmp_path):
     file.write_text("preflight: enabled\n")
     with pytest.raises(ConfigError, match=r"c\.yaml: preflight must be one of .* given 'enabled'"):
         read(["--config", str(file)])
+
+
+@pytest.mark.parametrize(("given", "fixed"), [("auto", None), ("3", 3), ("0", 0)])
+def test_a_depth_is_a_number_or_auto(given, fixed):
+    settings = read(["--depth", given])[1]
+    assert (settings.depth, settings.fixed_depth) == (given, fixed)
+    assert read([])[1].fixed_depth is None
+
+
+@pytest.mark.parametrize("given", ["deep", "-1", "1.5"])
+def test_other_depths_are_refused(given):
+    with pytest.raises(ConfigError, match=f"--depth must be a number or auto; given {given}"):
+        read([f"--depth={given}"])
+
+
+def test_auto_depth_needs_an_engine_of_this_process():
+    with pytest.raises(ConfigError, match="workers elsewhere need a number"):
+        read(["--depth", "auto", "--upstream", "http://worker:8000"])

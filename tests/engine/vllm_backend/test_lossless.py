@@ -18,6 +18,7 @@ import torch
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from benchmarks.drive import Outcome, at, greedy, run, run_all
+from engine.speculation.accounting import Totals
 from engine.types import Constraint, EngineRequest, FinishReason, Sampling
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
@@ -265,6 +266,26 @@ async def test_prefix_cache_hits(
     assert_same([first, *again], [request] * (len(again) + 1), reference)
     assert again[-1].cached_tokens >= 256
     assert again[-1].totals.proposed == first.totals.proposed
+
+
+@pytest.mark.parametrize("mode", ["random", "auto"])
+async def test_planned_depths(
+    engine: VllmEngine, prompts: Prompts, reference: Reference, mode: str
+) -> None:
+    """Depths and widths that change at every step, beside requests that keep their own."""
+    few = [*plain(prompts), *constrained(prompts)]
+    assert await engine.set_planning(mode) == mode
+    try:
+        alone = [await run(engine, request) for request in few]
+        own = [at(3, replace(request, id=f"own-{request.id}")) for request in plain(prompts)]
+        together = await run_all(engine, [*few, *long(prompts), *own])
+    finally:
+        assert await engine.set_planning("off") == "off"
+    assert_same(alone, few, reference)
+    assert_same(together, [*few, *long(prompts), *plain(prompts)], reference)
+    totals = sum((outcome.totals for outcome in [*alone, *together]), Totals())
+    assert totals.accepted > 0
+    assert all(outcome.totals.imbalance == 0 for outcome in [*alone, *together])
 
 
 def preemptions(engine: VllmEngine) -> float:

@@ -1,0 +1,333 @@
+"""Depth of every step: the most expected committed tokens per expected second.
+
+A step verifies d_r draft tokens of each of B requests and then drafts K more for all of them. With
+survivals S_rj (survival.py) and step time c (cost.py) the rate to maximise is
+
+    (B + sum over r, j <= d_r of S_rj) / c(B, sum of d_r, K),   0 <= d_r <= K.
+
+For a given rate, a draft token is worth verifying if its survival exceeds rate x seconds per
+verified token. So one threshold gives the best widths of every K at once, and Dinkelbach's
+iteration (Management Science 13, 1967) on the rate finds the optimum in two or three rounds.
+
+K is fixed before the drafts are known, widths one step later: ``plan`` gives both, and ``widths``
+only the second for a K that was fixed before.
+
+A verify step teaches every position up to its width. Deeper positions, and depth 0, need probes:
+steps one deeper than the best. They are paid from a budget, a share of the time that went by, and
+wait twice as long after each probe that changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.speculation.planner.cost import StepCostModel
+from engine.speculation.planner.survival import SurvivalEstimator
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.integer[Any]]
+
+
+FIXED_EVERY = 8
+"""Steps between estimates of what fixed depths would have taken."""
+TIMED = 8
+"""Steps after which the time at a depth counts as known."""
+FALL = 0.85
+"""Acceptance that is below this share of the first position's has drifted."""
+
+
+class DepthReason(StrEnum):
+    """Why a step has its depth."""
+
+    COST = "cost"
+    """It has the highest expected rate."""
+    PROBE = "probe"
+    """One deeper than that, to learn."""
+    COLD = "cold"
+    """Requests of which too little is known."""
+    DRIFT = "drift"
+    """Acceptance falls with the position; less deep than the first positions alone would be."""
+    BOUND = "bound"
+    """A request's, key's, workload's or operator's bound."""
+    FROZEN = "frozen"
+    """An operator fixed the depth."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerSettings:
+    """What can be set."""
+
+    probe_share: float = 0.01
+    """Share of the time that probes may take."""
+    probe_saved_steps: float = 0.5
+    """The most that the budget saves up, in steps."""
+    cold_trials: float = 2.0
+    """A request with fewer trials of its own counts as unknown..."""
+    cold_steps: int = 8
+    """... in its first verify steps."""
+    longest_wait: int = 256
+    """Steps between probes at most."""
+    gain: float = 0.01
+    """A depth that is not better than the last one by this share is not changed to."""
+
+
+@dataclass(frozen=True, slots=True)
+class DepthPlan:
+    """``depth``: draft tokens to make; ``widths``: how many of them to verify, per request."""
+
+    depth: int
+    widths: Ints
+    reason: DepthReason
+    tokens: float
+    """Expected committed tokens of the step that verifies them."""
+    seconds: float
+    """Expected seconds of a step like this."""
+
+
+@dataclass(slots=True)
+class PlannerTotals:
+    """Sums since the start."""
+
+    depths: list[int]
+    """Steps at each depth."""
+    fixed_s: Floats
+    """Expected seconds of the same tokens at each fixed depth."""
+    reasons: dict[DepthReason, int] = field(default_factory=lambda: dict.fromkeys(DepthReason, 0))
+    expected_tokens: float = 0.0
+    committed_tokens: int = 0
+    expected_s: float = 0.0
+    taken_s: float = 0.0
+    planning_s: float = 0.0
+
+
+class Planner(Protocol):
+    """What a scheduler asks at every step. ``DepthPlanner``, or ``RandomPlanner`` in tests."""
+
+    def begin(self, request: str, traffic: str, tenant: str) -> None: ...
+
+    def end(self, request: str) -> None: ...
+
+    def plan(
+        self, requests: Sequence[str], bounds: Ints, floors: Ints | None = None
+    ) -> DepthPlan: ...
+
+    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None: ...
+
+    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None: ...
+
+
+class RandomPlanner:
+    """Any depth and any widths at every step: text must not depend on them."""
+
+    def __init__(self, depth: int, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._depth = depth
+
+    def begin(self, request: str, traffic: str, tenant: str) -> None:
+        pass
+
+    def end(self, request: str) -> None:
+        pass
+
+    def plan(
+        self,
+        requests: Sequence[str],  # noqa: ARG002
+        bounds: Ints,
+        floors: Ints | None = None,
+    ) -> DepthPlan:
+        least = np.zeros_like(bounds) if floors is None else floors
+        depth = int(self._rng.integers(least.max(initial=0), self._depth + 1))
+        widths = np.maximum(
+            np.minimum(self._rng.integers(0, depth + 1, len(bounds)), bounds), least
+        )
+        return DepthPlan(depth, widths, DepthReason.PROBE, float(len(bounds)), 0.0)
+
+    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None:
+        pass
+
+    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
+        pass
+
+
+class DepthPlanner:
+    """Plans steps for one engine. Not thread-safe; every call is made by the scheduler."""
+
+    def __init__(
+        self,
+        depth: int,
+        survival: SurvivalEstimator | None = None,
+        cost: StepCostModel | None = None,
+        settings: PlannerSettings | None = None,
+    ) -> None:
+        """``depth``: draft tokens the engine can make at most, K >= 1."""
+        self.depth = depth
+        self.survival = survival or SurvivalEstimator(depth)
+        self.cost = cost or StepCostModel(depth)
+        self.settings = settings or PlannerSettings()
+        self.frozen: int | None = None
+        self.totals = PlannerTotals([0] * (depth + 1), np.zeros(depth + 1))
+        self._budget_s = 0.0
+        self._wait = 1
+        self._waited = 0
+        self._counted = 0
+        self._best = 0
+        self._rate = 0.0
+        self._positions = np.arange(1, depth + 1)
+
+    def begin(self, request: str, traffic: str, tenant: str) -> None:
+        """A request begins: ``traffic`` names its slice, ``tenant`` whose traffic teaches it."""
+        self.survival.add(request, traffic, tenant)
+
+    def end(self, request: str) -> None:
+        self.survival.remove(request)
+
+    def plan(self, requests: Sequence[str], bounds: Ints, floors: Ints | None = None) -> DepthPlan:
+        """The next draft. ``bounds`` and ``floors``: the most and the least draft tokens that each
+        request may have, shape (requests,); no floors are zeros.
+        """
+        began = perf_counter()
+        conditional = self.survival.conditional(requests)
+        survival = np.cumprod(conditional, axis=1)
+        survival[self._positions > bounds[:, None]] = 0.0
+        least = 0 if floors is None else int(floors.max(initial=0))
+        best, seconds = self._optimum(survival, least)
+        widths = self._widths(survival, best)
+        if self.frozen is not None:
+            depth, reason = max(least, min(self.frozen, self.depth)), DepthReason.FROZEN
+            widths = np.minimum(bounds, depth)
+        else:
+            depth, widths, reason = self._explore(
+                requests, bounds, survival, best, widths, seconds, least
+            )
+        if reason is DepthReason.COST:
+            reason = _name(conditional, bounds, depth, self.depth)
+        if best != self._best:
+            self._best, self._wait = best, 1
+        if floors is not None:
+            widths = np.maximum(widths, floors)
+        within = self._positions[:depth] <= widths[:, None]
+        tokens = len(requests) + float((survival[:, :depth] * within).sum())
+        plan = DepthPlan(depth, widths, reason, tokens, float(seconds[depth]))
+        self._count(plan, survival)
+        self.totals.planning_s += perf_counter() - began
+        return plan
+
+    def widths(self, requests: Sequence[str], bounds: Ints, depth: int) -> Ints:
+        """How many of ``depth`` draft tokens, made already, to verify of each request."""
+        survival = self.survival.survival(requests)
+        survival[self._positions > bounds[:, None]] = 0.0
+        return self._widths(survival, depth)
+
+    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None:
+        """What became of one step's drafts, and of requests that had none."""
+        self.survival.observe(requests, drafted, accepted)
+        self.totals.committed_tokens += len(requests) + int(accepted.sum())
+
+    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
+        """A step of decoding requests alone: what it did and how long it took."""
+        self.cost.observe(batch, verified, depth, seconds)
+        self.totals.taken_s += seconds
+        self._budget_s += self.settings.probe_share * seconds
+        self._budget_s = min(self._budget_s, self.settings.probe_saved_steps * seconds)
+
+    def _optimum(self, survival: Floats, least: int) -> tuple[int, Floats]:
+        """Best depth, and seconds of a step at every depth with its best widths."""
+        rate, batch = self._rate, len(survival)
+        tokens = np.full(self.depth + 1, float(batch))
+        verified = np.zeros(self.depth + 1)
+        for _ in range(4):
+            worth = survival > rate * self.cost.per_token()
+            tokens[1:] = batch + np.cumsum((survival * worth).sum(axis=0))
+            verified[1:] = np.cumsum(worth.sum(axis=0))
+            seconds = self.cost.seconds(batch, verified)
+            rates = tokens / seconds
+            rates[:least] = 0.0
+            best = int(rates.argmax())
+            found = float(rates[best])
+            if abs(found - rate) <= 1e-3 * found:
+                break
+            rate = found
+        self._rate = found
+        if rates[self._best] >= (1 - self.settings.gain) * found:
+            best = self._best
+        return best, seconds
+
+    def _widths(self, survival: Floats, depth: int) -> Ints:
+        threshold = self._rate * self.cost.per_token()
+        return np.asarray((survival[:, :depth] > threshold).sum(axis=1))
+
+    def _explore(
+        self,
+        requests: Sequence[str],
+        bounds: Ints,
+        survival: Floats,
+        best: int,
+        widths: Ints,
+        seconds: Floats,
+        least: int,
+    ) -> tuple[int, Ints, DepthReason]:
+        """A step beside the best where the budget pays for it: shallower for its time alone."""
+        self._waited += 1
+        untimed = self.cost.steps_at(len(requests))[least:best] < TIMED
+        if untimed.any() and self._waited > 2:
+            depth = least + int(untimed.argmax())
+            within = survival[:, :best] * (self._positions[:best] <= widths[:, None])
+            lost_s = float(within[:, depth:].sum()) / max(self._rate, 1e-9)
+            if self._pay(lost_s - float(seconds[best] - seconds[depth])):
+                self._waited = 0
+                return depth, np.minimum(widths, depth), DepthReason.PROBE
+        deepest = (bounds > best) & (widths >= best)
+        if best == self.depth or not deepest.any():
+            return best, widths, DepthReason.COST
+        cold = deepest & (self.survival.trials(requests)[:, best] < self.settings.cold_trials)
+        cold &= self.survival.age(requests) < self.settings.cold_steps
+        if not cold.any() and self._waited < self._wait:
+            return best, widths, DepthReason.COST
+        tried = cold if cold.any() else deepest
+        cost_s = float(seconds[best + 1] - seconds[best]) + int(tried.sum()) * self.cost.per_token()
+        gain_s = float(survival[tried, best].sum()) / max(self._rate, 1e-9)
+        if not self._pay(cost_s - gain_s):
+            return best, widths, DepthReason.COST
+        if not cold.any():
+            self._waited = 0
+            self._wait = min(2 * self._wait, self.settings.longest_wait)
+        reason = DepthReason.COLD if cold.any() else DepthReason.PROBE
+        return best + 1, np.where(tried, best + 1, widths), reason
+
+    def _pay(self, seconds: float) -> bool:
+        """Take a probe's expected loss from the budget, if there is so much."""
+        if seconds > self._budget_s:
+            return False
+        self._budget_s -= max(0.0, seconds)
+        return True
+
+    def _count(self, plan: DepthPlan, survival: Floats) -> None:
+        totals = self.totals
+        totals.reasons[plan.reason] += 1
+        totals.depths[plan.depth] += 1
+        totals.expected_tokens += plan.tokens
+        totals.expected_s += plan.seconds
+        self._counted += 1
+        if self._counted % FIXED_EVERY:
+            return
+        batch = len(survival)
+        tokens = np.concatenate([[batch], batch + np.cumsum(survival.sum(axis=0))])
+        seconds = self.cost.seconds(batch, np.arange(self.depth + 1) * float(batch))
+        totals.fixed_s += FIXED_EVERY * plan.tokens * seconds / tokens
+
+
+def _name(conditional: Floats, bounds: Ints, depth: int, most: int) -> DepthReason:
+    """Why the best depth is not deeper."""
+    if depth == most:
+        return DepthReason.COST
+    if (bounds <= depth).all():
+        return DepthReason.BOUND
+    first, behind = conditional[:, 0].mean(), conditional[:, depth].mean()
+    return DepthReason.DRIFT if depth and behind < FALL * first else DepthReason.COST

@@ -1,0 +1,258 @@
+"""How likely draft tokens are to be accepted, per request and draft position.
+
+*Conditional acceptance* at position j is the probability that draft token j is accepted given that
+tokens 1 .. j-1 were. *Survival* at j is the product of the first j: the probability that token j
+is committed. A verify step of width d with a accepted tokens is a trial at positions
+1 .. min(a + 1, d), a success at 1 .. a, and says nothing of deeper ones.
+
+Three levels: a request is shrunk to its slice, a slice to its tenant (an API key), a tenant to
+``START``. Tenants share nothing: one tenant's traffic cannot teach another's estimates. Counts are
+discounted, so estimates follow a change of traffic, and a position nobody drafts any more is
+forgotten. Where a level knows little of a position, the fall from the positions before it goes on:
+acceptance that falls with depth (attention drift) lowers the depths behind it before any trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.integer[Any]]
+
+START = 0.6
+"""Conditional acceptance before anything is known."""
+START_WEIGHT = 2.0
+"""Trials that ``START`` counts for."""
+SLICE_WEIGHT = 12.0
+"""Trials that a tenant's estimate counts for in a slice of it."""
+REQUEST_WEIGHT = 3.0
+"""Trials that a slice's estimate counts for in a request; few, as requests differ widely."""
+OWN_WEIGHT = 4.0
+"""The most trials a request's own previous position counts for at the next one."""
+REQUEST_MEMORY = 0.95
+SLICE_MEMORY = 0.995
+TENANT_MEMORY = 0.999
+"""What one verify step leaves of the older counts."""
+RECENT_MEMORY = 0.95
+RECENT_LEAST = 8.0
+CHANGE = 4.0
+"""Standard errors between recent and older acceptance that count as a change of traffic."""
+KEPT_AFTER_CHANGE = 0.002
+HIGHEST = 0.995
+
+
+class _Counts:
+    """Discounted trials and successes per position, a row each; shape (rows, depth)."""
+
+    def __init__(self, rows: int, depth: int, memory: float) -> None:
+        self.trials = np.zeros((rows, depth))
+        self.successes = np.zeros((rows, depth))
+        self._memory = memory
+
+    def grow(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(self, name, np.concatenate([value, np.zeros_like(value)]))
+
+    def clear(self, row: int) -> None:
+        self.trials[row] = 0.0
+        self.successes[row] = 0.0
+
+    def add(self, rows: Ints, tried: Floats, accepted: Floats) -> Ints:
+        """Add one step's trials; rows may repeat. Returns the rows, each once."""
+        times = np.bincount(rows, minlength=len(self.trials))
+        touched = np.nonzero(times)[0]
+        left = (self._memory ** times[touched])[:, None]
+        self.trials[touched] *= left
+        self.successes[touched] *= left
+        np.add.at(self.trials, rows, tried)
+        np.add.at(self.successes, rows, accepted)
+        return touched
+
+
+class _WatchedCounts(_Counts):
+    """Counts that start again when the first position's acceptance has changed.
+
+    Deep positions are tried only while shallow ones are accepted, so what is known of them is the
+    oldest: it goes with the traffic it was learnt from.
+    """
+
+    def __init__(self, rows: int, depth: int, memory: float) -> None:
+        super().__init__(rows, depth, memory)
+        self._recent = np.zeros((rows, 2))
+
+    def add(self, rows: Ints, tried: Floats, accepted: Floats) -> Ints:
+        touched = super().add(rows, tried, accepted)
+        np.multiply.at(self._recent, rows, RECENT_MEMORY)
+        np.add.at(self._recent, rows, np.stack([tried[:, 0], accepted[:, 0]], axis=1))
+        for row in touched:
+            self._check(int(row))
+        return touched
+
+    def _check(self, row: int) -> None:
+        recent, hits = self._recent[row]
+        older, older_hits = self.trials[row, 0] - recent, self.successes[row, 0] - hits
+        if recent < RECENT_LEAST or older < RECENT_LEAST:
+            return
+        pooled = (self.successes[row, 0] + 1) / (self.trials[row, 0] + 2)
+        variance = pooled * (1 - pooled) * (1 / recent + 1 / older)
+        if (hits / recent - older_hits / older) ** 2 > CHANGE**2 * variance:
+            self.trials[row] *= KEPT_AFTER_CHANGE
+            self.successes[row] *= KEPT_AFTER_CHANGE
+            self.trials[row, 0], self.successes[row, 0] = recent, hits
+
+
+class SurvivalEstimator:
+    """Survival per request and position, up to ``depth`` draft tokens."""
+
+    def __init__(self, depth: int, rows: int = 64) -> None:
+        self.depth = depth
+        self._requests = _Counts(rows, depth, REQUEST_MEMORY)
+        self._slices = _WatchedCounts(16, depth, SLICE_MEMORY)
+        self._tenants = _WatchedCounts(16, depth, TENANT_MEMORY)
+        self._free = list(range(rows))[::-1]
+        self._row: dict[str, int] = {}
+        self._slice_of = np.zeros(rows, dtype=np.int64)
+        self._slice_rows: dict[tuple[str, str], int] = {}
+        self._tenant_of: list[int] = []
+        self._tenant_rows: dict[str, int] = {}
+        self._age = np.zeros(rows, dtype=np.int64)
+        self._holes: set[str] = set()
+        self._estimates = np.zeros((16, depth))
+        self._stale: set[int] = set()
+        self._positions = np.arange(1, depth + 1)
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._row
+
+    def add(self, request: str, traffic: str = "", tenant: str = "") -> None:
+        """A request begins. ``traffic`` names its slice within the tenant."""
+        if not self._free:
+            self._grow_requests()
+        row = self._free.pop()
+        self._row[request] = row
+        self._requests.clear(row)
+        self._age[row] = 0
+        self._slice_of[row] = self._slice_row(tenant, traffic)
+
+    def remove(self, request: str) -> None:
+        """A request has ended; unknown ones are ignored."""
+        row = self._row.pop(request, None)
+        self._holes.discard(request)
+        if row is not None:
+            self._free.append(row)
+
+    def mark_hole(self, request: str) -> None:
+        """The draft missed tokens of this request: its trials no longer teach its slice."""
+        self._holes.add(request)
+
+    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None:
+        """One verify step of several requests: draft tokens verified and accepted of each."""
+        known = [i for i, request in enumerate(requests) if request in self._row]
+        if not known:
+            return
+        rows = np.array([self._row[requests[i]] for i in known])
+        self._age[rows] += 1
+        width = drafted[known][:, None]
+        hits = accepted[known][:, None]
+        tried = (self._positions <= np.minimum(hits + 1, width)).astype(np.float64)
+        success = (self._positions <= hits).astype(np.float64)
+        self._requests.add(rows, tried, success)
+        whole = np.array([requests[i] not in self._holes for i in known])
+        if not whole.any():
+            return
+        slices = self._slice_of[rows[whole]]
+        self._slices.add(slices, tried[whole], success[whole])
+        tenants = np.array([self._tenant_of[row] for row in slices])
+        self._tenants.add(tenants, tried[whole], success[whole])
+        self._stale.update(slices.tolist())
+
+    def conditional(self, requests: Sequence[str]) -> Floats:
+        """Conditional acceptance, shape (requests, depth)."""
+        rows = np.fromiter((self._row[request] for request in requests), np.int64, len(requests))
+        slices = self._slice_of[rows]
+        for row in self._stale.intersection(slices.tolist()):
+            self._estimates[row] = self._estimate_slice(row)
+            self._stale.discard(row)
+        prior = self._estimates[slices]
+        trials, successes = self._requests.trials[rows], self._requests.successes[rows]
+        found = np.empty_like(prior)
+        own, own_weight = np.zeros(len(rows)), np.zeros(len(rows))
+        for j in range(self.depth):
+            base = REQUEST_WEIGHT + own_weight
+            mean = (successes[:, j] + REQUEST_WEIGHT * prior[:, j] + own_weight * own) / (
+                trials[:, j] + base
+            )
+            found[:, j] = mean
+            own, own_weight = mean, np.minimum(trials[:, j], OWN_WEIGHT)
+        return np.minimum(found, HIGHEST, out=found)
+
+    def survival(self, requests: Sequence[str]) -> Floats:
+        """Probability that draft token j is committed, shape (requests, depth)."""
+        survival: Floats = np.cumprod(self.conditional(requests), axis=1)
+        return survival
+
+    def trials(self, requests: Sequence[str]) -> Floats:
+        """Discounted trials behind the requests' own estimates, shape (requests, depth)."""
+        return self._requests.trials[[self._row[request] for request in requests]]
+
+    def age(self, requests: Sequence[str]) -> Ints:
+        """Steps observed of each request."""
+        return self._age[[self._row[request] for request in requests]]
+
+    def describe(self) -> list[dict[str, object]]:
+        """Tenant, traffic, conditional acceptance and trials per position of every slice."""
+        return [
+            {
+                "tenant": tenant,
+                "traffic": traffic,
+                "conditional_acceptance": self._estimate_slice(row).round(3).tolist(),
+                "trials": self._slices.trials[row].round(1).tolist(),
+            }
+            for (tenant, traffic), row in self._slice_rows.items()
+        ]
+
+    def _estimate_slice(self, row: int) -> Floats:
+        tenant = self._tenant_of[row]
+        above = _extend(self._tenants.trials[tenant], self._tenants.successes[tenant])
+        trials, successes = self._slices.trials[row], self._slices.successes[row]
+        shrunk = (successes + SLICE_WEIGHT * above) / (trials + SLICE_WEIGHT)
+        return np.asarray(np.minimum(shrunk, HIGHEST))
+
+    def _slice_row(self, tenant: str, traffic: str) -> int:
+        row = self._slice_rows.get((tenant, traffic))
+        if row is not None:
+            return row
+        row = len(self._slice_rows)
+        if row == len(self._slices.trials):
+            self._slices.grow()
+            self._estimates = np.vstack([self._estimates, np.zeros_like(self._estimates)])
+        tenant_row = self._tenant_rows.setdefault(tenant, len(self._tenant_rows))
+        if tenant_row == len(self._tenants.trials):
+            self._tenants.grow()
+        self._slice_rows[tenant, traffic] = row
+        self._tenant_of.append(tenant_row)
+        self._stale.add(row)
+        return row
+
+    def _grow_requests(self) -> None:
+        rows = len(self._requests.trials)
+        self._requests.grow()
+        self._slice_of = np.concatenate([self._slice_of, np.zeros_like(self._slice_of)])
+        self._age = np.concatenate([self._age, np.zeros_like(self._age)])
+        self._free = list(range(rows, 2 * rows))[::-1]
+
+
+def _extend(trials: Floats, successes: Floats) -> Floats:
+    """A top level's estimate: what is unknown goes on falling as the known positions do."""
+    found = np.empty(len(trials))
+    before, last = START, START
+    for j in range(len(trials)):
+        base = last * min(1.0, last / max(before, 1e-6))
+        found[j] = (successes[j] + START_WEIGHT * base) / (trials[j] + START_WEIGHT)
+        before, last = last, float(found[j])
+    return found

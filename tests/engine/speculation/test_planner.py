@@ -1,0 +1,221 @@
+"""The depth planner: survivals, costs, and whole runs against the simulated engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.regret_sim import (
+    FRIENDLY,
+    HOSTILE,
+    LONG,
+    Lane,
+    Phase,
+    fixed,
+    oracle,
+    planned,
+    profiled,
+    run,
+    step_ms,
+)
+from engine.speculation.planner.cost import StepCostModel
+from engine.speculation.planner.planner import DepthPlanner, DepthReason, PlannerSettings
+from engine.speculation.planner.survival import START, SurvivalEstimator
+
+DEPTH = 7
+
+
+def feed(estimator: SurvivalEstimator, request: str, width: int, accepted: int, times: int) -> None:
+    for _ in range(times):
+        estimator.observe([request], np.array([width]), np.array([accepted]))
+
+
+def test_nothing_known_is_the_start() -> None:
+    estimator = SurvivalEstimator(DEPTH)
+    estimator.add("a")
+    assert estimator.survival(["a"])[0, 0] == pytest.approx(START)
+
+
+def test_a_rejection_says_nothing_of_deeper_positions() -> None:
+    estimator = SurvivalEstimator(4)
+    estimator.add("a")
+    feed(estimator, "a", width=4, accepted=1, times=3)
+    assert (estimator.trials(["a"])[0] > 0).tolist() == [True, True, False, False]
+
+
+def test_conditional_acceptance_is_learnt_per_position() -> None:
+    estimator = SurvivalEstimator(3)
+    estimator.add("a", "chat")
+    for accepted in [3, 1] * 60:
+        feed(estimator, "a", width=3, accepted=accepted, times=1)
+    found = estimator.conditional(["a"])[0]
+    assert found == pytest.approx([0.97, 0.53, 0.95], abs=0.08)
+
+
+def test_a_fall_over_positions_goes_on_beyond_what_was_tried() -> None:
+    estimator = SurvivalEstimator(4)
+    estimator.add("a")
+    for accepted in [2, 2, 1, 1, 1, 0] * 20:
+        feed(estimator, "a", width=2, accepted=accepted, times=1)
+    estimator.add("b")
+    first, second, third, fourth = estimator.conditional(["b"])[0]
+    assert first > second > third > fourth > 0
+
+
+def test_a_request_begins_as_its_slice_and_soon_goes_its_own_way() -> None:
+    estimator = SurvivalEstimator(DEPTH)
+    for name in "abcd":
+        estimator.add(name, "chat")
+        feed(estimator, name, width=3, accepted=3, times=20)
+    estimator.add("odd", "chat")
+    assert estimator.survival(["odd"])[0, 0] > 0.9
+    feed(estimator, "odd", width=3, accepted=0, times=8)
+    assert estimator.survival(["odd"])[0, 0] < 0.4
+    assert estimator.survival(["a"])[0, 0] > 0.9
+
+
+def test_tenants_teach_one_another_nothing() -> None:
+    alone, beside = SurvivalEstimator(DEPTH), SurvivalEstimator(DEPTH)
+    for estimator in (alone, beside):
+        estimator.add("mine", "chat", "me")
+        feed(estimator, "mine", width=5, accepted=4, times=10)
+    beside.add("theirs", "chat", "them")
+    feed(beside, "theirs", width=5, accepted=0, times=200)
+    for estimator in (alone, beside):
+        estimator.add("next", "chat", "me")
+    assert (alone.survival(["next"]) == beside.survival(["next"])).all()
+
+
+def test_a_change_of_traffic_takes_deep_positions_along() -> None:
+    """Positions that are no longer reached would otherwise be believed for a long time."""
+    estimator = SurvivalEstimator(DEPTH)
+    estimator.add("a", "chat")
+    feed(estimator, "a", width=7, accepted=7, times=300)
+    for number in range(30):
+        estimator.add(f"new-{number}", "chat")
+        feed(estimator, f"new-{number}", width=2, accepted=0, times=2)
+    estimator.add("b", "chat")
+    assert estimator.conditional(["b"])[0, 3] < 0.6
+
+
+def test_requests_with_holes_do_not_teach_their_slice() -> None:
+    estimator = SurvivalEstimator(DEPTH)
+    estimator.add("a", "chat")
+    feed(estimator, "a", width=3, accepted=3, times=50)
+    estimator.mark_hole("a")
+    feed(estimator, "a", width=3, accepted=0, times=50)
+    estimator.add("b", "chat")
+    assert estimator.survival(["b"])[0, 0] > 0.9
+
+
+def test_many_requests_come_and_go() -> None:
+    estimator = SurvivalEstimator(DEPTH)
+    for number in range(300):
+        estimator.add(f"{number}", f"slice {number % 40}", f"tenant {number % 20}")
+    assert estimator.survival([f"{number}" for number in range(300)]).shape == (300, DEPTH)
+    for number in range(300):
+        estimator.remove(f"{number}")
+    estimator.remove("never there")
+    estimator.observe(["gone"], np.array([3]), np.array([1]))
+    assert "7" not in estimator
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_step_times_are_learnt(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = StepCostModel(DEPTH)
+    for _ in range(400):
+        batch, depth = int(rng.choice([1, 4, 16])), int(rng.integers(0, DEPTH + 1))
+        seconds = step_ms(batch, batch * depth, depth) / 1e3 * float(rng.lognormal(0, 0.05))
+        model.observe(batch, batch * depth, depth, seconds * (8.0 if rng.random() < 0.02 else 1.0))
+    for batch in (1, 4, 16):
+        expected = model.seconds(batch, np.arange(DEPTH + 1) * batch) * 1e3
+        true = [step_ms(batch, batch * depth, depth) for depth in range(DEPTH + 1)]
+        assert expected == pytest.approx(true, rel=0.12)
+
+
+def test_frozen_means_that_depth() -> None:
+    planner = DepthPlanner(DEPTH)
+    planner.begin("a", "", "")
+    planner.frozen = 2
+    plan = planner.plan(["a"], np.array([DEPTH]))
+    assert (plan.depth, plan.widths.tolist(), plan.reason) == (2, [2], DepthReason.FROZEN)
+
+
+def test_a_request_that_brought_its_depth_keeps_it() -> None:
+    planner = DepthPlanner(DEPTH)
+    for name in ("asked", "other"):
+        planner.begin(name, "", "")
+    for _ in range(50):
+        planner.observe(["asked", "other"], np.array([5, 1]), np.array([0, 0]))
+        plan = planner.plan(["asked", "other"], np.array([5, DEPTH]), np.array([5, 0]))
+        planner.observe_step(2, 6, plan.depth, 0.01)
+        assert plan.depth >= 5
+        assert plan.widths[0] == 5
+    assert plan.widths[1] <= 1
+
+
+def test_bounds_hold() -> None:
+    planner = DepthPlanner(DEPTH)
+    planner.begin("a", "", "")
+    for _ in range(100):
+        plan = planner.plan(["a"], np.array([2]))
+        assert plan.widths[0] <= 2
+        planner.observe(["a"], plan.widths, plan.widths)
+        planner.observe_step(1, 2, plan.depth, 0.01)
+
+
+def test_probes_stay_within_their_share() -> None:
+    lane = auto()
+    hostile = (Phase("hostile", (HOSTILE,), 4, 60),)
+    auto_run = run(lane, hostile, seed=5)[0]
+    none = run(Lane("K=0", fixed(0)), hostile, seed=5)[0]
+    assert auto_run.rate > 0.95 * none.rate
+    assert PlannerSettings().probe_share <= 0.01
+
+
+def auto() -> Lane:
+    planner = profiled(DepthPlanner(DEPTH))
+    return Lane("auto", planned(planner), planner)
+
+
+PHASES = (
+    Phase("friendly", (FRIENDLY,), 4, 30),
+    Phase("hostile", (HOSTILE,), 4, 25),
+    Phase("long", (LONG,), 4, 20),
+    Phase("mixed", (FRIENDLY, HOSTILE), 8, 50),
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_loses_to_no_fixed_depth(seed: int) -> None:
+    """Short phases: the time to learn weighs more here than in ``benchmarks.regret``."""
+    lanes = [auto(), *(Lane(f"K={depth}", fixed(depth)) for depth in (0, 1, 3, 5, 7))]
+    runs = {lane.name: run(lane, PHASES, seed) for lane in lanes}
+    rates = {
+        name: sum(phase.tokens for phase in phases) / sum(phase.seconds for phase in phases)
+        for name, phases in runs.items()
+    }
+    auto_rate = rates.pop("auto")
+    assert auto_rate > 1.06 * max(rates.values())
+    for number, phase in enumerate(runs.pop("auto")):
+        best = max(phases[number].rate for phases in runs.values())
+        assert phase.rate > 0.90 * best, phase.phase
+
+
+def test_the_expectation_is_what_comes() -> None:
+    lane = auto()
+    run(lane, PHASES, seed=11)
+    assert lane.planner is not None
+    totals = lane.planner.totals
+    assert totals.expected_tokens == pytest.approx(totals.committed_tokens, rel=0.03)
+    assert totals.expected_s == pytest.approx(totals.taken_s, rel=0.05)
+
+
+def test_the_oracle_is_the_most_there_is() -> None:
+    phases = PHASES[:2]
+    best = run(Lane("oracle", oracle), phases, seed=2)
+    for depth in (0, 3, 7):
+        other = run(Lane("fixed", fixed(depth)), phases, seed=2)
+        for mine, theirs in zip(best, other, strict=True):
+            assert mine.rate > 0.97 * theirs.rate
