@@ -9,10 +9,10 @@ client = OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("EAGLEGATE_API_KEY"
 
 response_id = ""
 for event in client.responses.create(model="demo", input="What is 84 - 37?", stream=True):
-    if event.type == "response.output_text.delta":
-        print(event.delta, end="", flush=True)
-    elif event.type == "response.completed":
+    if event.type == "response.created":
         response_id = event.response.id
+    elif event.type == "response.output_text.delta":
+        print(event.delta, end="", flush=True)
 print()
 
 second = client.responses.create(

@@ -1,6 +1,7 @@
 """An answer that follows a JSON schema, parsed into a pydantic model."""
 
 import os
+from typing import Literal
 
 from openai import OpenAI
 from pydantic import BaseModel
@@ -10,9 +11,8 @@ client = OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("EAGLEGATE_API_KEY"
 
 
 class Sum(BaseModel):
-    left: int
-    right: int
-    result: int
+    answer: int
+    sure: Literal["yes", "no"]
 
 
 completion = client.chat.completions.parse(

@@ -14,10 +14,10 @@ FOLDER = ROOT / "examples"
 EXPECTED = {
     "anthropic_messages.py": ("47", "output_tokens"),
     "curl.sh": ("47", "data: [DONE]", "eaglegate_acceptance_length"),
-    "openai_chat.py": ("47", "num_drafts"),
+    "openai_chat.py": ("47", "mean_acceptance_length"),
     "openai_responses.py": ("47",),
     "openai_stream_tools.py": ("get_weather", "Oslo"),
-    "openai_structured.py": ("result=",),
+    "openai_structured.py": ("answer=",),
 }
 """What each prints."""
 
