@@ -37,12 +37,13 @@ def _read_call(context: Context) -> Generator[Want, str, str]:
     header: list[str] = []
 
     def begin(written: str) -> None:
-        calls.begin(written.strip().removeprefix("call:").strip())
+        if name := written.strip().removeprefix("call:").strip():
+            calls.begin(name)
 
     marker = yield from last_name(stops("{", CALL, CALL_END), header, begin)
-    if not "".join(header).strip().removeprefix("call:").strip():
-        return marker
     begin("".join(header))
+    if not calls.open:
+        return marker
     forced = False
     if marker == "{":
         value = _Value(calls)

@@ -644,6 +644,7 @@ WHOLE_ANSWERS = [
         "⟪[TOOL_CALLS]⟫city",
         (("city", {}, "schema_mismatch"),),
     ),
+    Damage("no-name-gemma4", "gemma4", "⟪<|tool_call>⟫call:"),
     *(
         Damage(f"name-cut-{parser}", parser, output, finish=FinishReason.LENGTH)
         for parser, output in {
@@ -652,6 +653,7 @@ WHOLE_ANSWERS = [
             "kimi_k2": "⟪<|tool_calls_section_begin|>⟫⟪<|tool_call_begin|>⟫functions.pi",
             "qwen3_coder": "⟪<tool_call>⟫\n<function=pi",
             "hermes": '⟪<tool_call>⟫{"name": "pi',
+            "gemma4": "⟪<|tool_call>⟫call:",
         }.items()
     ),
     Damage(
