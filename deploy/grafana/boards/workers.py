@@ -5,7 +5,7 @@ from __future__ import annotations
 from panels import Dashboard, Panel, Query, over
 
 NEEDS_FLEET = "Empty where the engine is not a fleet of remote workers."
-NEEDS_COUNTERS = "Empty for workers that speculate not, or do not tell."
+NEEDS_COUNTERS = "Empty for workers that do not speculate or do not report it."
 PER_WORKER = "sum by (worker)"
 
 
