@@ -40,6 +40,8 @@ async def test_a_held_response_is_settled_once_and_by_its_owner_alone():
     assert (await store.get("r2", "ann")).held_until == 2e9
     found = await store.items(["out-r1", "out-r4", "out-gone"], "ann", 1 << 20)
     assert found == {"out-r1": {"id": "out-r1"}}
+    await store.put(Stored("r5", "bob", time.time(), {"output": []}, [{"id": "out-r1"}]))
+    assert set(await store.items(["out-r1"], "bob", 1 << 20)) == {"out-r1"}, "it is no other's"
 
 
 async def test_only_those_that_run_are_held_on():
@@ -101,6 +103,8 @@ async def test_an_output_is_stored_apart_and_counted():
     assert orjson.loads(row.output) == output
     assert await store.history_bytes("r", "ann") == len(orjson.dumps(given) + orjson.dumps(output))
     assert (await store.get("r", "ann")).response == response
+    await store.put(Stored("bare", "ann", time.time(), {"id": "bare"}, []))
+    assert (await store.get("bare", "ann")).response == {"id": "bare"}
 
 
 async def test_any_number_of_old_responses_is_removed():
