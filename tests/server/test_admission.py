@@ -161,8 +161,12 @@ async def test_a_key_has_so_many_requests_at_a_time():
         Client(admission, visitor)
     Client(admission, Visitor("b", concurrency=2)).stack.close()
     await clients[0].leave()
-    await Client(admission, visitor).leave()
-    await clients[1].leave()
+    clients.append(Client(admission, visitor))
+    with pytest.raises(TooManyRequests, match="'a' has 2 requests"):
+        Client(admission, visitor)
+    for client in clients[1:]:
+        await client.leave()
+    await Client(admission, Visitor("c", concurrency=1)).leave()
 
 
 async def test_what_cannot_be_in_time_is_refused_at_once():

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from server.access.admission import Admission, Bounds, Priority, Visitor
+from server.errors import TooManyRequests
 from tests.server.test_admission import Client, Clock, settle
 
 
@@ -152,6 +153,7 @@ async def test_one_that_must_leave_places_free_is_looked_at_again_without_anybod
         frozenset({Priority.HIGH, Priority.NORMAL}),
         lambda seconds, what: alarms.append((seconds, what)),
     )
+    admission.check(Visitor("idle"))
     with admission.enter(Visitor("wide")) as place:
         waiting = asyncio.ensure_future(place.admit(2, 10))
         await settle()
@@ -164,3 +166,71 @@ async def test_one_that_must_leave_places_free_is_looked_at_again_without_anybod
         assert waiting.done()
         assert not alarms
     assert admission.running == 0
+
+
+# -- what is shared out
+
+
+async def test_a_key_that_held_its_places_long_goes_later():
+    clock = Clock()
+    admission = Admission(Bounds(running=1), clock)
+    for name, seconds in (("long", 10), ("short", 1)):
+        client = Client(admission, Visitor(name))
+        await settle()
+        clock.now += seconds
+        client.stack.close()
+    running = Client(admission, Visitor("other"))
+    await settle()
+    long, short = Client(admission, Visitor("long")), Client(admission, Visitor("short"))
+    await settle()
+    running.stack.close()
+    await settle()
+    assert (short.running, long.running) == (True, False)
+    await end_all(long, short)
+
+
+async def test_one_that_leaves_the_queue_is_not_counted_in_it():
+    admission = Admission(Bounds(running=1))
+    running, waiting = Client(admission, Visitor("a")), Client(admission, Visitor("b"))
+    await settle()
+    await waiting.leave()
+    assert admission.by_key() == {"a": {"running": 1, "queued": 0}}
+    await running.leave()
+
+
+async def test_a_full_queue_is_shared_by_weight():
+    admission = Admission(Bounds(running=1, queued=4))
+    running = Client(admission, Visitor("running"))
+    await settle()
+    light = await flood_of(admission, Visitor("light"), 2)
+    heavy = await flood_of(admission, Visitor("heavy", weight=4), 2)
+    heavy += await flood_of(admission, Visitor("heavy", weight=4), 1)
+    assert isinstance(light[1].task.exception(), TooManyRequests)
+    assert admission.queued == 4
+    await end_all(running, *light, *heavy)
+
+
+async def test_waiting_tokens_are_shared_by_weight_and_to_the_last():
+    admission = Admission(Bounds(running=1, queued_tokens=1000), Clock())
+    running = Client(admission, Visitor("running"))
+    await settle()
+    waiting = {
+        name: Client(admission, Visitor(name, weight=weight), tokens)
+        for name, weight, tokens in (("middle", 4, 500), ("light", 1, 300), ("heavy", 8, 200))
+    }
+    await settle()
+    assert admission.queued_tokens == 1000, "all of them may wait"
+    one = Client(admission, Visitor("heavy", weight=8), 1)
+    await settle()
+    assert isinstance(waiting["light"].task.exception(), TooManyRequests)
+    assert not waiting["middle"].task.done()
+    assert not one.task.done()
+    await end_all(running, *waiting.values(), one)
+
+
+async def test_a_deadline_is_not_refused_while_the_rate_is_unknown():
+    admission = Admission(Bounds(running=1), Clock())
+    clients = [Client(admission), Client(admission)]
+    await settle()
+    clients.append(Client(admission, Visitor(deadline=admission.clock() + 0.5)))
+    await end_all(*clients)
