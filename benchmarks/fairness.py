@@ -25,10 +25,10 @@ import uvicorn
 from benchmarks.overload import BODY, exchange, start_server
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.access.admission import Bounds
+from server.access.admission import AdmissionLimits
 from server.access.fair_order import Priority
-from server.access.keys import Key, KeyRing, digest_of
-from server.cli.listener import bind, url_of
+from server.access.keys import ApiKey, KeyRing, hash_key
+from server.cli.listener import bind, format_url
 from tests.server.conftest import Lab
 
 SECRETS = {name: f"{name}-key-0123456789" for name in ("victim", "peer", "below")}
@@ -100,13 +100,13 @@ async def serve(engine_s: float, places: int) -> None:
     lab.engine.script = [Pause(engine_s), end]
     assert lab.gateway.path is not None
     admission = lab.gateway.path.admission
-    admission.bounds = Bounds(running=places, queued=4 * places)
+    admission.bounds = AdmissionLimits(running=places, queued=4 * places)
     lab.gateway.keys = KeyRing(
-        tuple(Key(name, digest_of(secret), CLASSES[name]) for name, secret in SECRETS.items())
+        tuple(ApiKey(name, hash_key(secret), CLASSES[name]) for name, secret in SECRETS.items())
     )
     admission.classes = lab.gateway.keys.classes
     listener = bind("127.0.0.1", 0)
-    print(url_of(listener), flush=True)
+    print(format_url(listener), flush=True)
     config = uvicorn.Config(lab.app, log_level="error", access_log=False, lifespan="off")
     await uvicorn.Server(config).serve(sockets=[listener])
 

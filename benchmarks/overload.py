@@ -27,8 +27,8 @@ import uvicorn
 
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.access.admission import Bounds
-from server.cli.listener import bind, url_of
+from server.access.admission import AdmissionLimits
+from server.cli.listener import bind, format_url
 from tests.server.conftest import Lab
 
 BODY = b'{"model": "demo", "messages": [{"role": "user", "content": "x"}]}'
@@ -108,9 +108,9 @@ async def serve(engine_s: float, places: int) -> None:
     end = Step(tuple(lab.renderer.encode("x", False)), finish=FinishReason.STOP)
     lab.engine.script = [Pause(engine_s), end]
     assert lab.gateway.path is not None
-    lab.gateway.path.admission.bounds = Bounds(running=places, queued=4 * places)
+    lab.gateway.path.admission.bounds = AdmissionLimits(running=places, queued=4 * places)
     listener = bind("127.0.0.1", 0)
-    print(url_of(listener), flush=True)
+    print(format_url(listener), flush=True)
     config = uvicorn.Config(lab.app, log_level="error", access_log=False, lifespan="off")
     await uvicorn.Server(config).serve(sockets=[listener])
 

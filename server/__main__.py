@@ -10,9 +10,14 @@ from importlib.metadata import version
 
 from engine.errors import EngineDead, EngineStartError
 from engine.orphan import die_with_parent
-from server.access.keys import new_key_entry
-from server.cli.command_line import CommandLine, engine_arguments_of, read, wanted
-from server.cli.console import Progress
+from server.access.keys import generate_key_entry
+from server.cli.command_line import (
+    CommandLine,
+    plan_gateway,
+    read_command_line,
+    read_engine_arguments,
+)
+from server.cli.console import StartupProgress
 from server.settings import ConfigError
 
 USAGE = """\
@@ -52,21 +57,21 @@ def _key(names: list[str]) -> int:
     if len(names) != 1 or names[0].startswith("-"):
         print("usage: eaglegate key NAME", file=sys.stderr)
         return 2
-    key, entry = new_key_entry(names[0])
+    key, entry = generate_key_entry(names[0])
     print(f"# Give this to {names[0]}; it is kept nowhere:\n#   {key}\n{entry}", end="")
     return 0
 
 
 def _with_settings(command: str, argv: list[str]) -> int:
-    progress = Progress()
+    progress = StartupProgress()
     try:
-        line = read(command, argv, progress)
+        line = read_command_line(command, argv, progress)
         if command == "check":
             progress.close()
             return _check(line)
-        from server.cli.serve import Serving
+        from server.cli.serve import ServeCommand
 
-        return Serving(line, progress).run()
+        return ServeCommand(line, progress).run()
     except (ConfigError, EngineStartError, EngineDead) as error:
         progress.close()
         print(f"eaglegate: {error}", file=sys.stderr)
@@ -83,7 +88,7 @@ def _check_workers(line: CommandLine) -> int:
 
     backend = RemoteBackend(line, lambda _: None)
     answers = asyncio.run(backend.ask_workers())
-    found = check_workers(backend.facts, answers, wanted(line.settings, line.model))
+    found = check_workers(backend.facts, answers, plan_gateway(line.settings, line.model))
     print(found.text)
     return found.status
 
@@ -95,8 +100,8 @@ def _check(line: CommandLine) -> int:
     from server.cli.check import check
 
     # A line that names a model is looked at as it is, so that one made for another machine can be.
-    source = engine_arguments_of(line.namespace) if line.demo else line.namespace
-    found = check(make_plan(source), wanted(line.settings, source))
+    source = read_engine_arguments(line.namespace) if line.demo else line.namespace
+    found = check(make_plan(source), plan_gateway(line.settings, source))
     print(found.text)
     return found.status
 

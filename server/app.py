@@ -26,8 +26,8 @@ from server.errors import (
     NotFound,
     error_body,
 )
-from server.http.auth import Cors, Door
-from server.http.middleware import Head, RootPath
+from server.http.auth import ApiCorsMiddleware, AuthMiddleware
+from server.http.middleware import HeadMiddleware, RootPathMiddleware
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +70,12 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
         return await handle_gateway_error(request, _from_validation(error))
 
     app.add_middleware(NoticeHeader, gateway=gateway)
-    app.add_middleware(Door, gateway=gateway)
-    app.add_middleware(Head)
+    app.add_middleware(AuthMiddleware, gateway=gateway)
+    app.add_middleware(HeadMiddleware)
     if gateway.cross_origin.origins:
-        app.add_middleware(Cors, policy=gateway.cross_origin)
+        app.add_middleware(ApiCorsMiddleware, policy=gateway.cross_origin)
     if prefix:
-        app.add_middleware(RootPath, prefix=prefix)
+        app.add_middleware(RootPathMiddleware, prefix=prefix)
     app.add_exception_handler(GatewayError, handle_gateway_error)
     app.add_exception_handler(RequestValidationError, handle_bad_parameter)
     app.add_exception_handler(HTTPException, handle_http_error)

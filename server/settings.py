@@ -266,12 +266,12 @@ def add_arguments(parser: argparse.ArgumentParser, kind: type = Settings) -> Non
     hints = typing.get_type_hints(kind)
     for item in fields(kind):
         if flag(item.name) not in taken:
-            _add(group, item.name, hints[item.name], item.default, item.metadata)
+            _add_flag(group, item.name, hints[item.name], item.default, item.metadata)
     if "--config" not in taken:
         group.add_argument("--config", metavar="FILE", help="YAML file of flags and their values")
 
 
-def _add(group: Any, name: str, hint: Any, default: Any, metadata: Mapping[str, Any]) -> None:
+def _add_flag(group: Any, name: str, hint: Any, default: Any, metadata: Mapping[str, Any]) -> None:
     shown = f" (default: {default})" if default not in (None, (), MISSING) else ""
     options: dict[str, Any] = {
         "dest": name,
@@ -286,19 +286,19 @@ def _add(group: Any, name: str, hint: Any, default: Any, metadata: Mapping[str, 
     elif origin is tuple:
         options["nargs"] = "+"
     elif origin is dict:
-        options |= {"type": _json_object, "metavar": "JSON"}
+        options |= {"type": _parse_json_object, "metavar": "JSON"}
     else:
-        options |= {"type": _plain(hint), "metavar": metadata.get("metavar", name.upper())}
+        options |= {"type": _strip_optional(hint), "metavar": metadata.get("metavar", name.upper())}
     group.add_argument(flag(name), **options)
 
 
-def _plain(hint: Any) -> Any:
+def _strip_optional(hint: Any) -> Any:
     """str | None -> str"""
     inner = [kind for kind in typing.get_args(hint) if kind is not type(None)]
     return inner[0] if inner else hint
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def _parse_json_object(text: str) -> dict[str, Any]:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -308,7 +308,7 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def settings_from(namespace: argparse.Namespace) -> Settings:
+def read_settings(namespace: argparse.Namespace) -> Settings:
     """Raises ConfigError."""
     return read_into(Settings, namespace)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.command_line import read
+from server.cli.command_line import read_command_line
 from server.settings import Settings
 from tests.workers import ARGUMENTS, OURS, STOCK
 
@@ -42,7 +42,7 @@ def test_workers_are_started_as_the_tests_start_them(command, special):
 
 @pytest.mark.parametrize("command", GATEWAYS)
 def test_the_gateways_line_can_be_read(command):
-    line = read("serve", command, lambda _: None)
+    line = read_command_line("serve", command, lambda _: None)
     assert line.remote
     assert line.model.model == "MODEL"
     assert line.settings.upstream == "http://127.0.0.1:8100"

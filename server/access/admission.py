@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from server.access.caller import Visitor
-from server.access.fair_order import FairOrder, Flow, Priority, ServiceRate
+from server.access.caller import Requester
+from server.access.fair_order import FairQueue, Flow, Priority, ServiceRate
 from server.errors import GatewayError, TooManyRequests
 
 Clock = Callable[[], float]
@@ -41,7 +41,7 @@ even if other keys have to wait for it; once in that time for each key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class AdmissionLimits:
     """How much may be under way. Swapped whole when settings are loaded again."""
 
     running: int = 256
@@ -52,24 +52,24 @@ class Bounds:
     """Prompt tokens of the requests that wait."""
 
     @property
-    def kept_free(self) -> int:
+    def reserved(self) -> int:
         """Places of ``running`` that one kind of others finds free."""
         return max(1, self.running // KEPT_FREE) if self.running > 1 else 0
 
 
-ANYBODY = Visitor()
+ANYBODY = Requester()
 
 
-def _later(seconds: float, what: Callable[[], None]) -> object:
+def _call_later(seconds: float, what: Callable[[], None]) -> object:
     return asyncio.get_running_loop().call_later(seconds, what)
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class AdmissionTicket:
     """One request's place, from entering to leaving."""
 
     admission: Admission
-    visitor: Visitor
+    requester: Requester
     flow: Flow
     entered: float
     sequences: int = 0
@@ -87,10 +87,10 @@ class Place:
 
     def pay(self, tokens: int) -> None:
         """Charge tokens read or written to the key."""
-        if self.visitor.quota is not None:
-            self.visitor.quota.pay(tokens)
+        if self.requester.quota is not None:
+            self.requester.quota.pay(tokens)
 
-    def served(self) -> None:
+    def record_served(self) -> None:
         """The request came to its own end: it counts in the rate."""
         if self.admitted is not None:
             held = self.admission.clock() - self.admitted
@@ -101,11 +101,11 @@ class Place:
 class Admission:
     """The queue in front of the engine; one event loop."""
 
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: AdmissionLimits = field(default_factory=AdmissionLimits)
     clock: Clock = time.monotonic
     classes: frozenset[Priority] = frozenset()
     """Those that keys have: places stay free for the higher ones."""
-    later: Callable[[float, Callable[[], None]], object] = _later
+    later: Callable[[float, Callable[[], None]], object] = _call_later
 
     def __post_init__(self) -> None:
         self.rate = ServiceRate(self.clock)
@@ -114,53 +114,53 @@ class Admission:
         self.queued = 0
         """Requests that entered and were not admitted yet."""
         self.queued_tokens = 0
-        self._order = FairOrder(self.clock)
-        self._inside: Counter[str] = Counter()
+        self._order = FairQueue(self.clock)
+        self._in_flight: Counter[str] = Counter()
         self._alarm: object = None
         self._empty = asyncio.Event()
         self._empty.set()
 
     @property
-    def num_inside(self) -> int:
+    def num_in_flight(self) -> int:
         """Requests that entered and have not left."""
-        return self._inside.total()
+        return self._in_flight.total()
 
-    def check(self, visitor: Visitor = ANYBODY) -> None:
+    def check(self, requester: Requester = ANYBODY) -> None:
         """Raises TooManyRequests when this visitor may not enter now; changes nothing."""
-        self._displaceable(self._flow(visitor))
+        self._find_displaceable(self._flow(requester))
 
     @contextmanager
-    def enter(self, visitor: Visitor) -> Iterator[Place]:
+    def enter(self, requester: Requester) -> Iterator[AdmissionTicket]:
         """Raises TooManyRequests, before anything was done for the request."""
-        flow = self._flow(visitor)
-        self._displaceable(flow)
-        self._check_concurrency(visitor)
-        self._check_deadline(visitor, self._order.ahead_of(flow))
-        if visitor.quota is not None:
-            visitor.quota.take()
-        if (newest := self._displaceable(flow)) is not None:
+        flow = self._flow(requester)
+        self._find_displaceable(flow)
+        self._check_concurrency(requester)
+        self._check_deadline(requester, self._order.count_ahead(flow))
+        if requester.quota is not None:
+            requester.quota.take()
+        if (newest := self._find_displaceable(flow)) is not None:
             self._displace(newest)
-        place = Place(self, visitor, flow, entered=self.clock())
-        flow.queued[place] = None
+        ticket = AdmissionTicket(self, requester, flow, entered=self.clock())
+        flow.queued[ticket] = None
         self.queued += 1
-        self._inside[visitor.flow] += 1
+        self._in_flight[requester.flow] += 1
         self._empty.clear()
         try:
-            yield place
+            yield ticket
         finally:
-            self._leave(place)
+            self._leave(ticket)
 
-    async def until_empty(self) -> None:
+    async def wait_until_empty(self) -> None:
         """Return when everybody has left."""
         await self._empty.wait()
 
-    def turn_away(self, error: GatewayError) -> None:
+    def reject_waiting(self, error: GatewayError) -> None:
         """End the waiting of all who wait."""
         for flow in self._order:
             while flow.waiting:
                 self._end_waiting(flow.waiting[-1], error)
 
-    def by_key(self) -> dict[str, dict[str, int]]:
+    def count_by_key(self) -> dict[str, dict[str, int]]:
         """What each key has in the engine and in the queue."""
         keys = [flow for flow in self._order if flow.name.startswith("key ")]
         return {
@@ -169,78 +169,78 @@ class Admission:
             if flow.running or flow.queued
         }
 
-    def _flow(self, visitor: Visitor) -> Flow:
-        flow = self._order.flow(visitor.priority, visitor.flow, visitor.weight)
+    def _flow(self, requester: Requester) -> Flow:
+        flow = self._order.flow(requester.priority, requester.flow, requester.weight)
         flow.seen = self.clock()
         return flow
 
     # -- the engine's places
 
-    async def _admit(self, place: Place) -> None:
-        if place.displaced is not None:
-            raise place.displaced
-        self._order.queue(place.flow, place)
-        self.queued_tokens += place.tokens
-        self._next()
-        if place.admitted is None:
-            await self._wait(place)
-        self._check_deadline(place.visitor, 0)
+    async def _admit(self, ticket: AdmissionTicket) -> None:
+        if ticket.displaced is not None:
+            raise ticket.displaced
+        self._order.queue(ticket.flow, ticket)
+        self.queued_tokens += ticket.tokens
+        self._admit_waiting()
+        if ticket.admitted is None:
+            await self._wait(ticket)
+        self._check_deadline(ticket.requester, 0)
 
-    async def _wait(self, place: Place) -> None:
+    async def _wait(self, ticket: AdmissionTicket) -> None:
         try:
-            self._make_room_for_tokens(place)
-            place.turn = asyncio.get_running_loop().create_future()
-            await place.turn
+            self._make_room_for_tokens(ticket)
+            ticket.turn = asyncio.get_running_loop().create_future()
+            await ticket.turn
         finally:
-            if place.admitted is None and place in place.flow.waiting:
-                self._stop_waiting(place)
-                self._next()
+            if ticket.admitted is None and ticket in ticket.flow.waiting:
+                self._stop_waiting(ticket)
+                self._admit_waiting()
 
-    def _next(self) -> None:
+    def _admit_waiting(self) -> None:
         """Admit as many as fit, in their order."""
-        while (place := self._whose_turn()) is not None:
-            self._stop_waiting(place)
-            self._let_in(place)
-            if place.turn is not None and not place.turn.done():
-                place.turn.set_result(None)
+        while (ticket := self._next_ticket()) is not None:
+            self._stop_waiting(ticket)
+            self._start(ticket)
+            if ticket.turn is not None and not ticket.turn.done():
+                ticket.turn.set_result(None)
         if not self.running and self._alarm is None and any(f.waiting for f in self._order):
-            self._alarm = self.later(1.0, self._look_again)
+            self._alarm = self.later(1.0, self._retry_admission)
 
-    def _whose_turn(self) -> Place | None:
+    def _next_ticket(self) -> AdmissionTicket | None:
         """The first that fits. One that does not holds up those behind it, except keys of its
         class that have less than their share."""
-        turns = self._order.by_turn()
+        turns = self._order.list_by_turn()
         if not turns:
             return None
-        shares = self._order.shares(self.bounds.running)
+        shares = self._order.compute_shares(self.bounds.running)
         held_up: Priority | None = None
         for flow in turns:
-            place = flow.waiting[0]
+            ticket = flow.waiting[0]
             if held_up is None or (
-                flow.priority == held_up and flow.running + place.sequences <= shares[flow]
+                flow.priority == held_up and flow.running + ticket.sequences <= shares[flow]
             ):
-                overdue = self._is_overdue(place)
-                if self._fits(place, overdue, shares):
+                overdue = self._is_overdue(ticket)
+                if self._fits(ticket, overdue, shares):
                     flow.overdue = self.clock() if overdue else flow.overdue
-                    return place
+                    return ticket
                 if overdue:
                     return None
             held_up = flow.priority if held_up is None else held_up
         return None
 
-    def _fits(self, place: Place, overdue: bool, shares: dict[Flow, float]) -> bool:
+    def _fits(self, ticket: AdmissionTicket, overdue: bool, shares: dict[Flow, float]) -> bool:
         """One that is larger than the bound runs alone."""
-        kept = 0 if overdue else self._kept_free(place, shares)
-        left = self.bounds.running - self.running - place.sequences
+        kept = 0 if overdue else self._count_reserved(ticket, shares)
+        left = self.bounds.running - self.running - ticket.sequences
         return left >= kept or not (self.running or kept)
 
-    def _kept_free(self, place: Place, shares: dict[Flow, float]) -> int:
-        """How many places ``place`` must leave to others: never all of them."""
-        flow, kept = place.flow, self.bounds.kept_free
+    def _count_reserved(self, ticket: AdmissionTicket, shares: dict[Flow, float]) -> int:
+        """How many places ``ticket`` must leave to others: never all of them."""
+        flow, kept = ticket.flow, self.bounds.reserved
         active = {other.priority for other in shares}
         above = [level for level in self.classes | active if level < flow.priority]
         free = sum(kept + (level in active) for level in above)
-        if flow.running + place.sequences > shares[flow]:
+        if flow.running + ticket.sequences > shares[flow]:
             free += kept * any(
                 other is not flow
                 and other.priority == flow.priority
@@ -249,127 +249,129 @@ class Admission:
             )
         return min(free, self.bounds.running - 1)
 
-    def _is_overdue(self, place: Place) -> bool:
-        if place.sequences == 1:
+    def _is_overdue(self, ticket: AdmissionTicket) -> bool:
+        if ticket.sequences == 1:
             return False
-        waited = self.clock() - max(place.entered, place.flow.overdue)
+        waited = self.clock() - max(ticket.entered, ticket.flow.overdue)
         return waited > max(OVERDUE_S, OVERDUE_TIMES * self.rate.typical_s)
 
-    def _look_again(self) -> None:
+    def _retry_admission(self) -> None:
         """Nobody's leaving is going to call for the next turn."""
         self._alarm = None
-        self._next()
+        self._admit_waiting()
 
-    def _let_in(self, place: Place) -> None:
-        place.admitted = self.clock()
-        flow = place.flow
-        del flow.queued[place]
+    def _start(self, ticket: AdmissionTicket) -> None:
+        ticket.admitted = self.clock()
+        flow = ticket.flow
+        del flow.queued[ticket]
         self.queued -= 1
-        self.running += place.sequences
-        flow.running += place.sequences
-        place.charged = self._order.charge(flow, place.sequences, self.rate.typical_s)
+        self.running += ticket.sequences
+        flow.running += ticket.sequences
+        ticket.charged = self._order.charge(flow, ticket.sequences, self.rate.typical_s)
 
-    def _stop_waiting(self, place: Place) -> None:
-        place.flow.waiting.remove(place)
-        place.flow.tokens -= place.tokens
-        self.queued_tokens -= place.tokens
+    def _stop_waiting(self, ticket: AdmissionTicket) -> None:
+        ticket.flow.waiting.remove(ticket)
+        ticket.flow.tokens -= ticket.tokens
+        self.queued_tokens -= ticket.tokens
 
-    def _end_waiting(self, place: Place, error: GatewayError) -> None:
-        self._stop_waiting(place)
-        if place.turn is not None and not place.turn.done():
-            place.turn.set_exception(error)
+    def _end_waiting(self, ticket: AdmissionTicket, error: GatewayError) -> None:
+        self._stop_waiting(ticket)
+        if ticket.turn is not None and not ticket.turn.done():
+            ticket.turn.set_exception(error)
 
-    def _leave(self, place: Place) -> None:
-        self._inside[place.visitor.flow] -= 1
-        if not self._inside[place.visitor.flow]:
-            del self._inside[place.visitor.flow]
-        flow = place.flow
+    def _leave(self, ticket: AdmissionTicket) -> None:
+        self._in_flight[ticket.requester.flow] -= 1
+        if not self._in_flight[ticket.requester.flow]:
+            del self._in_flight[ticket.requester.flow]
+        flow = ticket.flow
         flow.seen = self.clock()
-        if place.admitted is not None:
-            self.running -= place.sequences
-            flow.running -= place.sequences
-            held = self.clock() - place.admitted
-            self._order.settle(flow, place.charged, place.sequences, held)
-            self._next()
-        elif place.displaced is None:
-            del flow.queued[place]
+        if ticket.admitted is not None:
+            self.running -= ticket.sequences
+            flow.running -= ticket.sequences
+            held = self.clock() - ticket.admitted
+            self._order.settle(flow, ticket.charged, ticket.sequences, held)
+            self._admit_waiting()
+        elif ticket.displaced is None:
+            del flow.queued[ticket]
             self.queued -= 1
-        if not self._inside:
+        if not self._in_flight:
             self._empty.set()
 
     # -- the places in the queue
 
-    def _displaceable(self, flow: Flow) -> Place | None:
+    def _find_displaceable(self, flow: Flow) -> AdmissionTicket | None:
         """Whom a request of ``flow`` displaces, if anybody. Raises TooManyRequests."""
         if self.queued < self.bounds.queued:
             return None
         own = (len(flow.queued) + 1) / flow.weight
-        rival = self._order.rival(flow, lambda other: other.backlog, own)
+        rival = self._order.find_rival(flow, lambda other: other.backlog, own)
         if rival is None:
             waiting = f"{self.queued} requests are waiting, the most there may be"
-            raise self._full(waiting, flow)
+            raise self._queue_full_error(waiting, flow)
         return next(reversed(rival.queued))
 
-    def _make_room_for_tokens(self, place: Place) -> None:
+    def _make_room_for_tokens(self, ticket: AdmissionTicket) -> None:
         """The same for the prompt tokens of those that are ready. Raises TooManyRequests."""
         excess = self.queued_tokens - self.bounds.queued_tokens
-        flow, chosen = place.flow, []
+        flow, chosen = ticket.flow, []
         left = {other: list(other.waiting) for other in self._order if other.waiting}
         size = {other: float(other.tokens) for other in left}
         while excess > 0:
             own = size[flow] / flow.weight
-            rival = self._order.rival(flow, lambda f: size.get(f, 0.0) / f.weight, own)
+            rival = self._order.find_rival(flow, lambda f: size.get(f, 0.0) / f.weight, own)
             if rival is None:
-                raise self._too_many_tokens(place)
+                raise self._queued_tokens_error(ticket)
             chosen.append(newest := left[rival].pop())
             size[rival] -= newest.tokens
             excess -= newest.tokens
         for other in chosen:
             self._displace(other)
 
-    def _displace(self, place: Place) -> None:
-        error = self._full("this one made room for a key with fewer waiting", place.flow)
-        place.displaced = error
-        del place.flow.queued[place]
+    def _displace(self, ticket: AdmissionTicket) -> None:
+        error = self._queue_full_error(
+            "this one made room for a key with fewer waiting", ticket.flow
+        )
+        ticket.displaced = error
+        del ticket.flow.queued[ticket]
         self.queued -= 1
-        if place in place.flow.waiting:
-            self._end_waiting(place, error)
+        if ticket in ticket.flow.waiting:
+            self._end_waiting(ticket, error)
 
     # -- refusals
-    def _check_concurrency(self, visitor: Visitor) -> None:
-        inside, most = self._inside.get(visitor.flow, 0), visitor.concurrency
+    def _check_concurrency(self, requester: Requester) -> None:
+        inside, most = self._in_flight.get(requester.flow, 0), requester.concurrency
         if most is not None and inside >= most:
             raise TooManyRequests(
-                f"The API key '{visitor.name}' has {inside} requests under way, the most it may "
+                f"The API key '{requester.name}' has {inside} requests under way, the most it may "
                 "have; wait for one to end.",
                 code="key_concurrency_exceeded",
                 retry_after_s=max(1.0, self.rate.typical_s / most),
             )
 
-    def _check_deadline(self, visitor: Visitor, ahead: float) -> None:
+    def _check_deadline(self, requester: Requester, ahead: float) -> None:
         """Refuse, where others wait, what could only use up time that they have and it has not."""
-        if visitor.deadline is None or not any(flow.waiting for flow in self._order):
+        if requester.deadline is None or not any(flow.waiting for flow in self._order):
             return
         wait = self.rate.wait_s(ahead, self.bounds.running) or 0.0
         needed = wait + SLACK * self.rate.typical_s
-        left = visitor.deadline - self.clock()
+        left = requester.deadline - self.clock()
         if needed > left:
             raise TooManyRequests(
                 f"This request could not be answered in time: about {needed:.1f} s are needed, "
                 f"{max(0.0, left):.1f} s are left.",
                 code="deadline_unreachable",
-                retry_after_s=self._retry_after_s(self._flow(visitor)),
+                retry_after_s=self._retry_after_s(self._flow(requester)),
             )
 
-    def _too_many_tokens(self, place: Place) -> TooManyRequests:
-        others = self.queued_tokens - place.tokens
-        return self._full(
-            f"{others} prompt tokens are waiting, this request has {place.tokens} and at most "
+    def _queued_tokens_error(self, ticket: AdmissionTicket) -> TooManyRequests:
+        others = self.queued_tokens - ticket.tokens
+        return self._queue_full_error(
+            f"{others} prompt tokens are waiting, this request has {ticket.tokens} and at most "
             f"{self.bounds.queued_tokens} may wait",
-            place.flow,
+            ticket.flow,
         )
 
-    def _full(self, why: str, flow: Flow) -> TooManyRequests:
+    def _queue_full_error(self, why: str, flow: Flow) -> TooManyRequests:
         return TooManyRequests(
             f"Too many requests: {why}. Come back after the time in Retry-After.",
             code="queue_full",
@@ -378,4 +380,4 @@ class Admission:
 
     def _retry_after_s(self, flow: Flow) -> float:
         """From where in the fair order the flow's next request would be."""
-        return self.rate.retry_after_s(self._order.ahead_of(flow) + 1, self.bounds.running)
+        return self.rate.retry_after_s(self._order.count_ahead(flow) + 1, self.bounds.running)

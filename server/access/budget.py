@@ -25,7 +25,7 @@ Clock = Callable[[], float]
 MINUTE_S = 60.0
 
 
-class Bucket:
+class RateBucket:
     """Holds up to ``per_minute``, fills at that rate, may be overdrawn by what is paid late."""
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
@@ -48,7 +48,7 @@ class Bucket:
         return self._level
 
 
-class Quota:
+class KeyQuota:
     """Requests and tokens per minute of one key; None for no limit.
 
     Tokens are paid when they are known: a key may enter while its bucket is not empty.
@@ -62,8 +62,8 @@ class Quota:
         clock: Clock = time.monotonic,
     ) -> None:
         self._name = name
-        self._requests = None if requests is None else Bucket(requests, clock)
-        self._tokens = None if tokens is None else Bucket(tokens, clock)
+        self._requests = None if requests is None else RateBucket(requests, clock)
+        self._tokens = None if tokens is None else RateBucket(tokens, clock)
 
     def take(self) -> None:
         """Pay for one request. Raises TooManyRequests."""
@@ -78,7 +78,7 @@ class Quota:
         if self._tokens is not None:
             self._tokens.take(tokens)
 
-    def _refuse(self, bucket: Bucket, what: str, code: str) -> None:
+    def _refuse(self, bucket: RateBucket, what: str, code: str) -> None:
         wait = bucket.wait_s(1)
         if wait > 0:
             raise TooManyRequests(
@@ -105,13 +105,13 @@ RETRY_S = 2.0
 
 
 @dataclass(eq=False, slots=True)
-class Charge:
+class RequestCharge:
     """What one request has been charged; ``close`` when its response is over."""
 
-    budget: Budget
+    budget: RequestBudget
     name: str | None = None
     """The key's public name."""
-    quota: Quota | None = None
+    quota: KeyQuota | None = None
     num_bytes: int = 0
     prepaid: int = 0
     """Tokens paid on account."""
@@ -137,7 +137,7 @@ class Charge:
             self.closed = True
             self.budget.release(self.name, self.num_bytes)
 
-    async def parsed(self, work: Callable[[], Result]) -> Result:
+    async def parse(self, work: Callable[[], Result]) -> Result:
         """The result of reading the body: off the event loop, in its turn, where it is large."""
         if self.num_bytes <= SMALL_BYTES:
             return work()
@@ -150,7 +150,7 @@ class Charge:
 
 
 @dataclass(eq=False)
-class Budget:
+class RequestBudget:
     """One per gateway; one event loop."""
 
     held_bytes: int = HELD_BYTES
@@ -161,8 +161,8 @@ class Budget:
     _waiting: dict[str | None, deque[asyncio.Future[None]]] = field(default_factory=dict)
     """By key, in the order of their next turn."""
 
-    def open(self, name: str | None = None, quota: Quota | None = None) -> Charge:
-        return Charge(self, name, quota)
+    def open(self, name: str | None = None, quota: KeyQuota | None = None) -> RequestCharge:
+        return RequestCharge(self, name, quota)
 
     def hold(self, name: str | None, num_bytes: int) -> None:
         """Raises TooManyRequests."""
@@ -219,5 +219,5 @@ class Budget:
         self._taken -= 1
 
 
-charge: ContextVar[Charge] = ContextVar("charge", default=Budget(1 << 62).open())  # noqa: B039
+charge: ContextVar[RequestCharge] = ContextVar("charge", default=RequestBudget(1 << 62).open())  # noqa: B039
 """Of the request at hand; set at the door."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from server.access.budget import Quota
+from server.access.budget import KeyQuota
 from server.access.fair_order import Priority
-from server.access.keys import Key
+from server.access.keys import ApiKey
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
+class Requester:
     """``name`` is the API key's public name, None without keys."""
 
     name: str | None = None
     priority: Priority = Priority.NORMAL
-    quota: Quota | None = None
+    quota: KeyQuota | None = None
     concurrency: int | None = None
     """Requests of this key at a time; None for no bound."""
     deadline: float | None = None
@@ -35,19 +35,19 @@ class Visitor:
 class Caller:
     """``key`` is None where no keys are configured; ``timeout_s`` None without a deadline."""
 
-    key: Key | None = None
+    key: ApiKey | None = None
     timeout_s: float | None = None
     session: str | None = None
     """What the client calls the session this request belongs to."""
     client: str = ""
     """The client's address, or the network it counts as one of."""
 
-    def visitor(self, deadline: float | None = None) -> Visitor:
+    def to_requester(self, deadline: float | None = None) -> Requester:
         """As admission knows them."""
         if self.key is None:
-            return Visitor(deadline=deadline, client=self.client)
+            return Requester(deadline=deadline, client=self.client)
         key = self.key
-        return Visitor(
+        return Requester(
             key.name, key.priority, key.quota, key.concurrency, deadline, key.weight, self.client
         )
 

@@ -15,7 +15,7 @@ from statistics import median_high
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from server.access.admission import Place
+    from server.access.admission import AdmissionTicket
 
 
 ACTIVE_S = 60.0
@@ -45,9 +45,9 @@ class Flow:
     weight: float = 1.0
     running: int = 0
     """Sequences in the engine."""
-    queued: dict[Place, None] = field(default_factory=dict)
+    queued: dict[AdmissionTicket, None] = field(default_factory=dict)
     """Those that entered and are neither admitted nor displaced; the newest last."""
-    waiting: deque[Place] = field(default_factory=deque)
+    waiting: deque[AdmissionTicket] = field(default_factory=deque)
     """Those of them that are ready to run, in order."""
     tokens: int = 0
     """Prompt tokens of those that wait."""
@@ -72,7 +72,7 @@ class Flow:
         self.held_s = before + LEARNING * (seconds - before)
 
 
-class FairOrder:
+class FairQueue:
     """The flows there are, and the virtual time of each class."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -92,14 +92,14 @@ class FairOrder:
         found.weight = weight
         return found
 
-    def by_turn(self) -> list[Flow]:
+    def list_by_turn(self) -> list[Flow]:
         """The flows that wait, in the order of their turns."""
         waiting = [flow for flow in self if flow.waiting]
         return sorted(
             waiting, key=lambda flow: (flow.priority, flow.charged, flow.waiting[0].entered)
         )
 
-    def queue(self, flow: Flow, place: Place) -> None:
+    def queue(self, flow: Flow, place: AdmissionTicket) -> None:
         """``place`` is ready to run."""
         if not flow.waiting:
             flow.charged = max(flow.charged, self._time[flow.priority])
@@ -118,7 +118,7 @@ class FairOrder:
         flow.charged += (sequences * seconds - charged) / flow.weight
         flow.learn(seconds)
 
-    def shares(self, places: int) -> dict[Flow, float]:
+    def compute_shares(self, places: int) -> dict[Flow, float]:
         """How many places each active flow may hold when all want more; at least one."""
         now = self._clock()
         active = [flow for flow in self if flow.active(now)]
@@ -127,14 +127,14 @@ class FairOrder:
             total[flow.priority] += flow.weight
         return {flow: max(1.0, places * flow.weight / total[flow.priority]) for flow in active}
 
-    def ahead_of(self, flow: Flow) -> float:
+    def count_ahead(self, flow: Flow) -> float:
         """Requests that go before a new one of ``flow``: all of higher classes, and of each other
         key as many as it is due for its weight meanwhile."""
         due = (len(flow.queued) + 1) / flow.weight
         others = (other for other in self if other is not flow)
-        return len(flow.queued) + sum(_before(other, flow, due) for other in others)
+        return len(flow.queued) + sum(_count_before(other, flow, due) for other in others)
 
-    def rival(self, flow: Flow, size: Callable[[Flow], float], own: float) -> Flow | None:
+    def find_rival(self, flow: Flow, size: Callable[[Flow], float], own: float) -> Flow | None:
         """Whose newest request gives way to one of ``flow``: the flow with the largest ``size`` in
         the lowest class there is, or in the own class if that is larger than ``own``."""
         for priority in reversed(Priority):
@@ -153,7 +153,7 @@ class FairOrder:
         self._flows = {key: flow for key, flow in self._flows.items() if flow.active(now)}
 
 
-def _before(other: Flow, flow: Flow, due: float) -> float:
+def _count_before(other: Flow, flow: Flow, due: float) -> float:
     if other.priority == flow.priority:
         return min(len(other.queued), due * other.weight)
     return len(other.queued) if other.priority < flow.priority else 0

@@ -33,10 +33,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.access.budget import Quota
+from server.access.budget import KeyQuota
 from server.access.fair_order import Priority
 from server.errors import Unauthenticated
-from server.http.cross_origin import names_of
+from server.http.cross_origin import parse_names
 from server.settings import ConfigError, Settings
 
 PREFIX = "eg-"
@@ -52,7 +52,7 @@ Limit = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ApiKey:
     """One key; ``name`` is what logs, metrics and rules know it by."""
 
     name: str
@@ -63,7 +63,7 @@ class Key:
     models: frozenset[str] | None = None
     """None for all."""
     concurrency: int | None = None
-    quota: Quota | None = None
+    quota: KeyQuota | None = None
     depth: int | None = None
     expires: float | None = None
     """Unix time."""
@@ -83,39 +83,39 @@ class Key:
         return self.models is None or model in self.models
 
 
-def digest_of(key: str) -> bytes:
+def hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def new_key() -> str:
+def generate_key() -> str:
     """A fresh key in plain text; nobody keeps it but its user."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
-def new_key_entry(name: str) -> tuple[str, str]:
+def generate_key_entry(name: str) -> tuple[str, str]:
     """A fresh key in plain text, and its line for the file."""
-    key = new_key()
-    return key, f'- name: {name}\n  sha256: "{digest_of(key).hex()}"\n'
+    key = generate_key()
+    return key, f'- name: {name}\n  sha256: "{hash_key(key).hex()}"\n'
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
     """All keys there are; swapped whole when the file is loaded again."""
 
-    keys: tuple[Key, ...] = ()
+    keys: tuple[ApiKey, ...] = ()
     clock: Callable[[], float] = field(default=time.time, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.keys)
 
-    def find(self, given: str | None) -> Key:
+    def find(self, given: str | None) -> ApiKey:
         """Raises Unauthenticated. Takes the same time whichever key it is, if any."""
         if not given:
             raise Unauthenticated(
                 "An API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
                 code="missing_api_key",
             )
-        digest = digest_of(given)
+        digest = hash_key(given)
         found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
         if not found:
             raise Unauthenticated("The API key is not one of this gateway's.")
@@ -150,8 +150,8 @@ class KeyEntry(BaseModel):
     expires: datetime | date | None = None
     admin: bool = False
 
-    def key(self) -> Key:
-        return Key(
+    def key(self) -> ApiKey:
+        return ApiKey(
             self.name,
             bytes.fromhex(self.sha256),
             priority=self._class(),
@@ -160,7 +160,7 @@ class KeyEntry(BaseModel):
             concurrency=self.concurrency,
             quota=self._quota(),
             depth=self.depth,
-            expires=None if self.expires is None else _moment(self.expires),
+            expires=None if self.expires is None else _to_timestamp(self.expires),
             admin=self.admin,
         )
 
@@ -169,10 +169,10 @@ class KeyEntry(BaseModel):
             return Priority[self.priority.upper()]
         return Priority.OPERATOR if self.admin else Priority.NORMAL
 
-    def _quota(self) -> Quota | None:
+    def _quota(self) -> KeyQuota | None:
         if self.requests_per_minute is None and self.tokens_per_minute is None:
             return None
-        return Quota(self.name, self.requests_per_minute, self.tokens_per_minute)
+        return KeyQuota(self.name, self.requests_per_minute, self.tokens_per_minute)
 
 
 class KeyFile(BaseModel):
@@ -181,21 +181,21 @@ class KeyFile(BaseModel):
     keys: list[KeyEntry]
 
 
-def load(path: str | None, plain: Iterable[str] = (), admin: str | None = None) -> KeyRing:
+def load_keys(path: str | None, plain: Iterable[str] = (), admin: str | None = None) -> KeyRing:
     """Keys of the file, then those given in plain text. Raises ConfigError."""
-    keys = [] if path is None else _from_file(Path(path))
-    keys += [_plain(key, f"API key {at}") for at, key in enumerate(plain, 1)]
+    keys = [] if path is None else _read_file(Path(path))
+    keys += [_make_unnamed_key(key, f"API key {at}") for at, key in enumerate(plain, 1)]
     if admin is not None:
-        keys.append(replace(_plain(admin, "the admin's API key"), **ADMIN))
-    _refuse_twins(keys)
+        keys.append(replace(_make_unnamed_key(admin, "the admin's API key"), **ADMIN))
+    _check_unique(keys)
     return KeyRing(tuple(keys))
 
 
-def exposure(settings: Settings, keys: KeyRing) -> str:
+def describe_exposure(settings: Settings, keys: KeyRing) -> str:
     """A loud word about what strangers could reach; empty when there is nothing to say."""
     if keys:
         return ""
-    if "*" in names_of(settings.allowed_origins):
+    if "*" in parse_names(settings.allowed_origins):
         return (
             "WARNING: --allowed-origins * without API keys: every web page that somebody opens "
             "where this address can be reached may use the model. Name origins, or configure keys."
@@ -208,18 +208,18 @@ def exposure(settings: Settings, keys: KeyRing) -> str:
     )
 
 
-def _plain(key: str, where: str) -> Key:
+def _make_unnamed_key(key: str, where: str) -> ApiKey:
     """A key without a name: its hash gives it one, whatever its place among the others."""
     if len(key) < MIN_LENGTH:
         raise ConfigError(
             f"an API key must have at least {MIN_LENGTH} characters, {where} has {len(key)}; "
             "`eaglegate key NAME` makes one"
         )
-    digest = digest_of(key)
-    return Key(f"key-{digest.hex()[:NAME_DIGITS]}", digest, named=False)
+    digest = hash_key(key)
+    return ApiKey(f"key-{digest.hex()[:NAME_DIGITS]}", digest, named=False)
 
 
-def _from_file(path: Path) -> list[Key]:
+def _read_file(path: Path) -> list[ApiKey]:
     try:
         content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         entries = KeyFile.model_validate(content).keys
@@ -232,7 +232,7 @@ def _from_file(path: Path) -> list[Key]:
     return [entry.key() for entry in entries]
 
 
-def _refuse_twins(keys: list[Key]) -> None:
+def _check_unique(keys: list[ApiKey]) -> None:
     for what, values in (
         ("name", [key.name for key in keys]),
         ("hash", [key.digest.hex() for key in keys]),
@@ -242,7 +242,7 @@ def _refuse_twins(keys: list[Key]) -> None:
             raise ConfigError(f"two API keys have the same {what}: {', '.join(sorted(twins))}")
 
 
-def _moment(expires: datetime | date) -> float:
+def _to_timestamp(expires: datetime | date) -> float:
     """A date counts to its end; a time without a zone is UTC."""
     if not isinstance(expires, datetime):
         expires = datetime.combine(expires, datetime.min.time()) + timedelta(days=1)

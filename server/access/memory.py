@@ -36,7 +36,7 @@ ROOT = Path("/sys/fs/cgroup")
 GIB = 1024**3
 
 
-class Source(Protocol):
+class MemorySource(Protocol):
     """Something that is used up to a limit, in bytes."""
 
     @property
@@ -55,8 +55,8 @@ class ControlGroup:
     cache: str
 
     def used(self) -> int:
-        cache = _named(_text(self.stat), self.cache)
-        return max(0, _number(_text(self.current)) - cache)
+        cache = _read_field(_read_text(self.stat), self.cache)
+        return max(0, _parse_number(_read_text(self.current)) - cache)
 
 
 @dataclass(slots=True)
@@ -70,20 +70,20 @@ class ProcessTree:
 
     def used(self) -> int:
         if self._looks % LOOKS_PER_WALK == 0:
-            self._pids = [self.pid, *_descendants(self.pid)]
+            self._pids = [self.pid, *_list_descendants(self.pid)]
         self._looks += 1
-        stats = [_text(Path(f"/proc/{pid}/status")) for pid in self._pids]
-        shared = max((_named(stat, "RssShmem:") for stat in stats), default=0)
-        return 1024 * (sum(_named(stat, "RssAnon:") for stat in stats) + shared)
+        stats = [_read_text(Path(f"/proc/{pid}/status")) for pid in self._pids]
+        shared = max((_read_field(stat, "RssShmem:") for stat in stats), default=0)
+        return 1024 * (sum(_read_field(stat, "RssAnon:") for stat in stats) + shared)
 
 
-class MemoryWatch:
+class MemoryMonitor:
     """``shedding`` while more is used than the bound of any source."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self._sources = list(sources)
-        self._bounds = [SHARE * source.limit for source in sources]
-        self._used = [0] * len(sources)
+    def __init__(self, find_sources: Sequence[MemorySource]) -> None:
+        self._sources = list(find_sources)
+        self._bounds = [SHARE * source.limit for source in find_sources]
+        self._used = [0] * len(find_sources)
         self.shedding = False
 
     def settle(self) -> None:
@@ -92,31 +92,31 @@ class MemoryWatch:
         for at, source in enumerate(self._sources):
             self._bounds[at] = max(SHARE * source.limit, (self._used[at] + source.limit) / 2)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         self._used = [source.used() for source in self._sources]
         over = [used - bound for used, bound in zip(self._used, self._bounds, strict=True)]
         if not self.shedding and any(excess >= 0 for excess in over):
             self.shedding = True
-            log.warning("shedding: %s; new work gets 503", self.account)
+            log.warning("shedding: %s; new work gets 503", self.summary)
         elif self.shedding and all(
             excess < -EASE * source.limit
             for excess, source in zip(over, self._sources, strict=True)
         ):
             self.shedding = False
-            log.warning("shedding is over: %s", self.account)
+            log.warning("shedding is over: %s", self.summary)
 
     def check(self, under_way: int) -> None:
-        """Raises Unavailable where ``under_way`` requests have used up what there is."""
+        """Raises Unavailable where ``in_flight`` requests have used up what there is."""
         if self.shedding and under_way:
             raise Unavailable(
-                f"This gateway is short of memory: {self.account}. Come back after the time in "
+                f"This gateway is short of memory: {self.summary}. Come back after the time in "
                 "Retry-After.",
                 code="memory_pressure",
                 retry_after_s=RETRY_S,
             )
 
     @property
-    def account(self) -> str:
+    def summary(self) -> str:
         """What is used of what there is, where it is tightest."""
         at = self._tightest()
         return (
@@ -144,29 +144,29 @@ class MemoryWatch:
         looks_per_relief = int(RELIEVE_S / EVERY_S)
         looks = 0
         while self._sources:
-            self.look()
+            self.sample()
             if self.shedding and looks % looks_per_relief == 0:
-                await asyncio.to_thread(relieve)
+                await asyncio.to_thread(release_free_memory)
             looks = looks + 1 if self.shedding else 0
             await asyncio.sleep(EVERY_S)
 
 
-def sources(given: int | None) -> list[Source]:
+def find_sources(given: int | None) -> list[MemorySource]:
     """What to watch: the control group's limit, and ``given`` or else the machine's memory.
 
     Nothing where ``given`` is 0.
     """
     if given == 0:
         return []
-    groups: list[Source] = list(control_groups(_text(Path("/proc/self/cgroup"))))
+    groups: list[MemorySource] = list(find_control_groups(_read_text(Path("/proc/self/cgroup"))))
     tightest = min(groups, key=lambda group: group.limit, default=None)
-    found: list[Source] = [] if tightest is None else [tightest]
+    found: list[MemorySource] = [] if tightest is None else [tightest]
     if given is not None or not found:
-        found.append(ProcessTree(given or _machine()))
+        found.append(ProcessTree(given or _read_total_memory()))
     return found
 
 
-def control_groups(memberships: str, root: Path = ROOT) -> Iterator[ControlGroup]:
+def find_control_groups(memberships: str, root: Path = ROOT) -> Iterator[ControlGroup]:
     """Those of /proc/self/cgroup that have a limit, and those they are in; versions 2 and 1."""
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -177,20 +177,20 @@ def control_groups(memberships: str, root: Path = ROOT) -> Iterator[ControlGroup
             names, top = ("memory.max", "memory.current", "inactive_file"), root
         else:
             continue
-        for folder in _upwards(top, path):
-            limit = _number(_text(folder / names[0]))
-            if 0 < limit < _machine():
+        for folder in _walk_up(top, path):
+            limit = _parse_number(_read_text(folder / names[0]))
+            if 0 < limit < _read_total_memory():
                 yield ControlGroup(limit, folder / names[1], folder / "memory.stat", names[2])
 
 
-def relieve() -> None:
+def release_free_memory() -> None:
     """Give back what is free: the allocator keeps it, and the kernel counts it as used."""
     gc.collect()
     with suppress(OSError, AttributeError):  # not every C library has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _upwards(top: Path, path: str) -> Iterator[Path]:
+def _walk_up(top: Path, path: str) -> Iterator[Path]:
     """A container may see its own group as the root, whatever the path says."""
     folder = top / path.strip("/")
     while folder != top:
@@ -199,31 +199,31 @@ def _upwards(top: Path, path: str) -> Iterator[Path]:
     yield top
 
 
-def _descendants(pid: int) -> Iterator[int]:
+def _list_descendants(pid: int) -> Iterator[int]:
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, _text(task / "children").split()):
+            for child in map(int, _read_text(task / "children").split()):
                 yield child
-                yield from _descendants(child)
+                yield from _list_descendants(child)
 
 
-def _machine() -> int:
+def _read_total_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _named(text: str, name: str) -> int:
+def _read_field(text: str, name: str) -> int:
     """The number after ``name`` at the beginning of a line; 0 without one."""
     for line in text.splitlines():
         if line.startswith(name):
-            return _number(line.split()[1])
+            return _parse_number(line.split()[1])
     return 0
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     return int(text) if text.strip().isdigit() else 0
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")  # a process may call itself anything
     except OSError:

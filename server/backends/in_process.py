@@ -19,7 +19,7 @@ from engine.vllm_backend.renderer import VllmRenderer
 from server.cli.command_line import (
     Arguments,
     CommandLine,
-    engine_arguments_of,
+    read_engine_arguments,
     refuse_unknown_parsers,
 )
 from server.generation.adapters import read_adapters
@@ -38,7 +38,7 @@ class InProcessBackend:
         self._progress = progress
         self._echo = settings.log_level == "debug"
         self._planning = "auto" if settings.depth == "auto" else "off"
-        self._arguments = arguments = engine_arguments_of(line.namespace)
+        self._arguments = arguments = read_engine_arguments(line.namespace)
         refuse_unknown_parsers(settings, arguments)
         modules = getattr(line.namespace, "lora_modules", ())
         self.adapters = read_adapters(modules, bool(arguments.enable_lora), self.names)

@@ -16,7 +16,7 @@ Resolve = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class GatewayPlan:
     """The gateway's own part of the command line, as far as a start depends on it."""
 
     host: str
@@ -26,45 +26,47 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckReport:
     """``status`` is the exit status: 0 when nothing would stop a start."""
 
     text: str
     status: int
 
 
-def check(plan: EnginePlan, wanted: Wanted, machine: Machine | None = None) -> Checked:
+def check(plan: EnginePlan, wanted: GatewayPlan, machine: Machine | None = None) -> CheckReport:
     found = preflight(plan, machine or inspect_machine())
     parsers, unknown = resolve_parsers(wanted)
-    stops = [*found.obstacles, *unknown, *busy_port(wanted)]
-    lines = ["engine", *aligned(found.facts)]
-    lines += ["", "speculation", *speculation(found.draft)]
-    lines += ["", "parsers", *aligned(parsers)]
-    lines += ["", *conclusion(stops, found.remarks)]
-    return Checked("\n".join(lines), 1 if stops else 0)
+    stops = [*found.obstacles, *unknown, *check_port(wanted)]
+    lines = ["engine", *align(found.facts)]
+    lines += ["", "speculation", *format_speculation(found.draft)]
+    lines += ["", "parsers", *align(parsers)]
+    lines += ["", *conclude(stops, found.remarks)]
+    return CheckReport("\n".join(lines), 1 if stops else 0)
 
 
 def check_workers(
-    model: Mapping[str, str], workers: Mapping[str, EngineInfo | EngineStartError], wanted: Wanted
-) -> Checked:
+    model: Mapping[str, str],
+    workers: Mapping[str, EngineInfo | EngineStartError],
+    wanted: GatewayPlan,
+) -> CheckReport:
     """Of a gateway that has no engine: what its workers answered."""
     parsers, unknown = resolve_parsers(wanted)
     lost = [str(answer) for answer in workers.values() if isinstance(answer, EngineStartError)]
-    stops = [*(lost if len(lost) == len(workers) else ()), *unknown, *busy_port(wanted)]
+    stops = [*(lost if len(lost) == len(workers) else ()), *unknown, *check_port(wanted)]
     remarks = () if len(lost) == len(workers) else tuple(lost)
-    lines = ["model", *aligned(model)]
+    lines = ["model", *align(model)]
     for address, answer in workers.items():
-        lines += ["", f"worker {address}", *_worker(answer)]
-    lines += ["", "parsers", *aligned(parsers)]
-    lines += ["", *conclusion(stops, remarks)]
-    return Checked("\n".join(lines), 1 if stops else 0)
+        lines += ["", f"worker {address}", *_format_worker(answer)]
+    lines += ["", "parsers", *align(parsers)]
+    lines += ["", *conclude(stops, remarks)]
+    return CheckReport("\n".join(lines), 1 if stops else 0)
 
 
-def _worker(answer: EngineInfo | EngineStartError) -> list[str]:
+def _format_worker(answer: EngineInfo | EngineStartError) -> list[str]:
     if isinstance(answer, EngineStartError):
         return [f"  {answer}"]
     told = {name: text for name, text in answer.details.items() if name != "worker"}
-    return aligned(
+    return align(
         {
             "model": answer.model,
             "context": f"{answer.max_model_len} tokens",
@@ -74,7 +76,7 @@ def _worker(answer: EngineInfo | EngineStartError) -> list[str]:
     )
 
 
-def resolve_parsers(wanted: Wanted) -> tuple[dict[str, str], list[str]]:
+def resolve_parsers(wanted: GatewayPlan) -> tuple[dict[str, str], list[str]]:
     """Each parser by its name, and a sentence for each name there is no parser for."""
     shown: dict[str, str] = {}
     unknown: list[str] = []
@@ -90,27 +92,27 @@ def resolve_parsers(wanted: Wanted) -> tuple[dict[str, str], list[str]]:
     return shown, unknown
 
 
-def busy_port(wanted: Wanted) -> Iterator[str]:
+def check_port(wanted: GatewayPlan) -> Iterator[str]:
     if wanted.port and not is_port_free(wanted.host, wanted.port):
         yield f"port {wanted.port} on {wanted.host} is in use: give another --port"
 
 
-def speculation(report: SpeculationReport | None) -> Iterator[str]:
+def format_speculation(report: SpeculationReport | None) -> Iterator[str]:
     if report is None:
         yield "  off"
         return
     yield f"  {report.summary}"
-    yield from aligned(report.facts)
+    yield from align(report.facts)
     for severity in Severity:
         yield from (f"  {finding}" for finding in report.of(severity))
 
 
-def aligned(facts: Mapping[str, str]) -> list[str]:
+def align(facts: Mapping[str, str]) -> list[str]:
     width = max(map(len, facts), default=0)
     return [f"  {name:<{width}}  {value}" for name, value in facts.items()]
 
 
-def conclusion(stops: list[str], remarks: Sequence[str]) -> Iterator[str]:
+def conclude(stops: list[str], remarks: Sequence[str]) -> Iterator[str]:
     if remarks:
         yield "remarks"
         yield from (f"  {text}" for text in remarks)

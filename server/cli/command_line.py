@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import yaml
 
-from server.cli.front_end_flags import add_front_end_flags, examine
+from server.cli.front_end_flags import add_front_end_flags, check_front_end_flags
 from server.settings import (
     ENV_PREFIX,
     ConfigError,
@@ -22,12 +22,12 @@ from server.settings import (
     add_arguments,
     flag,
     read_into,
+    read_settings,
     setting,
-    settings_from,
 )
 
 if TYPE_CHECKING:
-    from server.cli.check import Wanted
+    from server.cli.check import GatewayPlan
 
 
 ALIASES = {"VLLM_API_KEY": "api_key"}
@@ -39,33 +39,33 @@ TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
 SERVICE_LINK = re.compile(r"service_(host|port)(_\w+)?|port_\d+_(tcp|udp|sctp)(_\w+)?")
 
 
-def gather(
+def gather_arguments(
     parser: argparse.ArgumentParser, argv: Sequence[str], environ: Mapping[str, str]
 ) -> list[str]:
     """File, environment and command line as one argument list; what comes later wins.
 
     Raises ConfigError for a file that cannot be read and for names no flag has.
     """
-    path = _config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
-    known = _flags(parser)
+    path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
+    known = _list_flags(parser)
     return [
-        *(_from_file(Path(path), known) if path else ()),
-        *_from_environment(environ, known),
+        *(_read_file_arguments(Path(path), known) if path else ()),
+        *_read_environment(environ, known),
         *argv,
     ]
 
 
-def names_given(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
+def list_given_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
     """Every setting that is given somewhere, before any parser knows which there are."""
-    path = _config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
+    path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
     flags = (arg[2:].partition("=")[0] for arg in argv if arg.startswith("--"))
-    names = {name.replace("-", "_") for name in (*flags, *(_content(Path(path)) if path else ()))}
+    names = {name.replace("-", "_") for name in (*flags, *(_read_file(Path(path)) if path else ()))}
     return names | {
         key.removeprefix(ENV_PREFIX).lower() for key in environ if key.startswith(ENV_PREFIX)
     }
 
 
-def _config_path(argv: Sequence[str]) -> str | None:
+def _find_config_path(argv: Sequence[str]) -> str | None:
     for at, arg in enumerate(argv):
         if arg == "--config":
             return argv[at + 1] if at + 1 < len(argv) else None
@@ -74,7 +74,7 @@ def _config_path(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+def _list_flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     return {
         option.removeprefix("--").replace("-", "_"): action
         for option, action in parser._option_string_actions.items()
@@ -82,7 +82,7 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     }
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as error:
@@ -92,20 +92,20 @@ def _content(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def _from_file(path: Path, known: Mapping[str, argparse.Action]) -> list[str]:
+def _read_file_arguments(path: Path, known: Mapping[str, argparse.Action]) -> list[str]:
     out: list[str] = []
-    for key, value in _content(path).items():
+    for key, value in _read_file(path).items():
         name = key.replace("-", "_")
         if name != "model_tag" and name not in known:
             raise ConfigError(f"--config {path}: there is no flag --{key}")
         if name == "model_tag":
             out.append(str(value))
         else:
-            out += _as_arguments(name, value, known[name], f"--config {path}: {key}")
+            out += _to_arguments(name, value, known[name], f"--config {path}: {key}")
     return out
 
 
-def _from_environment(
+def _read_environment(
     environ: Mapping[str, str], known: Mapping[str, argparse.Action]
 ) -> list[str]:
     """An empty value counts as not given. Raises ConfigError."""
@@ -116,10 +116,10 @@ def _from_environment(
         if not ours or name == "config" or not value or _is_service_link(name, value):
             continue
         if name not in known:
-            raise ConfigError(f"{key}: there is no flag {flag(name)}{_similar(name, known)}")
+            raise ConfigError(f"{key}: there is no flag {flag(name)}{_suggest(name, known)}")
         action = known[name]
         parsed = value.split(",") if action.nargs in ("+", "*") else value
-        out += _as_arguments(name, parsed, action, key)
+        out += _to_arguments(name, parsed, action, key)
     return out
 
 
@@ -128,12 +128,12 @@ def _is_service_link(name: str, value: str) -> bool:
     return bool(SERVICE_LINK.fullmatch(name)) or (name == "port" and "://" in value)
 
 
-def _similar(name: str, known: Mapping[str, argparse.Action]) -> str:
+def _suggest(name: str, known: Mapping[str, argparse.Action]) -> str:
     found = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {ENV_PREFIX}{found[0].upper()}?" if found else ""
 
 
-def _truth(value: Any, where: str) -> bool:
+def _parse_switch(value: Any, where: str) -> bool:
     """Raises ConfigError for what is neither yes nor no."""
     word = str(value).strip().lower()
     if word not in TRUTH:
@@ -141,11 +141,11 @@ def _truth(value: Any, where: str) -> bool:
     return TRUTH[word]
 
 
-def _as_arguments(name: str, value: Any, action: argparse.Action, where: str) -> list[str]:
+def _to_arguments(name: str, value: Any, action: argparse.Action, where: str) -> list[str]:
     if value is None:
         return []
     if action.nargs == 0 or isinstance(value, bool):
-        if _truth(value, where):
+        if _parse_switch(value, where):
             return [flag(name)]
         off = "--no-" + name.replace("_", "-")
         return [off] if off in action.option_strings else []
@@ -199,9 +199,11 @@ class CommandLine:
         return self.model is not None
 
 
-def read(command: str, argv: list[str], progress: Callable[[str], None]) -> CommandLine:
+def read_command_line(
+    command: str, argv: list[str], progress: Callable[[str], None]
+) -> CommandLine:
     """Raises ConfigError."""
-    if not names_given(argv, os.environ).isdisjoint(UPSTREAMS):
+    if not list_given_names(argv, os.environ).isdisjoint(UPSTREAMS):
         return _read_remote(command, argv, progress)
     progress("loading vLLM")
     from engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
@@ -216,11 +218,11 @@ def read(command: str, argv: list[str], progress: Callable[[str], None]) -> Comm
     add_engine_arguments(parser)
     add_arguments(parser)
     add_front_end_flags(parser)
-    namespace = parser.parse_args(gather(parser, argv, os.environ))
-    for notice in examine(namespace):
+    namespace = parser.parse_args(gather_arguments(parser, argv, os.environ))
+    for notice in check_front_end_flags(namespace):
         progress(f"note: {notice}")
     named = getattr(namespace, "model_tag", None) or getattr(namespace, "model", None)
-    settings = settings_from(namespace)
+    settings = read_settings(namespace)
     if named is None and settings.tool_call_parser is None:
         settings = replace(settings, tool_call_parser=DEMO_TOOL_PARSER)
     return CommandLine(namespace, settings, demo=named is None, argv=argv)
@@ -238,14 +240,14 @@ def _read_remote(command: str, argv: list[str], progress: Callable[[str], None])
     add_arguments(parser)
     add_arguments(parser, ModelArguments)
     add_front_end_flags(parser)
-    dashed = [_dashed(arg) for arg in gather(parser, argv, os.environ)]
+    dashed = [_replace_underscores(arg) for arg in gather_arguments(parser, argv, os.environ)]
     namespace, unknown = parser.parse_known_args(dashed)
     if unknown:
         raise ConfigError(
             f"{' '.join(unknown)}: with workers there is no engine here; flags of an engine are "
             "for them (`eaglegate serve --upstream URL --help` shows those of the gateway)"
         )
-    for notice in examine(namespace):
+    for notice in check_front_end_flags(namespace):
         progress(f"note: {notice}")
     if getattr(namespace, "lora_modules", None):
         raise ConfigError("--lora-modules: with workers, adapters are theirs to serve")
@@ -258,10 +260,10 @@ def _read_remote(command: str, argv: list[str], progress: Callable[[str], None])
             "or hub name of what the workers serve"
         )
     model = replace(arguments, model=named)
-    return CommandLine(namespace, settings_from(namespace), demo=False, argv=argv, model=model)
+    return CommandLine(namespace, read_settings(namespace), demo=False, argv=argv, model=model)
 
 
-def _dashed(argument: str) -> str:
+def _replace_underscores(argument: str) -> str:
     """vLLM's parser takes underscores in flags, so this one does."""
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else argument
@@ -270,12 +272,12 @@ def _dashed(argument: str) -> str:
 def read_again(argv: list[str]) -> CommandLine:
     """The same for a gateway that serves, which a wrong flag must not end. Raises ConfigError."""
     try:
-        return read("serve", argv, lambda _: None)
+        return read_command_line("serve", argv, lambda _: None)
     except SystemExit:  # argparse has said on standard error what is wrong
         raise ConfigError("a flag has a value that it cannot have; the log says which") from None
 
 
-def engine_arguments_of(namespace: argparse.Namespace) -> Arguments:
+def read_engine_arguments(namespace: argparse.Namespace) -> Arguments:
     from engine.vllm_backend.arguments import make_engine_arguments
 
     try:
@@ -284,8 +286,8 @@ def engine_arguments_of(namespace: argparse.Namespace) -> Arguments:
         raise ConfigError(str(error)) from error
 
 
-def wanted(settings: Settings, source: Any) -> Wanted:
-    from server.cli.check import Wanted
+def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
+    from server.cli.check import GatewayPlan
     from server.parsing.registry import reasoning_format, tool_format
 
     reasoning = getattr(source, "reasoning_parser", None) or settings.reasoning_parser
@@ -293,12 +295,12 @@ def wanted(settings: Settings, source: Any) -> Wanted:
         "tool calls": (settings.tool_call_parser, tool_format),
         "reasoning": (reasoning or None, reasoning_format),
     }
-    return Wanted(settings.host, settings.port, parsers)
+    return GatewayPlan(settings.host, settings.port, parsers)
 
 
 def refuse_unknown_parsers(settings: Settings, source: Any) -> None:
     from server.cli.check import resolve_parsers
 
-    _, unknown = resolve_parsers(wanted(settings, source))
+    _, unknown = resolve_parsers(plan_gateway(settings, source))
     if unknown:
         raise ConfigError("; ".join(unknown))

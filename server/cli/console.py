@@ -15,7 +15,7 @@ REMARKS = ("note:", "WARNING:")
 """How lines begin that are no steps: what goes on is the step before them."""
 
 
-class Progress:
+class StartupProgress:
     """Prints steps; while one takes long, says that it is still going on.
 
     The heartbeat has a thread of its own because imports and engine starts block the caller.
@@ -28,27 +28,27 @@ class Progress:
         self._step = ""
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._told = threading.Event()
-        threading.Thread(target=self._beat, name="progress", daemon=True).start()
+        self._reported = threading.Event()
+        threading.Thread(target=self._run_heartbeat, name="progress", daemon=True).start()
 
     def __call__(self, step: str) -> None:
         with self._lock:
             self._step = self._step if step.startswith(REMARKS) else step
             self._print(step)
-        self._told.set()
+        self._reported.set()
 
     def close(self) -> None:
         self._closed.set()
-        self._told.set()
+        self._reported.set()
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started
 
-    def _beat(self) -> None:
+    def _run_heartbeat(self) -> None:
         while not self._closed.is_set():
-            self._told.clear()
-            if not self._told.wait(self._heartbeat_s) and not self._closed.is_set():
+            self._reported.clear()
+            if not self._reported.wait(self._heartbeat_s) and not self._closed.is_set():
                 with self._lock:
                     self._print(f"  ... {self._step}" if self._step else "  ...")
 
@@ -59,7 +59,7 @@ class Progress:
 EXAMPLE = "What is 84 - 37?"
 
 
-def banner(
+def format_banner(
     url: str, operator: str, model: str, info: EngineInfo, parsers: ParserFactory, seconds: float
 ) -> str:
     """URL, model, speculation and why, a line to paste, and where the metrics are."""
@@ -75,10 +75,12 @@ def banner(
     }
     width = max(map(len, facts))
     lines = [f"  {name:<{width}}  {value}" for name, value in facts.items()]
-    return "\n".join(["", f"eaglegate serves {url}/v1", "", *lines, "", *_example(url, model), ""])
+    return "\n".join(
+        ["", f"eaglegate serves {url}/v1", "", *lines, "", *_format_example(url, model), ""]
+    )
 
 
-def _example(url: str, model: str) -> list[str]:
+def _format_example(url: str, model: str) -> list[str]:
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "{EXAMPLE}"}}]}}'
     return [
         "Try it:",

@@ -37,7 +37,7 @@ class FrontEndFlag:
     def kind(self) -> str:
         return "honoured" if self.honoured else "refused" if self.refused else "no effect"
 
-    def matters(self, value: Any) -> bool:
+    def has_effect(self, value: Any) -> bool:
         return (
             not self.honoured
             and value is not None
@@ -46,11 +46,11 @@ class FrontEndFlag:
         )
 
 
-def ignored(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
+def ignore(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
     return FrontEndFlag(name, why, takes, **more)
 
 
-def refused(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
+def refuse(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
     return FrontEndFlag(name, why, takes, refused=True, **more)
 
 
@@ -66,75 +66,75 @@ LIMITS = "requests are bounded by --max-body-bytes and the server's own limits o
 LORA = "adapters are models of their own names (in process; with --upstream they are the workers')"
 
 FLAGS = (
-    refused("headless", "run `vllm serve --headless` on the other hosts", SWITCH),
-    ignored("api_server_count", ONE_PROCESS, harmless=("1",), short=("-asc",)),
-    refused("grpc", "there is no gRPC server here", SWITCH),
-    ignored("grpc_port", "there is no gRPC server here"),
+    refuse("headless", "run `vllm serve --headless` on the other hosts", SWITCH),
+    ignore("api_server_count", ONE_PROCESS, harmless=("1",), short=("-asc",)),
+    refuse("grpc", "there is no gRPC server here", SWITCH),
+    ignore("grpc_port", "there is no gRPC server here"),
     FrontEndFlag("lora_modules", LORA, MANY, honoured=True),
-    ignored("trust_request_mm_kwargs", "this is a text engine", SWITCH),
-    refused("response_role", "answers have the role assistant", harmless=("assistant",)),
-    refused("return_tokens_as_token_ids", "clients ask with the field of that name", SWITCH),
-    ignored(
+    ignore("trust_request_mm_kwargs", "this is a text engine", SWITCH),
+    refuse("response_role", "answers have the role assistant", harmless=("assistant",)),
+    refuse("return_tokens_as_token_ids", "clients ask with the field of that name", SWITCH),
+    ignore(
         "exclude_tools_when_tool_choice_none",
         "tools are left out of the prompt whenever tool_choice is none",
         SWITCH,
     ),
-    refused(
+    refuse(
         "tool_parser_plugin",
         "parsers are the gateway's own, as docs/parsers.md lists them",
         harmless=("",),
     ),
-    refused(
+    refuse(
         "tool_strict_level",
         "a request's own `strict` and tool_choice decide what is held by grammar",
         harmless=("auto",),
     ),
-    refused("tool_server", "there are no hosted tools here"),
-    ignored("max_log_len", NO_PROMPTS),
-    ignored("enable_log_outputs", NO_PROMPTS, SWITCH),
-    ignored("enable_log_deltas", NO_PROMPTS, SWITCH),
-    ignored("enable_prompt_tokens_details", "usage always has prompt_tokens_details", SWITCH),
-    ignored("enable_per_request_metrics", "timings are in /metrics, not in answers", SWITCH),
-    ignored("enable_server_load_tracking", "/load and /metrics always tell it", SWITCH),
-    refused(
+    refuse("tool_server", "there are no hosted tools here"),
+    ignore("max_log_len", NO_PROMPTS),
+    ignore("enable_log_outputs", NO_PROMPTS, SWITCH),
+    ignore("enable_log_deltas", NO_PROMPTS, SWITCH),
+    ignore("enable_prompt_tokens_details", "usage always has prompt_tokens_details", SWITCH),
+    ignore("enable_per_request_metrics", "timings are in /metrics, not in answers", SWITCH),
+    ignore("enable_server_load_tracking", "/load and /metrics always tell it", SWITCH),
+    refuse(
         "enable_force_include_usage",
         "a stream has usage where the client asks with stream_options.include_usage",
         SWITCH,
     ),
-    ignored("sse_keep_alive_interval", "--keep-alive-s sets it, 15 s by default", harmless=("0",)),
-    ignored("cohere_is_reasoning_model", NO_COHERE, SWITCH),
-    ignored("cohere_format", NO_COHERE),
-    ignored(
+    ignore("sse_keep_alive_interval", "--keep-alive-s sets it, 15 s by default", harmless=("0",)),
+    ignore("cohere_is_reasoning_model", NO_COHERE, SWITCH),
+    ignore("cohere_format", NO_COHERE),
+    ignore(
         "anthropic_disabled_thinking_effort",
         "thinking of type disabled switches the template's thinking off",
         harmless=("auto",),
     ),
-    ignored("log_error_stack", "errors of the gateway are always logged with their stack", SWITCH),
-    refused("tokens_only", TOKENS, SWITCH),
-    refused("enable_scale_out", TOKENS, SWITCH),
-    ignored("fingerprint_mode", STAMP, harmless=("none",)),
-    ignored("fingerprint_value", STAMP),
-    ignored("data_parallel_supervisor_port", NO_SUPERVISOR),
-    ignored("dp_supervisor_probe_interval_s", NO_SUPERVISOR),
-    ignored("dp_supervisor_probe_timeout_s", NO_SUPERVISOR),
-    ignored("dp_supervisor_probe_failure_threshold", NO_SUPERVISOR),
-    refused("uds", "the gateway listens on --host and --port"),
-    ignored("uvicorn_log_level", OWN_LOG),
-    ignored("disable_uvicorn_access_log", OWN_LOG, SWITCH),
-    ignored("disable_access_log_for_endpoints", OWN_LOG),
-    refused("enable_ssl_refresh", "restart the gateway to read a new certificate", SWITCH),
-    refused(
+    ignore("log_error_stack", "errors of the gateway are always logged with their stack", SWITCH),
+    refuse("tokens_only", TOKENS, SWITCH),
+    refuse("enable_scale_out", TOKENS, SWITCH),
+    ignore("fingerprint_mode", STAMP, harmless=("none",)),
+    ignore("fingerprint_value", STAMP),
+    ignore("data_parallel_supervisor_port", NO_SUPERVISOR),
+    ignore("dp_supervisor_probe_interval_s", NO_SUPERVISOR),
+    ignore("dp_supervisor_probe_timeout_s", NO_SUPERVISOR),
+    ignore("dp_supervisor_probe_failure_threshold", NO_SUPERVISOR),
+    refuse("uds", "the gateway listens on --host and --port"),
+    ignore("uvicorn_log_level", OWN_LOG),
+    ignore("disable_uvicorn_access_log", OWN_LOG, SWITCH),
+    ignore("disable_access_log_for_endpoints", OWN_LOG),
+    refuse("enable_ssl_refresh", "restart the gateway to read a new certificate", SWITCH),
+    refuse(
         "ssl_cert_reqs",
         "--ssl-ca-certs alone has every client show a certificate",
         harmless=("0",),
     ),
-    refused("middleware", "the gateway loads no code of others", harmless=("",)),
-    ignored("enable_request_id_headers", "every answer has x-request-id", SWITCH),
-    ignored("disable_fastapi_docs", NO_PAGES, SWITCH),
-    ignored("enable_offline_docs", NO_PAGES, SWITCH),
-    ignored("h11_max_incomplete_event_size", LIMITS),
-    ignored("h11_max_header_count", LIMITS),
-    ignored("enable_flash_late_interaction", "this engine generates; it does not rank", SWITCH),
+    refuse("middleware", "the gateway loads no code of others", harmless=("",)),
+    ignore("enable_request_id_headers", "every answer has x-request-id", SWITCH),
+    ignore("disable_fastapi_docs", NO_PAGES, SWITCH),
+    ignore("enable_offline_docs", NO_PAGES, SWITCH),
+    ignore("h11_max_incomplete_event_size", LIMITS),
+    ignore("h11_max_header_count", LIMITS),
+    ignore("enable_flash_late_interaction", "this engine generates; it does not rank", SWITCH),
 )  # fmt: skip
 
 
@@ -154,10 +154,10 @@ def add_front_end_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag(item.name), *item.short, **options)
 
 
-def examine(namespace: argparse.Namespace) -> Iterator[str]:
+def check_front_end_flags(namespace: argparse.Namespace) -> Iterator[str]:
     """A notice for each flag without effect. Raises ConfigError for those that are refused."""
     given = vars(namespace)
-    mattering = [item for item in FLAGS if item.matters(given.get(item.name))]
+    mattering = [item for item in FLAGS if item.has_effect(given.get(item.name))]
     stops = [f"{flag(item.name)}: {item.why}" for item in mattering if item.refused]
     if stops:
         raise ConfigError("; ".join(stops))

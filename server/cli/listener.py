@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.access.admission import Admission
 from server.apis.shared.gateway import Gateway
 from server.errors import Unavailable
-from server.http.connection import Connection
-from server.http.connection_limits import LIMITS, Entry, Gate
-from server.http.middleware import Direct
+from server.http.connection import HttpConnection
+from server.http.connection_limits import LIMITS, ConnectionLimiter, ConnectionSlot
+from server.http.middleware import FastWriteMiddleware
 from server.settings import ConfigError
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ LAST_WORDS_S = 5.0
 
 
 class Drain:
-    """``cut`` ends what the engine still runs; ``hurry`` ends the grace early."""
+    """``cut`` ends what the engine still runs; ``end_grace`` ends the grace early."""
 
     def __init__(
         self,
@@ -43,31 +43,33 @@ class Drain:
         self._gateway = gateway
         self._admission = admission
         self._grace_s = grace_s
-        self._cut = cut
-        self._hurry = asyncio.Event()
+        self._abort = cut
+        self._grace_over = asyncio.Event()
 
-    def hurry(self) -> None:
+    def end_grace(self) -> None:
         """Wait no longer."""
-        self._hurry.set()
+        self._grace_over.set()
 
     async def run(self) -> int:
         """How many requests were lost."""
         self._gateway.stop()
-        inside = self._admission.num_inside
+        inside = self._admission.num_in_flight
         if inside:
             log.warning("draining: %d requests have up to %g s", inside, self._grace_s)
-        await _first(self._grace_s, self._admission.until_empty(), self._hurry.wait())
-        lost = self._admission.num_inside
+        await _wait_for_first(
+            self._grace_s, self._admission.wait_until_empty(), self._grace_over.wait()
+        )
+        lost = self._admission.num_in_flight
         if lost:
-            self._admission.turn_away(
+            self._admission.reject_waiting(
                 Unavailable("The gateway is shutting down; try again.", retry_after_s=5)
             )
-            await self._cut()
-            await _first(LAST_WORDS_S, self._admission.until_empty())
+            await self._abort()
+            await _wait_for_first(LAST_WORDS_S, self._admission.wait_until_empty())
         return lost
 
 
-async def _first(timeout_s: float, *waits: Awaitable[object]) -> None:
+async def _wait_for_first(timeout_s: float, *waits: Awaitable[object]) -> None:
     """Until one of ``waits`` is over, or time is."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -101,28 +103,28 @@ def bind(host: str, port: int, unread_s: float | None = None) -> socket.socket:
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
-        raise ConfigError(_why(host, port, error)) from None
+        raise ConfigError(_explain_bind_error(host, port, error)) from None
     listener.set_inheritable(False)
     return listener
 
 
-def _why(host: str, port: int, error: OSError) -> str:
+def _explain_bind_error(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} on {host} is in use by another process; choose one with --port"
     return f"cannot listen on --host {host} --port {port}: {error.strerror or error}"
 
 
-def url_of(listener: socket.socket, tls: Tls | None = None) -> str:
+def format_url(listener: socket.socket, tls: TlsSettings | None = None) -> str:
     host, port = listener.getsockname()[:2]
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     scheme = "https" if tls and tls.certfile else "http"
     return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """Accepts through a gate; leaves signals to ``serve``, so that a drain can be seen."""
 
-    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+    def __init__(self, config: uvicorn.Config, gate: ConnectionLimiter) -> None:
         super().__init__(config)
         self._gate = gate
 
@@ -136,8 +138,8 @@ class Server(uvicorn.Server):
         self._gate.close()
         await super().shutdown(sockets)
 
-    def _connection(self, entry: Entry) -> Connection:
-        return Connection(entry, self.config, self.server_state)
+    def _connection(self, entry: ConnectionSlot) -> HttpConnection:
+        return HttpConnection(entry, self.config, self.server_state)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -145,7 +147,7 @@ class Server(uvicorn.Server):
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class TlsSettings:
     """As uvicorn has it; off without a certificate."""
 
     certfile: str | None = None
@@ -164,7 +166,7 @@ class Tls:
                 )
             return
         try:
-            _config(_nothing, self).load()
+            _make_config(_empty_app, self).load()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ConfigError(
                 f"TLS cannot be served with --ssl-certfile {self.certfile} and its key: {error}"
@@ -172,7 +174,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class SignalHandlers:
     """What signals do."""
 
     drain: Drain
@@ -183,22 +185,22 @@ async def serve(
     app: ASGIApp,
     listeners: Sequence[socket.socket],
     starting: Coroutine[Any, Any, None],
-    hooks: Hooks,
-    tls: Tls = Tls(),
-    gate: Gate | None = None,
+    hooks: SignalHandlers,
+    tls: TlsSettings = TlsSettings(),
+    gate: ConnectionLimiter | None = None,
 ) -> int:
     """Serve at once, ``starting`` beside; returns how many requests were lost.
 
     Ends on SIGTERM or SIGINT, after draining (a second one ends the grace), or with what
     ``starting`` raises. SIGHUP reloads.
     """
-    gate = gate or Gate(LIMITS)
-    server = Server(_config(app, tls, gate.limits.proxies), gate)
+    gate = gate or ConnectionLimiter(LIMITS)
+    server = GatewayServer(_make_config(app, tls, gate.limits.proxies), gate)
     serving = asyncio.create_task(server.serve(sockets=list(listeners)))
     start = asyncio.create_task(starting)
     stop = asyncio.Event()
     lost = 0
-    with _signals(stop, hooks):
+    with _handle_signals(stop, hooks):
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, start, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
@@ -212,9 +214,9 @@ async def serve(
     return lost
 
 
-def _config(app: ASGIApp, tls: Tls, proxies: Sequence[str] = ()) -> uvicorn.Config:
+def _make_config(app: ASGIApp, tls: TlsSettings, proxies: Sequence[str] = ()) -> uvicorn.Config:
     return uvicorn.Config(
-        Direct(app),
+        FastWriteMiddleware(app),
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -233,18 +235,18 @@ def _config(app: ASGIApp, tls: Tls, proxies: Sequence[str] = ()) -> uvicorn.Conf
     )
 
 
-async def _nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:
+async def _empty_app(_scope: Scope, _receive: Receive, _send: Send) -> None:
     """An application for looking at a configuration."""
 
 
 @contextmanager
-def _signals(stop: asyncio.Event, hooks: Hooks) -> Iterator[None]:
+def _handle_signals(stop: asyncio.Event, hooks: SignalHandlers) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     reloading: set[asyncio.Task[None]] = set()
 
     def on_stop() -> None:
         if stop.is_set():
-            hooks.drain.hurry()
+            hooks.drain.end_grace()
         stop.set()
 
     def on_hup() -> None:

@@ -32,12 +32,12 @@ _FINISH = {"tool_calls": FinishReason.STOP} | {reason.value: reason for reason i
 _STARTS = {Phase.CONTENT.value, Phase.REASONING.value}
 
 
-class BadLine(ValueError):
+class InvalidLine(ValueError):
     """A line that says what cannot be; the message names the rule."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ParseJob:
     """One output to parse: token ids, cut into steps."""
 
     steps: tuple[tuple[int, ...], ...]
@@ -49,10 +49,10 @@ class Line:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status says whether every line could be parsed."""
-    options = _arguments().parse_args(argv)
+    options = _make_argument_parser().parse_args(argv)
     try:
         vocabulary = Vocabulary.from_directory(Path(options.tokenizer))
-        offered = _tools_file(options.tools)
+        offered = _read_tools(options.tools)
         _check_names(options)
     except (UnknownParser, OSError, ValueError) as error:
         print(f"eaglegate parse: {error}", file=sys.stderr)
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     return _parse_text(vocabulary, options, offered)
 
 
-def _arguments() -> argparse.ArgumentParser:
+def _make_argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("eaglegate parse", description=__doc__)
     parser.add_argument("--tokenizer", required=True, help="folder with the model's tokenizer")
     parser.add_argument("--tool-call-parser", help=", ".join(tool_parser_names()))
@@ -80,20 +80,22 @@ def _check_names(options: argparse.Namespace) -> None:
         tool_format(options.tool_call_parser)
 
 
-def _tools_file(path: str | None) -> list[Mapping[str, Any]] | None:
-    return None if path is None else _tools(json.loads(Path(path).read_text(encoding="utf-8")))
+def _read_tools(path: str | None) -> list[Mapping[str, Any]] | None:
+    return (
+        None if path is None else _check_tools(json.loads(Path(path).read_text(encoding="utf-8")))
+    )
 
 
 def _parse_text(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> int:
     ids = tuple(vocabulary.encode(sys.stdin.read()))
     steps = tuple((token_id,) for token_id in ids)
     finish, starts_in = _FINISH[options.finish_reason], Phase(options.starts_in)
-    line = Line(steps, finish, starts_in, offered, ())
-    parser = _parser(vocabulary, options, line)
-    events = list(_events(parser, line))
+    line = ParseJob(steps, finish, starts_in, offered, ())
+    parser = _make_parser(vocabulary, options, line)
+    events = list(_parse_events(parser, line))
     for event in events:
         print(event)
-    print(json.dumps(_message(parser, line, events), ensure_ascii=False, indent=2))
+    print(json.dumps(_fold_message(parser, line, events), ensure_ascii=False, indent=2))
     return 0
 
 
@@ -103,16 +105,16 @@ def _parse_lines(vocabulary: Vocabulary, options: argparse.Namespace, offered: A
         if not text.strip():
             continue
         try:
-            line = _line(text, offered, vocabulary.size)
-            parser = _parser(vocabulary, options, line)
-            answer = _message(parser, line, list(_events(parser, line)))
-        except BadLine as error:
+            line = _read_line(text, offered, vocabulary.size)
+            parser = _make_parser(vocabulary, options, line)
+            answer = _fold_message(parser, line, list(_parse_events(parser, line)))
+        except InvalidLine as error:
             status, answer = 1, {"error": f"line {number}: {error}"}
         print(json.dumps(answer, ensure_ascii=False))
     return status
 
 
-def _parser(vocabulary: Vocabulary, options: argparse.Namespace, line: Line) -> Parser:
+def _make_parser(vocabulary: Vocabulary, options: argparse.Namespace, line: ParseJob) -> Parser:
     numbers = count()
     return make_parser(
         vocabulary,
@@ -125,13 +127,13 @@ def _parser(vocabulary: Vocabulary, options: argparse.Namespace, line: Line) -> 
     )
 
 
-def _events(parser: Parser, line: Line) -> Iterator[ParserEvent]:
+def _parse_events(parser: Parser, line: ParseJob) -> Iterator[ParserEvent]:
     for step in line.steps:
         yield from parser.feed(step)
     yield from parser.flush(line.finish)
 
 
-def _message(parser: Parser, line: Line, events: list[ParserEvent]) -> dict[str, Any]:
+def _fold_message(parser: Parser, line: ParseJob, events: list[ParserEvent]) -> dict[str, Any]:
     folded = fold(events)
     return {
         "reasoning": folded.reasoning,
@@ -144,27 +146,27 @@ def _message(parser: Parser, line: Line, events: list[ParserEvent]) -> dict[str,
     }
 
 
-def _line(text: bytes, offered: Any, size: int) -> Line:
+def _read_line(text: bytes, offered: Any, size: int) -> ParseJob:
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise BadLine(f"must be one JSON object: {error}") from None
+        raise InvalidLine(f"must be one JSON object: {error}") from None
     if not isinstance(given, dict):
-        raise BadLine("must be a JSON object")
-    ids = _integers(given, "token_ids")
+        raise InvalidLine("must be a JSON object")
+    ids = _read_integers(given, "token_ids")
     if ids and max(ids) >= size:
-        raise BadLine(f"token_ids must be below {size}, the tokenizer's size, not {max(ids)}")
-    starts = _one_of(given, "starts_in", _STARTS, "content")
-    finish = _FINISH[_one_of(given, "finish_reason", set(_FINISH), "stop")]
-    tools = _tools(given["tools"]) if given.get("tools") is not None else offered
-    return Line(_steps(ids, given), finish, Phase(starts), tools, _stop(given))
+        raise InvalidLine(f"token_ids must be below {size}, the tokenizer's size, not {max(ids)}")
+    starts = _read_choice(given, "starts_in", _STARTS, "content")
+    finish = _FINISH[_read_choice(given, "finish_reason", set(_FINISH), "stop")]
+    tools = _check_tools(given["tools"]) if given.get("tools") is not None else offered
+    return ParseJob(_split_steps(ids, given), finish, Phase(starts), tools, _read_stop(given))
 
 
-def _steps(ids: list[int], given: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+def _split_steps(ids: list[int], given: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     """``ids`` cut into steps; tokens that ``cuts`` does not reach come one a step."""
-    cuts = _integers(given, "cuts") if given.get("cuts") is not None else []
+    cuts = _read_integers(given, "cuts") if given.get("cuts") is not None else []
     if sum(cuts) > len(ids):
-        raise BadLine(f"cuts add up to {sum(cuts)}, token_ids has only {len(ids)}")
+        raise InvalidLine(f"cuts add up to {sum(cuts)}, token_ids has only {len(ids)}")
     sizes = cuts + [1] * (len(ids) - sum(cuts))
     steps, start = [], 0
     for size in sizes:
@@ -173,30 +175,30 @@ def _steps(ids: list[int], given: Mapping[str, Any]) -> tuple[tuple[int, ...], .
     return tuple(steps)
 
 
-def _integers(given: Mapping[str, Any], key: str) -> list[int]:
+def _read_integers(given: Mapping[str, Any], key: str) -> list[int]:
     values = given.get(key)
     if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
-        raise BadLine(f"{key} must be a list of integers, 0 or more")
+        raise InvalidLine(f"{key} must be a list of integers, 0 or more")
     return values
 
 
-def _one_of(given: Mapping[str, Any], key: str, known: set[str], default: str) -> str:
+def _read_choice(given: Mapping[str, Any], key: str, known: set[str], default: str) -> str:
     value = given.get(key) or default
     if value not in known:
-        raise BadLine(f"{key} must be one of {', '.join(sorted(known))}, not {value!r}")
+        raise InvalidLine(f"{key} must be one of {', '.join(sorted(known))}, not {value!r}")
     return str(value)
 
 
-def _stop(given: Mapping[str, Any]) -> tuple[str, ...]:
+def _read_stop(given: Mapping[str, Any]) -> tuple[str, ...]:
     stop = given.get("stop") or []
     if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
-        raise BadLine("stop must be a list of strings that are not empty")
+        raise InvalidLine("stop must be a list of strings that are not empty")
     return tuple(stop)
 
 
-def _tools(tools: Any) -> list[Mapping[str, Any]]:
+def _check_tools(tools: Any) -> list[Mapping[str, Any]]:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadLine("tools must be a list of objects")
+        raise InvalidLine("tools must be a list of objects")
     return tools
 
 

@@ -27,54 +27,62 @@ from observability.middleware import NoTracing, TelemetryMiddleware, Tracing
 from observability.nvml import find_gpus
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
-from server.access.admission import Admission, Bounds
-from server.access.keys import KeyRing, exposure, load
-from server.access.memory import MemoryWatch, sources
+from server.access.admission import Admission, AdmissionLimits
+from server.access.keys import KeyRing, describe_exposure, load_keys
+from server.access.memory import MemoryMonitor, find_sources
 from server.apis.responses import encryption
 from server.apis.responses.service import maintain_store
 from server.apis.shared.gateway import Controls, Gateway
 from server.app import create_app
 from server.backends import Backend, open_backend
 from server.cli.command_line import CommandLine, read_again
-from server.cli.console import Progress, banner
-from server.cli.listener import LAST_WORDS_S, Drain, Hooks, Tls, bind, serve, url_of
+from server.cli.console import StartupProgress, format_banner
+from server.cli.listener import (
+    LAST_WORDS_S,
+    Drain,
+    SignalHandlers,
+    TlsSettings,
+    bind,
+    format_url,
+    serve,
+)
 from server.generation.parser_factory import ParserFactory
 from server.generation.pipeline import Pipeline, ServedModel
 from server.generation.trials import ConstraintTrials
-from server.http.connection_limits import Gate, Limits, raise_file_limit
-from server.http.cross_origin import CrossOrigin, names_of
-from server.http.response import Timing
+from server.http.connection_limits import ConnectionLimiter, ConnectionLimits, raise_file_limit
+from server.http.cross_origin import CrossOriginPolicy, parse_names
+from server.http.response import StreamTiming
 from server.settings import ConfigError, Settings
 from server.store.base import StoreLimits
 from server.store.database import StoreError, default_url, sqlite_directory
-from server.store.sql import Retention, SqlStore
+from server.store.sql import Retention, SqlResponseStore
 
 if TYPE_CHECKING:
     from server.store.base import ResponseStore
 
 
-class Serving:
+class ServeCommand:
     """One gateway, from a command line to its exit status.
 
     Making it does all that can refuse to start without an engine: ports, keys, parsers, the draft.
     Raises ConfigError or EngineStartError.
     """
 
-    def __init__(self, line: CommandLine, progress: Progress) -> None:
+    def __init__(self, line: CommandLine, progress: StartupProgress) -> None:
         settings = line.settings
         self._line = line
         self._settings = settings
         self._progress = progress
-        errors = own_stderr()
+        errors = duplicate_stderr()
         logging.basicConfig(level=settings.log_level.upper(), stream=errors)
         if settings.log_level == "info":  # httpx tells of every request to a worker
             logging.getLogger("httpx").setLevel(logging.WARNING)
-        self._gate = Gate(limits(line, raise_file_limit()), self._refuse_connection)
-        keys = keys_of(settings)
+        self._gate = ConnectionLimiter(limits(line, raise_file_limit()), self._refuse_connection)
+        keys = load_key_ring(settings)
         self._tls = tls(settings)
         self._tls.check()
-        self._listeners = _listeners(settings)
-        if warning := exposure(settings, keys):
+        self._listeners = _bind_listeners(settings)
+        if warning := describe_exposure(settings, keys):
             progress(warning)
         self._backend = backend = open_backend(line, progress)
         self._parsers = ParserFactory(
@@ -83,8 +91,8 @@ class Serving:
             backend.reasoning_parser,
             settings.repair_tool_calls,
         )
-        self._telemetry = Telemetry(_telemetry(backend, settings), gpus=find_gpus())
-        self._tracing = _tracing(settings.otlp_endpoint)
+        self._telemetry = Telemetry(_make_telemetry_settings(backend, settings), gpus=find_gpus())
+        self._tracing = _open_tracing(settings.otlp_endpoint)
         self._resilient = backend.create_engine(
             build_timeouts(settings), SupervisionObserver(self._telemetry)
         )
@@ -94,7 +102,7 @@ class Serving:
             SpeculationRules(depth=settings.fixed_depth, key_depths=keys.depths)
         )
         self._admission = Admission(bounds(settings), classes=keys.classes)
-        self._telemetry.watch_process(self._usage)
+        self._telemetry.watch_process(self._read_usage)
         self._telemetry.watch_admission(lambda: self._admission)
         self._gateway = self._new_gateway(keys)
         self._app = TelemetryMiddleware(
@@ -116,15 +124,15 @@ class Serving:
             models=(*self._backend.names, *self._backend.adapters),
             created=int(time.time()),
             max_body_bytes=settings.max_body_bytes,
-            timing=Timing(
+            timing=StreamTiming(
                 settings.first_event_grace_s, settings.keep_alive_s, settings.reader_timeout_s
             ),
             keys=keys,
-            admin_port=_admin_port(self._listeners),
+            admin_port=_find_admin_port(self._listeners),
             cross_origin=cross_origin(settings),
             root_path=settings.root_path,
             tokenizer_info=settings.enable_tokenizer_info_endpoint,
-            memory=MemoryWatch(sources(settings.memory_limit)),
+            memory=MemoryMonitor(find_sources(settings.memory_limit)),
             request_timeout_s=settings.request_timeout_s,
             body_timeout_s=settings.body_timeout_s,
             session_header=settings.session_header,
@@ -132,8 +140,8 @@ class Serving:
             workers=self._backend.list_workers,
             losses=lambda: self._resilient.losses,
             observer=self._telemetry,
-            store=_store(settings, self._progress),
-            cipher=_cipher(settings, self._progress),
+            store=_open_store(settings, self._progress),
+            cipher=_open_cipher(settings, self._progress),
         )
         gateway.controls = Controls(self._reload, self._resilient.set_depth)
         return gateway
@@ -141,7 +149,7 @@ class Serving:
     def _refuse_connection(self) -> None:
         self._telemetry.record_refusal("", "too_many_connections")
 
-    def _usage(self) -> dict[str, float]:
+    def _read_usage(self) -> dict[str, float]:
         memory = self._gateway.memory
         return {
             "connections": self._gate.total,
@@ -153,7 +161,7 @@ class Serving:
 
     async def _run(self) -> int:
         drain = Drain(self._gateway, self._admission, self._settings.drain_s, self._engine.aclose)
-        hooks = Hooks(drain, self._reload)
+        hooks = SignalHandlers(drain, self._reload)
         watching = asyncio.create_task(self._gateway.memory.run())
         upkeep = asyncio.create_task(maintain_store(self._gateway))
         try:
@@ -176,7 +184,7 @@ class Serving:
 
     async def _start(self) -> None:
         info = self._backend.describe(await self._engine.start())
-        served = _served(self._gateway, info, self._parsers, self._settings, self._backend)
+        served = _describe_model(self._gateway, info, self._parsers, self._settings, self._backend)
         probe = self._backend.probe
         path = Pipeline(
             self._engine,
@@ -192,15 +200,15 @@ class Serving:
         self._gateway.memory.settle()
         self._progress.close()
         _freeze()
-        url = url_of(self._listeners[0], self._tls)
-        operator = url_of(self._listeners[-1], self._tls)
+        url = format_url(self._listeners[0], self._tls)
+        operator = format_url(self._listeners[-1], self._tls)
         name, seconds = self._gateway.models[0], self._progress.elapsed_s
-        print(banner(url, operator, name, info, self._parsers, seconds), flush=True)
+        print(format_banner(url, operator, name, info, self._parsers, seconds), flush=True)
 
     async def _reload(self) -> dict[str, Any]:
         """Read keys and limits anew; what runs goes on."""
         line = await asyncio.to_thread(read_again, self._line.argv)
-        fresh, ring = line.settings, keys_of(line.settings)
+        fresh, ring = line.settings, load_key_ring(line.settings)
         self._gateway.keys, self._admission.bounds = ring, bounds(fresh)
         self._admission.classes = ring.classes
         self._gateway.request_timeout_s = fresh.request_timeout_s
@@ -222,7 +230,7 @@ class Serving:
             child.terminate()
 
 
-def _listeners(settings: Settings) -> list[socket]:
+def _bind_listeners(settings: Settings) -> list[socket]:
     """The port of the API, then that of the operator where there is one."""
     listeners = [bind(settings.host, settings.port, settings.reader_timeout_s)]
     if settings.admin_port is not None:
@@ -230,37 +238,37 @@ def _listeners(settings: Settings) -> list[socket]:
     return listeners
 
 
-def _admin_port(listeners: list[socket]) -> int | None:
+def _find_admin_port(listeners: list[socket]) -> int | None:
     return None if len(listeners) == 1 else int(listeners[1].getsockname()[1])
 
 
-def own_stderr() -> TextIO:
+def duplicate_stderr() -> TextIO:
     """Standard error as it is now: while an engine starts, its number belongs to the engine."""
     return os.fdopen(os.dup(2), "w", buffering=1)
 
 
-def keys_of(settings: Settings) -> KeyRing:
+def load_key_ring(settings: Settings) -> KeyRing:
     """Raises ConfigError."""
-    return load(settings.api_key_file, settings.api_key, settings.admin_api_key)
+    return load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
 
 
-def bounds(settings: Settings) -> Bounds:
-    return Bounds(settings.max_running, settings.max_queued, settings.max_queued_tokens)
+def bounds(settings: Settings) -> AdmissionLimits:
+    return AdmissionLimits(settings.max_running, settings.max_queued, settings.max_queued_tokens)
 
 
-def cross_origin(settings: Settings) -> CrossOrigin:
+def cross_origin(settings: Settings) -> CrossOriginPolicy:
     return replace(
-        CrossOrigin.of_machine(settings.host, names_of(settings.allowed_hosts)),
-        origins=names_of(settings.allowed_origins),
+        CrossOriginPolicy.for_machine(settings.host, parse_names(settings.allowed_hosts)),
+        origins=parse_names(settings.allowed_origins),
         credentials=settings.allow_credentials,
-        methods=names_of(settings.allowed_methods),
-        headers=names_of(settings.allowed_headers),
+        methods=parse_names(settings.allowed_methods),
+        headers=parse_names(settings.allowed_headers),
     )
 
 
-def limits(line: CommandLine, files: int) -> Limits:
+def limits(line: CommandLine, files: int) -> ConnectionLimits:
     settings = line.settings
-    return Limits.of(
+    return ConnectionLimits.of(
         files,
         outgoing=settings.max_running if line.remote else 0,
         connections=settings.max_connections,
@@ -269,8 +277,8 @@ def limits(line: CommandLine, files: int) -> Limits:
     )
 
 
-def tls(settings: Settings) -> Tls:
-    return Tls(
+def tls(settings: Settings) -> TlsSettings:
+    return TlsSettings(
         settings.ssl_certfile,
         settings.ssl_keyfile,
         settings.ssl_keyfile_password,
@@ -291,7 +299,7 @@ def build_timeouts(settings: Settings) -> SupervisionTimeouts:
     )
 
 
-def _tracing(endpoint: str | None) -> Tracing:
+def _open_tracing(endpoint: str | None) -> Tracing:
     if endpoint is None:
         return NoTracing()
     try:
@@ -303,7 +311,7 @@ def _tracing(endpoint: str | None) -> Tracing:
     return OpenTelemetry.for_endpoint(endpoint)
 
 
-def _store(settings: Settings, progress: Progress) -> ResponseStore | None:
+def _open_store(settings: Settings, progress: StartupProgress) -> ResponseStore | None:
     """Raises ConfigError for a store that was asked for and cannot be opened."""
     if settings.responses_store == "none":
         return None
@@ -311,15 +319,15 @@ def _store(settings: Settings, progress: Progress) -> ResponseStore | None:
     limits = StoreLimits(bytes=settings.max_body_bytes)
     try:
         named = settings.responses_store
-        return SqlStore(default_url() if named == "auto" else named, retention, limits)
+        return SqlResponseStore(default_url() if named == "auto" else named, retention, limits)
     except StoreError as error:
         if settings.responses_store != "auto":
             raise ConfigError(f"--responses-store: {error}") from error
         progress(f"note: responses are kept in memory only: {error}")
-        return SqlStore("sqlite://", retention, limits)
+        return SqlResponseStore("sqlite://", retention, limits)
 
 
-def _cipher(settings: Settings, progress: Progress) -> encryption.ReasoningCipher:
+def _open_cipher(settings: Settings, progress: StartupProgress) -> encryption.ReasoningCipher:
     """Raises ConfigError for keys that were named and cannot be used."""
     if named := encryption.read_configured_keys(settings):
         return encryption.ReasoningCipher(named)
@@ -335,7 +343,7 @@ def _cipher(settings: Settings, progress: Progress) -> encryption.ReasoningCiphe
     return encryption.ReasoningCipher.ephemeral()
 
 
-def _telemetry(backend: Backend, settings: Settings) -> TelemetrySettings:
+def _make_telemetry_settings(backend: Backend, settings: Settings) -> TelemetrySettings:
     return TelemetrySettings(
         models=(*backend.names, *backend.adapters),
         lanes=(SPECULATIVE, PLAIN),
@@ -343,7 +351,7 @@ def _telemetry(backend: Backend, settings: Settings) -> TelemetrySettings:
     )
 
 
-def _served(
+def _describe_model(
     gateway: Gateway, info: EngineInfo, parsers: ParserFactory, settings: Settings, backend: Backend
 ) -> ServedModel:
     named = settings.reasoning_field

@@ -61,7 +61,7 @@ async def events(
     deadline = Deadline(job.caller.timeout_s, arrived)
     with ExitStack() as inside:
         try:
-            visitor = job.caller.visitor(deadline.at)
+            visitor = job.caller.to_requester(deadline.at)
             place = inside.enter_context(path.admission.enter(visitor))
             async with deadline.limit():
                 job = _apply_policy(job, path)
@@ -87,7 +87,7 @@ async def events(
             async with aclosing(deadline.enforce(source)) as batches:
                 async for batch in batches:
                     yield batch
-            place.served()
+            place.record_served()
 
 
 @contextmanager

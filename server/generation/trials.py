@@ -14,11 +14,11 @@ from typing import Protocol
 
 from engine.errors import EngineError, RequestRejected
 from engine.types import Constraint
-from server.access.admission import Admission, Bounds
-from server.access.caller import Visitor
+from server.access.admission import Admission, AdmissionLimits
+from server.access.caller import Requester
 from server.errors import InvalidRequest, TooManyRequests, from_engine
 
-BOUNDS = Bounds(running=1, queued=64, queued_tokens=4 << 20)
+BOUNDS = AdmissionLimits(running=1, queued=64, queued_tokens=4 << 20)
 """One compilation at a time; the limits of waiting requests and their characters."""
 
 
@@ -35,12 +35,12 @@ class ConstraintProbe(Protocol):
 
 
 class ConstraintTrials:
-    def __init__(self, probe: ConstraintProbe, bounds: Bounds = BOUNDS) -> None:
+    def __init__(self, probe: ConstraintProbe, bounds: AdmissionLimits = BOUNDS) -> None:
         self._probe = probe
         self.queue = Admission(bounds)
 
     async def check(
-        self, constraints: Iterable[Constraint | None], visitor: Visitor, param: str
+        self, constraints: Iterable[Constraint | None], visitor: Requester, param: str
     ) -> None:
         """Raises InvalidRequest, naming ``param``, TooManyRequests and other GatewayErrors."""
         different = {constraint for constraint in constraints if constraint is not None}
@@ -58,7 +58,7 @@ class ConstraintTrials:
         except EngineError as error:
             raise from_engine(error) from error
 
-    async def _try(self, constraint: Constraint, visitor: Visitor) -> None:
+    async def _try(self, constraint: Constraint, visitor: Requester) -> None:
         with ExitStack() as inside:
             try:
                 place = inside.enter_context(self.queue.enter(visitor))
@@ -70,7 +70,7 @@ class ConstraintTrials:
 
         def over(trial: asyncio.Task[None]) -> None:
             if not trial.cancelled() and trial.exception() is None:
-                place.served()
+                place.record_served()
             until_over.close()
 
         trial.add_done_callback(over)

@@ -26,9 +26,9 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.budget import Charge, charge
+from server.access.budget import RequestCharge, charge
 from server.access.caller import Caller, caller
-from server.access.keys import Key, KeyRing
+from server.access.keys import ApiKey, KeyRing
 from server.apis.shared.gateway import Gateway
 from server.errors import (
     Forbidden,
@@ -39,19 +39,19 @@ from server.errors import (
     Unauthenticated,
     error_body,
 )
-from server.http.connection_limits import network_of
-from server.http.cross_origin import SAFE_METHODS, CrossOrigin, check_content_type, host_of
+from server.http.connection_limits import group_address
+from server.http.cross_origin import SAFE_METHODS, CrossOriginPolicy, check_content_type, read_host
 from server.http.response import send_json
 
-OPEN = frozenset({"/health", "/ready", "/ping"})
-OPERATOR = ("/metrics", "/debug", "/admin")
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+OPERATOR_PATHS = ("/metrics", "/debug", "/admin")
 BASIC = 'Basic realm="eaglegate: an admin API key is the password", charset="UTF-8"'
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 86400.0
 
 
 def is_operator(path: str) -> bool:
-    return path == "/" or any(path == at or path.startswith(at + "/") for at in OPERATOR)
+    return path == "/" or any(path == at or path.startswith(at + "/") for at in OPERATOR_PATHS)
 
 
 def is_page(path: str) -> bool:
@@ -59,7 +59,7 @@ def is_page(path: str) -> bool:
     return is_operator(path) and path != "/admin" and not path.startswith("/admin/")
 
 
-class Door:
+class AuthMiddleware:
     """ASGI middleware; sets ``server.access.caller.caller`` for what is inside."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
@@ -70,48 +70,48 @@ class Door:
         if scope["type"] != "http":
             return
         try:
-            who = self._enter(scope)
+            who = self._authorize(scope)
         except GatewayError as error:
             await self._refuse(error, scope["path"], send)
             return
         token = caller.set(who)
-        cost = self._charge(who)
+        cost = self._open_charge(who)
         charged = charge.set(cost)
-        works = _is_work(scope)
-        self._gateway.under_way += works
+        works = _uses_memory(scope)
+        self._gateway.in_flight += works
         try:
-            await self._app(scope, _hurried(receive, self._gateway.body_timeout_s), send)
+            await self._app(scope, _limit_duration(receive, self._gateway.body_timeout_s), send)
         finally:
-            self._gateway.under_way -= works
+            self._gateway.in_flight -= works
             cost.close()
             charge.reset(charged)
             caller.reset(token)
 
-    def _charge(self, who: Caller) -> Charge:
+    def _open_charge(self, who: Caller) -> RequestCharge:
         budget = self._gateway.budget
         return budget.open() if who.key is None else budget.open(who.key.name, who.key.quota)
 
-    def _enter(self, scope: Scope) -> Caller:
+    def _authorize(self, scope: Scope) -> Caller:
         path, headers = scope["path"], Headers(scope=scope)
-        host = host_of(headers, scope["http_version"])
+        host = read_host(headers, scope["http_version"])
         self._check_port(scope, path)
-        if path in OPEN:
+        if path in OPEN_PATHS:
             return Caller()
         self._check_origin(scope, headers, host)
         if is_operator(path):
-            return Caller(self._operator(path, headers))
-        key = self._gateway.keys.find(_given(headers)) if self._gateway.keys else None
-        if _is_work(scope):
-            self._gateway.memory.check(self._gateway.under_way)
+            return Caller(self._authorize_operator(path, headers))
+        key = self._gateway.keys.find(_read_key(headers)) if self._gateway.keys else None
+        if _uses_memory(scope):
+            self._gateway.memory.check(self._gateway.in_flight)
         session = headers.get(self._gateway.session_header) or None
-        who = Caller(key, self._timeout(headers), session, _network(scope))
+        who = Caller(key, self._read_timeout(headers), session, _client_network(scope))
         if scope["method"] == "POST" and (path.startswith("/v1/") or path == "/invocations"):
-            self._gateway.require().admission.check(who.visitor())
+            self._gateway.require().admission.check(who.to_requester())
         return who
 
     def _check_port(self, scope: Scope, path: str) -> None:
         """Each port has its own paths, where there are two."""
-        if self._gateway.admin_port is None or path in OPEN:
+        if self._gateway.admin_port is None or path in OPEN_PATHS:
             return
         at_admin = (scope.get("server") or ("", 0))[1] == self._gateway.admin_port
         if at_admin != is_operator(path):
@@ -127,12 +127,16 @@ class Door:
             policy.check_origin(scope["method"], headers, () if operator else policy.origins)
         check_content_type(scope["method"], headers)
 
-    def _operator(self, path: str, headers: Headers) -> Key | None:
+    def _authorize_operator(self, path: str, headers: Headers) -> ApiKey | None:
         keys = self._gateway.keys
         if self._gateway.admin_port is not None:
             return None
         if keys:
-            return _page_key(keys, path, headers) if is_page(path) else _admin(keys, path, headers)
+            return (
+                _find_page_key(keys, path, headers)
+                if is_page(path)
+                else _find_admin_key(keys, path, headers)
+            )
         if not is_page(path):
             raise Forbidden(
                 f"{path} needs a port of its own (--admin-port) or an admin's API key "
@@ -140,7 +144,7 @@ class Door:
             )
         return None
 
-    def _timeout(self, headers: Headers) -> float | None:
+    def _read_timeout(self, headers: Headers) -> float | None:
         """The client's deadline or the gateway's, whichever is sooner."""
         most = self._gateway.request_timeout_s or None
         given = headers.get(TIMEOUT_HEADER)
@@ -164,17 +168,17 @@ class Door:
         await send_json(send, error.status, orjson.dumps(error_body(path, error)), headers)
 
 
-def _is_work(scope: Scope) -> bool:
+def _uses_memory(scope: Scope) -> bool:
     """Whether a request may take memory; one that shows something or stops it does not."""
     path = scope["path"]
     stops = path.endswith("/cancel") or scope["method"] == "DELETE"
     return scope["method"] not in SAFE_METHODS and not stops and not is_operator(path)
 
 
-class Cors:
+class ApiCorsMiddleware:
     """ASGI middleware, outside the door: preflights carry no key. Operator paths get none of it."""
 
-    def __init__(self, app: ASGIApp, policy: CrossOrigin) -> None:
+    def __init__(self, app: ASGIApp, policy: CrossOriginPolicy) -> None:
         self._app = app
         self._api = policy.wrap(app)
 
@@ -183,19 +187,19 @@ class Cors:
         await (self._app if operator else self._api)(scope, receive, send)
 
 
-def _admin(keys: KeyRing, path: str, headers: Headers) -> Key:
-    key = keys.find(_given(headers))
+def _find_admin_key(keys: KeyRing, path: str, headers: Headers) -> ApiKey:
+    key = keys.find(_read_key(headers))
     if not key.admin:
         raise Forbidden(f"{path} needs an admin's API key; '{key.name}' is not one.")
     return key
 
 
-def _page_key(keys: KeyRing, path: str, headers: Headers) -> Key:
+def _find_page_key(keys: KeyRing, path: str, headers: Headers) -> ApiKey:
     """The same, from a browser too, which asks its user again as long as the answer is 401."""
-    password = _password(headers)
+    password = _read_basic_password(headers)
     try:
         if password is None:
-            return _admin(keys, path, headers)
+            return _find_admin_key(keys, path, headers)
         key = keys.find(password)
         if not key.admin:
             raise Unauthenticated(f"{path} needs an admin's API key; '{key.name}' is not one.")
@@ -205,7 +209,7 @@ def _page_key(keys: KeyRing, path: str, headers: Headers) -> Key:
         raise
 
 
-def _password(headers: Headers) -> str | None:
+def _read_basic_password(headers: Headers) -> str | None:
     """Of HTTP Basic; empty when it cannot be read, None without any."""
     scheme, _, coded = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
@@ -216,7 +220,7 @@ def _password(headers: Headers) -> str | None:
         return ""
 
 
-def _given(headers: Headers) -> str | None:
+def _read_key(headers: Headers) -> str | None:
     """The key of either scheme; two different ones are an error, not a choice."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = {bearer.strip()} if scheme.lower() == "bearer" else set()
@@ -227,17 +231,17 @@ def _given(headers: Headers) -> str | None:
     return given.pop() if given else None
 
 
-def _network(scope: Scope) -> str:
+def _client_network(scope: Scope) -> str:
     """The peer's address; of IPv6 its first 64 bits, which one client can have to itself."""
-    return network_of(str((scope.get("client") or ("", 0))[0]))
+    return group_address(str((scope.get("client") or ("", 0))[0]))
 
 
-def _hurried(receive: Receive, seconds: float) -> Receive:
+def _limit_duration(receive: Receive, seconds: float) -> Receive:
     """The body must have come in after ``seconds``; what follows it may take its time."""
     until = asyncio.get_running_loop().time() + seconds
     whole = False
 
-    async def wrapped() -> Message:
+    async def receive_in_time() -> Message:
         nonlocal whole
         if whole:
             return await receive()
@@ -249,4 +253,4 @@ def _hurried(receive: Receive, seconds: float) -> Receive:
         whole = not message.get("more_body", False)
         return message
 
-    return wrapped
+    return receive_in_time

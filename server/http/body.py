@@ -13,12 +13,12 @@ async def read_body(request: Request, limit: int) -> bytes:
     current = charge.get()
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit:
-        raise _too_large(limit, int(declared))
+        raise _body_too_large(limit, int(declared))
     body = bytearray()
     try:
         async for chunk in request.stream():
             if len(body) + len(chunk) > limit:
-                raise _too_large(limit, len(body) + len(chunk))
+                raise _body_too_large(limit, len(body) + len(chunk))
             current.hold(len(chunk))
             body += chunk
     except ClientDisconnect:
@@ -27,7 +27,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def _too_large(limit: int, given: int) -> BodyTooLarge:
+def _body_too_large(limit: int, given: int) -> BodyTooLarge:
     return BodyTooLarge(
         f"The body may have at most {limit} bytes (--max-body-bytes); given {given} or more."
     )

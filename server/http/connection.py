@@ -26,17 +26,17 @@ from server.errors import (
 )
 
 if TYPE_CHECKING:
-    from server.http.connection_limits import Entry
+    from server.http.connection_limits import ConnectionSlot
 
 
 class HeadTooLarge(Exception):
     """Ends the parsing of a request."""
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """``entry`` is its place among all connections."""
 
-    def __init__(self, entry: Entry, config: Config, server_state: ServerState) -> None:
+    def __init__(self, entry: ConnectionSlot, config: Config, server_state: ServerState) -> None:
         super().__init__(config, server_state, app_state={})
         self._entry = entry
         self._limits = entry.limits
@@ -50,12 +50,12 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._entry.idle(transport.close)
-        self._arm()
+        self._entry.mark_idle(transport.close)
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        self._entry.leave()
+        self._stop_timer()
+        self._entry.release()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -66,27 +66,27 @@ class Connection(HttpToolsProtocol):
         if self._unparsed > self._limits.head_bytes:
             self.send_400_response("")
         elif self._waiting and self._timer is None:
-            self._arm()
+            self._start_timer()
 
     def on_message_begin(self) -> None:
         self._head_bytes = self._num_headers = self._unparsed = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._count(len(url))
+        self._count_head(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Of the request, and of the trailers of its body."""
         self._num_headers += 1
-        self._count(len(name) + len(value))
+        self._count_head(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._unparsed = 0
-        self._disarm()
+        self._stop_timer()
         self._waiting = False
-        self._entry.busy()
+        self._entry.mark_busy()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -97,38 +97,38 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._waiting = True
-            self._entry.idle(self.transport.close)
+            self._entry.mark_idle(self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
         """Where uvicorn finds that what came is no request."""
         if self._unparsed > self._limits.head_bytes:
-            self._refused = self._too_large()
+            self._refused = self._head_too_large()
         error = self._refused or InvalidRequest(msg, code="invalid_http")
         self._refuse(error)
 
-    def _count(self, size: int) -> None:
+    def _count_head(self, size: int) -> None:
         self._unparsed = 0
         self._head_bytes += size
         if self._head_bytes > self._limits.head_bytes or self._num_headers > self._limits.headers:
-            self._refused = self._too_large()
+            self._refused = self._head_too_large()
             raise HeadTooLarge
 
-    def _too_large(self) -> HeadersTooLarge:
+    def _head_too_large(self) -> HeadersTooLarge:
         limits = self._limits
         return HeadersTooLarge(
             f"A request may have {limits.head_bytes} bytes of path and headers and "
             f"{limits.headers} headers; this one has more."
         )
 
-    def _arm(self) -> None:
-        self._timer = self.loop.call_later(self._limits.head_s, self._give_up)
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self._limits.head_s, self._time_out)
 
-    def _disarm(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         self._timer = None
         self._refuse(
             RequestTimeout(f"The request did not come in within {self._limits.head_s:g} s.")
@@ -139,11 +139,11 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(answer(error, self.server_state.default_headers))
+            self.transport.write(build_response(error, self.server_state.default_headers))
         self.transport.close()
 
 
-def answer(error: GatewayError, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+def build_response(error: GatewayError, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
     """A whole response without an application, after which the connection is closed."""
     body: Any = orjson.dumps(openai_body(error))
     given = {

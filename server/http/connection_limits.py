@@ -24,7 +24,7 @@ from functools import partial
 from uvicorn.middleware.proxy_headers import _TrustedHosts
 
 from server.errors import Unavailable
-from server.http.connection import answer
+from server.http.connection import build_response
 
 MOST_FILES = 1 << 20
 """Some hosts allow a thousand million, and programs that walk all of them hang."""
@@ -34,7 +34,7 @@ RESERVED_FILES = 192
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """What the listening side grants."""
 
     connections: int = MOST_CONNECTIONS
@@ -58,19 +58,22 @@ class Limits:
         connections: int | None = None,
         per_client: int | None = None,
         proxies: Sequence[str] = (),
-    ) -> Limits:
+    ) -> ConnectionLimits:
         """Those for a process that may have ``files`` open and makes ``outgoing`` connections."""
         room = files - min(files // 2, RESERVED_FILES + outgoing)
         total = min(connections or MOST_CONNECTIONS, room)
         return cls(
-            total, min(per_client or max(1, total // 2), total), room, proxies=_each(proxies)
+            total,
+            min(per_client or max(1, total // 2), total),
+            room,
+            proxies=_split_addresses(proxies),
         )
 
 
-LIMITS = Limits()
+LIMITS = ConnectionLimits()
 
 
-def network_of(address: str) -> str:
+def group_address(address: str) -> str:
     """Whose connections are counted together: an IPv6 client has a whole /64 to come from."""
     try:
         if ipaddress.ip_address(address).version == 4:
@@ -91,7 +94,7 @@ def raise_file_limit() -> int:
     return most
 
 
-def _each(proxies: Sequence[str]) -> tuple[str, ...]:
+def _split_addresses(proxies: Sequence[str]) -> tuple[str, ...]:
     """One by one, or as uvicorn takes them in one argument: ``10.0.0.0/8,127.0.0.1``."""
     return tuple(item.strip() for given in proxies for item in given.split(","))
 
@@ -103,41 +106,43 @@ BATCH = 16
 PAUSE_S = 1.0
 """Until the next try, where the kernel has no room for another file."""
 Close = Callable[[], None]
-MakeProtocol = Callable[["Entry"], asyncio.Protocol]
+MakeProtocol = Callable[["ConnectionSlot"], asyncio.Protocol]
 
 
-class Entry:
+class ConnectionSlot:
     """One connection's place, from its acceptance to its end."""
 
-    def __init__(self, gate: Gate, client: str) -> None:
+    def __init__(self, gate: ConnectionLimiter, client: str) -> None:
         self.limits = gate.limits
         self.client = client
         self.close: Close = lambda: None
         self._gate = gate
         self._inside = True
 
-    def idle(self, close: Close) -> None:
+    def mark_idle(self, close: Close) -> None:
         """It waits for a request: ``close`` may be called to make room."""
         self.close = close
         self._gate.idle[self] = None
 
-    def busy(self) -> None:
+    def mark_busy(self) -> None:
         self._gate.idle.pop(self, None)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """A second call changes nothing."""
         if self._inside:
             self._inside = False
-            self._gate._left(self)
+            self._gate._release(self)
 
 
-class Gate:
+class ConnectionLimiter:
     """``on_refused`` is called for every connection that is turned away."""
 
-    def __init__(self, limits: Limits, on_refused: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, limits: ConnectionLimits, on_refused: Callable[[], None] = lambda: None
+    ) -> None:
         self.limits = limits
         self.total = 0
-        self.idle: dict[Entry, None] = {}
+        self.idle: dict[ConnectionSlot, None] = {}
         """Those without a request, the longest first."""
         self._on_refused = on_refused
         self._clients: Counter[str] = Counter()
@@ -150,7 +155,7 @@ class Gate:
     ) -> None:
         listener.setblocking(False)
         self._listeners.append(listener)
-        self._listen(listener, partial(self._accept_some, listener, make, context))
+        self._resume(listener, partial(self._accept_some, listener, make, context))
 
     def close(self) -> None:
         """Accept nothing more."""
@@ -159,7 +164,7 @@ class Gate:
             loop.remove_reader(listener)
         self._listeners.clear()
 
-    def _listen(self, listener: socket.socket, accept: Close) -> None:
+    def _resume(self, listener: socket.socket, accept: Close) -> None:
         if listener in self._listeners:
             asyncio.get_running_loop().add_reader(listener, accept)
 
@@ -172,29 +177,29 @@ class Gate:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            self._rest(listener, make, context, error)
+            self._pause(listener, make, context, error)
 
     def _accept(
         self, listener: socket.socket, make: MakeProtocol, context: ssl.SSLContext | None
     ) -> None:
         connection, address = listener.accept()
-        client = network_of(address[0])
+        client = group_address(address[0])
         if not self._has_room(connection.fileno(), client, address[0]):
             self._on_refused()
-            _turn_away(connection, context is None)
+            _reject(connection, context is None)
             return
-        entry = Entry(self, client)
+        entry = ConnectionSlot(self, client)
         self.total += 1
         self._clients[client] += 1
-        task = asyncio.create_task(self._join(connection, partial(make, entry), entry, context))
+        task = asyncio.create_task(self._connect(connection, partial(make, entry), entry, context))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
-    async def _join(
+    async def _connect(
         self,
         connection: socket.socket,
         make: Callable[[], asyncio.Protocol],
-        entry: Entry,
+        entry: ConnectionSlot,
         context: ssl.SSLContext | None,
     ) -> None:
         connection.setblocking(False)
@@ -206,9 +211,9 @@ class Gate:
                 ssl_handshake_timeout=None if context is None else self.limits.head_s,
             )
         except (OSError, TimeoutError):  # ssl.SSLError is an OSError
-            entry.leave()
+            entry.release()
         except BaseException:
-            entry.leave()
+            entry.release()
             raise
 
     def _has_room(self, file: int, client: str, address: str) -> bool:
@@ -226,18 +231,18 @@ class Gate:
             if client is None or entry.client == client:
                 del self.idle[entry]
                 entry.close()
-                entry.leave()
+                entry.release()
                 return True
         return False
 
-    def _left(self, entry: Entry) -> None:
+    def _release(self, entry: ConnectionSlot) -> None:
         self.total -= 1
         self.idle.pop(entry, None)
         self._clients[entry.client] -= 1
         if not self._clients[entry.client]:
             del self._clients[entry.client]
 
-    def _rest(
+    def _pause(
         self,
         listener: socket.socket,
         make: MakeProtocol,
@@ -249,10 +254,10 @@ class Gate:
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
         accept = partial(self._accept_some, listener, make, context)
-        loop.call_later(PAUSE_S, self._listen, listener, accept)
+        loop.call_later(PAUSE_S, self._resume, listener, accept)
 
 
-def _turn_away(connection: socket.socket, plain: bool) -> None:
+def _reject(connection: socket.socket, plain: bool) -> None:
     """Say so, where it can be said in plain text, and hang up."""
     error = Unavailable(
         "This gateway has as many connections as it may have.",
@@ -262,6 +267,6 @@ def _turn_away(connection: socket.socket, plain: bool) -> None:
     with connection, suppress(OSError):
         connection.setblocking(False)
         if plain:
-            connection.send(answer(error))
+            connection.send(build_response(error))
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1 << 16)

@@ -39,7 +39,7 @@ HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+?)\.?)(?::\d{1,5})?"
 
 
 @dataclass(frozen=True, slots=True)
-class CrossOrigin:
+class CrossOriginPolicy:
     """Names this gateway answers to, origins that may use it, and CORS as ``vllm serve`` has it."""
 
     hosts: tuple[str, ...] = ()
@@ -49,13 +49,13 @@ class CrossOrigin:
     headers: tuple[str, ...] = (ANY,)
 
     @classmethod
-    def of_machine(cls, host: str, hosts: Iterable[str] = ()) -> CrossOrigin:
+    def for_machine(cls, host: str, hosts: Iterable[str] = ()) -> CrossOriginPolicy:
         """With the name listened on and the machine's own among the hosts."""
         return cls(hosts=(*hosts, host.lower(), socket.gethostname().lower()))
 
     def check_host(self, host: str) -> None:
         """Raises Forbidden for a name that a stranger could have registered."""
-        if not (_is_address(host) or self._names(host)):
+        if not (_is_address(host) or self._is_known_name(host)):
             raise Forbidden(
                 "Without API keys this gateway answers to addresses and to names of this machine; "
                 f"the Host header says '{host[:80]}'. Allow the name with --allowed-hosts, or "
@@ -69,7 +69,7 @@ class CrossOrigin:
             return
         origins, host = headers.getlist("origin"), headers.get("host", "").lower()
         site = headers.get("sec-fetch-site")
-        if site is None and all(_place(origin) == host for origin in origins):
+        if site is None and all(_read_netloc(origin) == host for origin in origins):
             return
         if site in OWN_SITE or ANY in allowed:
             return
@@ -94,18 +94,18 @@ class CrossOrigin:
             expose_headers=READABLE,
         )
 
-    def _names(self, host: str) -> bool:
+    def _is_known_name(self, host: str) -> bool:
         if host in LOCAL_NAMES or host.endswith(".localhost"):
             return True
         return any(_matches(host, name.lower()) for name in self.hosts)
 
 
-def host_of(headers: Headers, http_version: str) -> str:
+def read_host(headers: Headers, http_version: str) -> str:
     """The one name the request is for; empty where HTTP/1.0 gives none. Raises InvalidRequest."""
     given = headers.getlist("host")
     if not given and http_version == "1.0":
         return ""
-    name = host_name(given[0]) if len(given) == 1 else None
+    name = parse_host(given[0]) if len(given) == 1 else None
     if name is None:
         shown = ", ".join(f"'{value[:40]}'" for value in given[:3]) or "none"
         raise InvalidRequest(
@@ -115,7 +115,7 @@ def host_of(headers: Headers, http_version: str) -> str:
     return name
 
 
-def host_name(host: str) -> str | None:
+def parse_host(host: str) -> str | None:
     """A Host header without its port; None when it is none."""
     found = HOST.fullmatch(host)
     return None if found is None else (found[1] or found[2]).lower()
@@ -141,7 +141,7 @@ def check_content_type(method: str, headers: Headers) -> None:
     )
 
 
-def names_of(given: Sequence[str]) -> tuple[str, ...]:
+def parse_names(given: Sequence[str]) -> tuple[str, ...]:
     """A list of names, or a JSON array of them in one argument, as ``vllm serve`` takes it."""
     if not given or not given[0].startswith("["):
         return tuple(given)
@@ -159,7 +159,7 @@ def _has_body(headers: Headers) -> bool:
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
-def _place(origin: str) -> str:
+def _read_netloc(origin: str) -> str:
     """An origin's host and port, as Host has them; empty for an opaque one."""
     try:
         return urlsplit(origin).netloc.lower()

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 GONE: Message = {"type": "http.disconnect"}
 
 
-class Head:
+class HeadMiddleware:
     """ASGI middleware. What answers sees a GET whose client leaves once it has the headers."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -22,10 +22,10 @@ class Head:
             return
         answered = False
 
-        async def heard() -> Message:
+        async def receive_or_leave() -> Message:
             return GONE if answered else await receive()
 
-        async def said(message: Message) -> None:
+        async def send_head(message: Message) -> None:
             nonlocal answered
             if answered:
                 return
@@ -35,10 +35,10 @@ class Head:
                 answered = True
                 await send({"type": "http.response.body", "body": b""})
 
-        await self._app({**scope, "method": "GET"}, heard, said)
+        await self._app({**scope, "method": "GET"}, receive_or_leave, send_head)
 
 
-class RootPath:
+class RootPathMiddleware:
     """ASGI middleware, to be the outermost one: nothing inside knows of the prefix.
 
     Some proxies take the prefix off, some leave it; both work.
@@ -63,7 +63,7 @@ EXTENSION = "eaglegate.write"
 CYCLE = ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle")
 
 
-class Direct:
+class FastWriteMiddleware:
     """ASGI middleware, to be the outermost one; leaves a ``Write`` in the scope's extensions."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -72,11 +72,11 @@ class Direct:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = getattr(send, "__self__", None)
         if (type(cycle).__module__, type(cycle).__name__) == CYCLE:
-            scope["extensions"] = {**scope.get("extensions", {}), EXTENSION: writer(cycle)}
+            scope["extensions"] = {**scope.get("extensions", {}), EXTENSION: make_writer(cycle)}
         await self._app(scope, receive, send)
 
 
-def writer(cycle: Any) -> Write:
+def make_writer(cycle: Any) -> Write:
     """What ``cycle.send`` does with a part of a body, as long as the client keeps up."""
     flow, transport = cycle.flow, cycle.transport
 

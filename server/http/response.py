@@ -56,7 +56,7 @@ class Fold(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class StreamTiming:
     """Seconds: how long a status line waits for an event; how often silence is broken; how long
     a client may leave unread what it was sent."""
 
@@ -65,11 +65,11 @@ class Timing:
     reader_s: float = 60.0
 
 
-def as_gateway_error(error: GatewayError | EngineError) -> GatewayError:
+def to_gateway_error(error: GatewayError | EngineError) -> GatewayError:
     return error if isinstance(error, GatewayError) else from_engine(error)
 
 
-class Watched(Response):
+class DisconnectAwareResponse(Response):
     """Does its work beside a watcher of the client; subclasses say what the work is."""
 
     def __init__(self, source: Batches, error_body: ErrorBody, headers: Headers = ()) -> None:
@@ -82,7 +82,7 @@ class Watched(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._write = find_writer(scope)
         work = asyncio.create_task(self._run(send))
-        watcher = asyncio.create_task(_client_gone(receive))
+        watcher = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -105,7 +105,7 @@ class Watched(Response):
         await send_json(send, error.status, body, self._extra + extra)
 
 
-class FoldedResponse(Watched):
+class FoldedResponse(DisconnectAwareResponse):
     """One JSON object, made by folding the events."""
 
     def __init__(
@@ -119,12 +119,12 @@ class FoldedResponse(Watched):
             async for choice, events in batches:
                 self._fold.add(choice, events)
         except (GatewayError, EngineError) as error:
-            await self._send_error(as_gateway_error(error), send)
+            await self._send_error(to_gateway_error(error), send)
         else:
             await send_json(send, 200, orjson.dumps(self._fold.result()), self._extra)
 
 
-class StreamedResponse(Watched):
+class StreamedResponse(DisconnectAwareResponse):
     """Server-sent events, encoded as they come."""
 
     def __init__(
@@ -132,7 +132,7 @@ class StreamedResponse(Watched):
         source: Batches,
         encoder: StreamEncoder,
         error_body: ErrorBody,
-        timing: Timing,
+        timing: StreamTiming,
         headers: Headers = (),
     ) -> None:
         super().__init__(source, error_body, headers)
@@ -143,15 +143,15 @@ class StreamedResponse(Watched):
         first = asyncio.ensure_future(anext(batches))
         try:
             await asyncio.wait({first}, timeout=self._timing.first_event_grace_s)
-            if first.done() and (error := _refusal(first)) is not None:
+            if first.done() and (error := _find_refusal(first)) is not None:
                 await self._send_error(error, send)
                 return
             await self._stream(first, batches, send)
         finally:
-            await _settle(first)
+            await _cancel_pending(first)
 
     async def _stream(self, first: asyncio.Future[Batch], batches: Batches, send: Send) -> None:
-        stream = _Stream(send, self._write, self._timing.reader_s)
+        stream = _EventStream(send, self._write, self._timing.reader_s)
         await stream.open(sse.HEADERS + self._extra)
         keeper = asyncio.create_task(stream.keep_alive(self._timing.keep_alive_s))
         try:
@@ -160,10 +160,10 @@ class StreamedResponse(Watched):
                 await stream.write(self._encoder.encode(choice, events))
             end = self._encoder.close()
         except ReaderTooSlow as error:
-            await tell_source(batches, error)
+            await end_source(batches, error)
             return
         except (GatewayError, EngineError) as error:
-            end = self._encoder.fail(as_gateway_error(error))
+            end = self._encoder.fail(to_gateway_error(error))
         except Exception:
             logger.exception("a stream broke")
             end = self._encoder.fail(GatewayError("The gateway failed; the answer is incomplete."))
@@ -173,7 +173,7 @@ class StreamedResponse(Watched):
             await stream.close(end)
 
 
-class _Stream:
+class _EventStream:
     """An open response body; knows when it last said something, and that it was taken in."""
 
     def __init__(self, send: Send, write: Write, reader_s: float) -> None:
@@ -224,23 +224,23 @@ async def send_json(send: Send, status: int, body: bytes, headers: Headers = ())
     await send({"type": "http.response.body", "body": body})
 
 
-def _refusal(first: asyncio.Future[Batch]) -> GatewayError | None:
+def _find_refusal(first: asyncio.Future[Batch]) -> GatewayError | None:
     """The error the first batch ended in, if it did; any other exception is raised."""
     error = first.exception()
     if error is None:
         return None
     if isinstance(error, (GatewayError, EngineError)):
-        return as_gateway_error(error)
+        return to_gateway_error(error)
     raise error
 
 
-async def tell_source(batches: Batches, error: ReaderTooSlow) -> None:
+async def end_source(batches: Batches, error: ReaderTooSlow) -> None:
     """End the source with the reason, so that it is counted as such."""
     with suppress(ReaderTooSlow, StopAsyncIteration):
         await batches.athrow(error)
 
 
-async def _settle(future: asyncio.Future[Batch]) -> None:
+async def _cancel_pending(future: asyncio.Future[Batch]) -> None:
     """Leave no task behind, and no exception unretrieved."""
     if not future.done():
         future.cancel()
@@ -248,7 +248,7 @@ async def _settle(future: asyncio.Future[Batch]) -> None:
             await future
 
 
-async def _client_gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredResponse:
     """One response with the input that led to it."""
 
     id: str
@@ -88,11 +88,11 @@ class ConversationStore(Protocol):
 class ResponseStore(Protocol):
     """Keeps responses per owner: one never sees those of another. All raise StoreFailed."""
 
-    async def put(self, stored: Stored) -> None:
+    async def put(self, stored: StoredResponse) -> None:
         """Add, or replace the one with the same id."""
         ...
 
-    async def get(self, id: str, owner: str) -> Stored | None: ...
+    async def get(self, id: str, owner: str) -> StoredResponse | None: ...
 
     async def items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
         """Items by id, of the owner's responses and conversations; unknown ones are not there.
@@ -109,7 +109,7 @@ class ResponseStore(Protocol):
         """Their input and output, the oldest first."""
         ...
 
-    async def settle(self, stored: Stored) -> bool:
+    async def settle(self, stored: StoredResponse) -> bool:
         """Replace one that is held, which ends that; False when it was settled or deleted."""
         ...
 

@@ -50,7 +50,7 @@ ITEMS = Table(
 )
 
 
-class Run(Protocol):
+class RunQuery(Protocol):
     """Does ``work`` where the database is used. Raises StoreFailed."""
 
     def __call__(self, what: str, work: Any, *given: object) -> Awaitable[Any]: ...
@@ -63,9 +63,7 @@ def remove_old(connection: Connection, oldest: float) -> None:
     connection.execute(delete(CONVERSATIONS).where(CONVERSATIONS.c.used < oldest))
 
 
-def items_named(
-    connection: Connection, ids: Sequence[str], owner: str
-) -> dict[str, dict[str, Any]]:
+def find_items(connection: Connection, ids: Sequence[str], owner: str) -> dict[str, dict[str, Any]]:
     """Items of the owner's conversations, by id."""
     mine = CONVERSATIONS.c.owner == owner
     joined = ITEMS.join(CONVERSATIONS, ITEMS.c.conversation == CONVERSATIONS.c.id)
@@ -77,7 +75,7 @@ def items_named(
     return found
 
 
-def count(connection: Connection) -> None:
+def count_items(connection: Connection) -> None:
     """Conversations of earlier versions do not know how much they hold."""
     of_it = ITEMS.c.conversation == CONVERSATIONS.c.id
     items = select(func.count()).select_from(ITEMS).where(of_it).scalar_subquery()
@@ -89,10 +87,12 @@ def count(connection: Connection) -> None:
     )
 
 
-class SqlConversations:
+class SqlConversationStore:
     """See ``server.store.base.ConversationStore``."""
 
-    def __init__(self, engine: Engine, run: Run, limits: StoreLimits, retention_s: float) -> None:
+    def __init__(
+        self, engine: Engine, run: RunQuery, limits: StoreLimits, retention_s: float
+    ) -> None:
         self._engine = engine
         self._run = run
         self._limits = limits
@@ -188,7 +188,7 @@ class SqlConversations:
     def _check(self, id: str, items: list[dict[str, Any]], param: str) -> None:
         size = sum(len(orjson.dumps(item)) for item in items)
         with self._engine.connect() as connection:
-            row = _one(connection, id)
+            row = _select_one(connection, id)
             if row is not None:
                 self._check_room(row, len(items), size, param, 1)
                 self._check_owner(connection, row.owner, size)
@@ -208,7 +208,7 @@ class SqlConversations:
         }
         with self._engine.begin() as connection:
             connection.execute(update(CONVERSATIONS).where(table.id == id).values(more))
-            row = _one(connection, id)
+            row = _select_one(connection, id)
             if row is None:
                 return
             self._check_room(row, 0, 0, param, times)
@@ -219,7 +219,7 @@ class SqlConversations:
 
     def _num_bytes(self, id: str) -> int:
         with self._engine.connect() as connection:
-            row = _one(connection, id)
+            row = _select_one(connection, id)
         return 0 if row is None else int(row.num_bytes)
 
     def _check_room(self, row: Any, items: int, size: int, param: str, times: int) -> None:
@@ -251,5 +251,5 @@ class SqlConversations:
         return bool(texts)
 
 
-def _one(connection: Connection, id: str) -> Any:
+def _select_one(connection: Connection, id: str) -> Any:
     return connection.execute(select(CONVERSATIONS).where(CONVERSATIONS.c.id == id)).first()

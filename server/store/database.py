@@ -61,7 +61,7 @@ def connect(url: str) -> Engine:
     return create_engine(parsed, hide_parameters=True)
 
 
-def without_password(url: str) -> str:
+def hide_password(url: str) -> str:
     """The URL without its password."""
     try:
         return make_url(url).render_as_string(hide_password=True)
@@ -69,7 +69,7 @@ def without_password(url: str) -> str:
         return "the URL given"
 
 
-def name_owners(connection: Connection, table: Table) -> None:
+def rename_owners(connection: Connection, table: Table) -> None:
     """Turn names of keys into owners. A positional name is left: no key owns it any more.
 
     No key's name has a colon and every owner has one, so doing it again changes nothing.
@@ -102,15 +102,15 @@ def _columns(engine: Engine, table: Table) -> set[str]:
     return {column["name"] for column in inspect(engine).get_columns(table.name)}
 
 
-def prepare(engine: Engine) -> None:
+def enable_shrinking(engine: Engine) -> None:
     """Make a new file one that can shrink."""
 
     @event.listens_for(engine, "connect")
-    def connected(connection: Any, _record: Any) -> None:
+    def set_auto_vacuum(connection: Any, _record: Any) -> None:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
 
 
-def convert(engine: Engine) -> None:
+def convert_to_shrinking(engine: Engine) -> None:
     """The same for a file that an earlier version made: it is rewritten once."""
     try:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

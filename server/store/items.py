@@ -36,7 +36,7 @@ def add(
     owner = response["owner"]
     ids = list(dict.fromkeys(str(item["id"])[:MAX_ID] for item in items if item.get("id")))
     row = {"owner": owner, "response": response["id"], "created": response["created"]}
-    for some in _parts(ids):
+    for some in _batch(ids):
         mine = (INDEX.c.owner == owner) & INDEX.c.id.in_(some)
         known = set(connection.execute(select(INDEX.c.id).where(mine)).scalars())
         if rows := [row | {"id": id} for id in some if id not in known]:
@@ -57,7 +57,7 @@ def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
 def responses_with(connection: Connection, ids: Sequence[str], owner: str) -> dict[str, list[str]]:
     """Responses, each with those of ``ids`` that are in it."""
     found: dict[str, list[str]] = {}
-    for some in _parts(ids):
+    for some in _batch(ids):
         wanted = select(INDEX.c.response, INDEX.c.id).where(
             INDEX.c.owner == owner, INDEX.c.id.in_(some)
         )
@@ -67,7 +67,7 @@ def responses_with(connection: Connection, ids: Sequence[str], owner: str) -> di
 
 
 def remove(connection: Connection, responses: Sequence[str]) -> None:
-    for some in _parts(responses):
+    for some in _batch(responses):
         connection.execute(delete(INDEX).where(INDEX.c.response.in_(some)))
 
 
@@ -75,5 +75,5 @@ def remove_old(connection: Connection, oldest: float) -> None:
     connection.execute(delete(INDEX).where(INDEX.c.created < oldest))
 
 
-def _parts(values: Sequence[str]) -> Iterable[Sequence[str]]:
+def _batch(values: Sequence[str]) -> Iterable[Sequence[str]]:
     return (values[at : at + AT_A_TIME] for at in range(0, len(values), AT_A_TIME))

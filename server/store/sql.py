@@ -34,16 +34,16 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from server.errors import StoreFailed
 from server.store import conversations, items
-from server.store.base import Stored, StoreLimits
+from server.store.base import StoredResponse, StoreLimits
 from server.store.database import (
     StoreError,
     add_columns,
     connect,
-    convert,
-    name_owners,
-    prepare,
+    convert_to_shrinking,
+    enable_shrinking,
+    hide_password,
+    rename_owners,
     shrink,
-    without_password,
 )
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Retention:
     most: int = 100_000
 
 
-class SqlStore:
+class SqlResponseStore:
     """Calls run in threads of their own: one for SQLite, whose connection takes one at a time."""
 
     def __init__(
@@ -99,19 +99,19 @@ class SqlStore:
             _prepare(self._engine)
         except (SQLAlchemyError, ArgumentError, ImportError, OSError) as error:
             raise StoreError(
-                f"responses cannot be stored at {without_password(url)}: {error}"
+                f"responses cannot be stored at {hide_password(url)}: {error}"
             ) from error
         workers = 1 if self._is_sqlite else CONNECTIONS
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="responses")
         self._sweep()
-        self.conversations = conversations.SqlConversations(
+        self.conversations = conversations.SqlConversationStore(
             self._engine, self._run, self._limits, self._retention.seconds
         )
 
-    async def put(self, stored: Stored) -> None:
+    async def put(self, stored: StoredResponse) -> None:
         await self._run("stored", self._put, stored)
 
-    async def get(self, id: str, owner: str) -> Stored | None:
+    async def get(self, id: str, owner: str) -> StoredResponse | None:
         return await self._run("read", self._get, id, owner)
 
     async def items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
@@ -123,7 +123,7 @@ class SqlStore:
     async def history(self, id: str, owner: str) -> list[dict[str, Any]]:
         return await self._run("read", self._history, id, owner)
 
-    async def settle(self, stored: Stored) -> bool:
+    async def settle(self, stored: StoredResponse) -> bool:
         return await self._run("stored", self._settle, stored)
 
     async def hold(self, ids: list[str], until: float) -> set[str]:
@@ -141,27 +141,27 @@ class SqlStore:
 
     async def _run(self, what: str, work: Callable[..., Result], *given: object) -> Result:
         """Raises StoreFailed."""
-        with _explained(what):
+        with _translate_errors(what):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
 
-    def _put(self, stored: Stored) -> None:
+    def _put(self, stored: StoredResponse) -> None:
         with self._engine.begin() as connection:
             connection.execute(delete(RESPONSES).where(RESPONSES.c.id == stored.id))
-            row = _row(stored)
+            row = _to_row(stored)
             connection.execute(insert(RESPONSES).values(row))
-            items.add(connection, row, _items_of(stored))
+            items.add(connection, row, _list_items(stored))
         self._puts += 1
         if self._puts % SWEEP_EVERY == 0:
             self._sweep()
 
-    def _settle(self, stored: Stored) -> bool:
+    def _settle(self, stored: StoredResponse) -> bool:
         held = (RESPONSES.c.id == stored.id) & (RESPONSES.c.owner == stored.owner)
         held &= RESPONSES.c.held_until.is_not(None)
-        row = _row(stored) | {"held_until": None}
+        row = _to_row(stored) | {"held_until": None}
         with self._engine.begin() as connection:
             found = connection.execute(update(RESPONSES).where(held).values(row)).rowcount > 0
             if found:
-                items.add(connection, row, _items_of(stored))
+                items.add(connection, row, _list_items(stored))
         return found
 
     def _hold(self, ids: list[str], until: float) -> set[str]:
@@ -170,23 +170,23 @@ class SqlStore:
             connection.execute(update(RESPONSES).where(held).values(held_until=until))
             return set(connection.execute(select(RESPONSES.c.id).where(held)).scalars())
 
-    def _get(self, id: str, owner: str) -> Stored | None:
+    def _get(self, id: str, owner: str) -> StoredResponse | None:
         wanted = select(RESPONSES).where(RESPONSES.c.id == id, *self._readable(owner))
         with self._engine.connect() as connection:
             row = connection.execute(wanted).mappings().first()
-        return None if row is None else _stored(row)
+        return None if row is None else _from_row(row)
 
     def _items(self, ids: list[str], owner: str, most: int) -> dict[str, dict[str, Any]]:
         """One response after another: they may be large, and all of them too much."""
         with self._engine.connect() as connection:
-            found = conversations.items_named(connection, ids, owner)
+            found = conversations.find_items(connection, ids, owner)
             left = [id for id in ids if id not in found]
             wanted = items.responses_with(connection, left, owner)
         size = sum(len(orjson.dumps(item)) for item in found.values())
         for response, some in wanted.items():
             if size > most or (stored := self._get(response, owner)) is None:
                 continue
-            named = {item["id"]: item for item in _items_of(stored) if item.get("id") in some}
+            named = {item["id"]: item for item in _list_items(stored) if item.get("id") in some}
             size += sum(len(orjson.dumps(item)) for item in named.values())
             found |= named
         return found
@@ -209,7 +209,7 @@ class SqlStore:
         old = case((table.output.is_(None), table.response)).label("response")
         with self._engine.connect() as connection:
             rows = connection.execute(self._chain(id, owner, table.input, table.output, old)).all()
-        return [item for row in rows for item in (*orjson.loads(row.input), *_output(row))]
+        return [item for row in rows for item in (*orjson.loads(row.input), *_read_output(row))]
 
     def _chain(self, id: str, owner: str, *columns: Any) -> Select[Any]:
         """Of the response and of those before it, the oldest first: one statement for all."""
@@ -242,7 +242,7 @@ class SqlStore:
             if self._is_sqlite:
                 shrink(self._engine)
         except SQLAlchemyError as error:
-            log.error("old responses could not be removed: %s", _cause(error))
+            log.error("old responses could not be removed: %s", _read_cause(error))
 
     def _remove_surplus(self) -> None:
         oldest = time.time() - self._retention.seconds
@@ -250,7 +250,7 @@ class SqlStore:
             conversations.remove_old(connection, oldest)
             items.remove_old(connection, oldest)
             connection.execute(delete(RESPONSES).where(RESPONSES.c.created < oldest))
-            for owner, surplus in _surplus(connection, self._retention.most).items():
+            for owner, surplus in _count_surplus(connection, self._retention.most).items():
                 _remove_oldest(connection, owner, surplus)
 
 
@@ -258,7 +258,7 @@ def _prepare(engine: Engine) -> None:
     """Make the tables, or those of an earlier version what they are now."""
     sqlite = engine.dialect.name == "sqlite"
     if sqlite:
-        prepare(engine)
+        enable_shrinking(engine)
     METADATA.create_all(engine)
     conversations.METADATA.create_all(engine)
     items.METADATA.create_all(engine)
@@ -267,14 +267,14 @@ def _prepare(engine: Engine) -> None:
     for table in (RESPONSES, conversations.CONVERSATIONS):
         add_columns(engine, table)
         with engine.begin() as connection:
-            name_owners(connection, table)
+            rename_owners(connection, table)
     with engine.begin() as connection:
-        conversations.count(connection)
+        conversations.count_items(connection)
     if sqlite:
-        convert(engine)
+        convert_to_shrinking(engine)
 
 
-def _surplus(connection: Connection, most: int) -> dict[str, int]:
+def _count_surplus(connection: Connection, most: int) -> dict[str, int]:
     """How many of each owner's responses are too many: those with few keep what they have."""
     counted = select(RESPONSES.c.owner, func.count()).group_by(RESPONSES.c.owner)
     counts = sorted((int(count), owner) for owner, count in connection.execute(counted))
@@ -296,21 +296,21 @@ def _remove_oldest(connection: Connection, owner: str, surplus: int) -> None:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _translate_errors(what: str) -> Iterator[None]:
     """The cause goes to the log: it may name hosts and files."""
     try:
         yield
     except (SQLAlchemyError, OSError) as error:
-        log.error("responses cannot be %s: %s", what, _cause(error))
+        log.error("responses cannot be %s: %s", what, _read_cause(error))
         raise StoreFailed(f"Responses cannot be {what} at the moment.", retry_after_s=5) from error
 
 
-def _cause(error: Exception) -> str:
+def _read_cause(error: Exception) -> str:
     """What the database said, without the statement."""
     return str(getattr(error, "orig", None) or error)
 
 
-def _row(stored: Stored) -> dict[str, Any]:
+def _to_row(stored: StoredResponse) -> dict[str, Any]:
     response = stored.response
     given = orjson.dumps(stored.input)
     output = orjson.dumps(response["output"]) if "output" in response else None
@@ -329,11 +329,11 @@ def _row(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _stored(row: Any) -> Stored:
+def _from_row(row: Any) -> StoredResponse:
     response = orjson.loads(row["response"])
     if row["output"] is not None:
         response["output"] = orjson.loads(row["output"])
-    return Stored(
+    return StoredResponse(
         id=row["id"],
         owner=row["owner"],
         created=row["created"],
@@ -344,11 +344,11 @@ def _stored(row: Any) -> Stored:
     )
 
 
-def _items_of(stored: Stored) -> list[dict[str, Any]]:
+def _list_items(stored: StoredResponse) -> list[dict[str, Any]]:
     return [*stored.input, *(stored.response.get("output") or ())]
 
 
-def _output(row: Any) -> list[dict[str, Any]]:
+def _read_output(row: Any) -> list[dict[str, Any]]:
     if row.output is not None:
         return list(orjson.loads(row.output))
     return list(orjson.loads(row.response)["output"])

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import replace
 
 from engine.rendering import ModelFiles, TemplateRenderer
-from server.store.sql import Retention, SqlStore
+from server.store.sql import Retention, SqlResponseStore
 from tests.server.conftest import DEMO, Lab, on_a_port
 
 CONTEXT = 32_768
@@ -22,7 +22,7 @@ def main() -> None:
     path = lab.gateway.path
     lab.gateway.open(replace(path, info=replace(path.info, max_model_len=CONTEXT)))
     with tempfile.TemporaryDirectory() as folder:
-        lab.gateway.store = SqlStore(f"sqlite:///{folder}/responses.db", Retention(3600))
+        lab.gateway.store = SqlResponseStore(f"sqlite:///{folder}/responses.db", Retention(3600))
         with on_a_port(lab.app) as url:
             print(url, flush=True)
             sys.stdin.read()

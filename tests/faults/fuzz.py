@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from server.store.sql import Retention, SqlStore
+from server.store.sql import Retention, SqlResponseStore
 from tests.server.conftest import Lab, on_a_port
 
 Body = dict[str, Any]
@@ -189,7 +189,7 @@ def on_the_scripted_engine(
     lab = Lab(renderer=_renderer()) if real_template else Lab()
     lab.says("one two three")
     with tempfile.TemporaryDirectory() as folder:
-        lab.gateway.store = SqlStore(f"sqlite:///{folder}/responses.db", Retention(3600))
+        lab.gateway.store = SqlResponseStore(f"sqlite:///{folder}/responses.db", Retention(3600))
         with on_a_port(lab.app) as url:
             return run(url)
 

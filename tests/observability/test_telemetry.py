@@ -15,7 +15,7 @@ from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
 from observability.pages import render_metrics
 from observability.telemetry import Telemetry
-from server.access.admission import Admission, Bounds
+from server.access.admission import Admission, AdmissionLimits
 
 LABELS = {"model": "m", "lane": "default", "workload": "chat"}
 
@@ -181,7 +181,7 @@ async def test_what_the_engine_did_for_nobody_is_told_by_the_engine(telemetry):
 async def test_the_queue_is_read_from_admission_itself(telemetry):
     read = telemetry.registry.get_sample_value
     assert read("eaglegate_queue_requests") is None
-    admission = Admission(Bounds(running=4, queued=9, queued_tokens=100))
+    admission = Admission(AdmissionLimits(running=4, queued=9, queued_tokens=100))
     admission.queued, admission.running = 3, 2
     telemetry.watch_admission(lambda: admission)
     assert read("eaglegate_queue_requests") == 3

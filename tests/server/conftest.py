@@ -32,9 +32,9 @@ from server.apis.shared.gateway import Gateway
 from server.app import create_app
 from server.generation.parser_factory import ParserFactory, Vocabulary
 from server.generation.pipeline import Pipeline, ServedModel
-from server.http.middleware import Direct
-from server.http.response import Timing
-from server.store.sql import Retention, SqlStore
+from server.http.middleware import FastWriteMiddleware
+from server.http.response import StreamTiming
+from server.store.sql import Retention, SqlResponseStore
 
 DEMO = FilePath(__file__).parents[2] / "engine" / "demo" / "target"
 EOS = "<|im_end|>"
@@ -84,7 +84,7 @@ class Lab:
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     tool_parser: str | None = "hermes"
     reasoning_parser: str | None = "qwen3"
-    timing: Timing = field(default_factory=Timing)
+    timing: StreamTiming = field(default_factory=StreamTiming)
     depth: int = 3
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Lab:
             models=("demo", "alias"),
             created=1,
             timing=self.timing,
-            store=SqlStore("sqlite://", Retention(3600)),
+            store=SqlResponseStore("sqlite://", Retention(3600)),
         )
         self.gateway.open(self.path())
         self.app = create_app(self.gateway)
@@ -256,7 +256,7 @@ def url(lab: Lab) -> Iterator[str]:
 def on_a_port(app: ASGIApp) -> Iterator[str]:
     """The app on a real port of the loopback, in a thread of its own."""
     server = uvicorn.Server(
-        uvicorn.Config(Direct(app), port=0, log_level="warning", lifespan="off")
+        uvicorn.Config(FastWriteMiddleware(app), port=0, log_level="warning", lifespan="off")
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

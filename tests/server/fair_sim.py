@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
-from server.access.admission import Admission, Bounds, Place
-from server.access.caller import Visitor
+from server.access.admission import Admission, AdmissionLimits, AdmissionTicket
+from server.access.caller import Requester
 from server.errors import TooManyRequests
 
 
@@ -19,7 +19,7 @@ from server.errors import TooManyRequests
 class Load:
     """Requests of one key: they come at random, ``per_s`` of them, each for ``seconds(random)``."""
 
-    visitor: Visitor
+    visitor: Requester
     per_s: float
     seconds: Callable[[Random], float]
     sequences: int = 1
@@ -50,7 +50,7 @@ class Outcome:
 class World:
     """The admission, its clock, and what is going to happen."""
 
-    def __init__(self, bounds: Bounds, **options: object) -> None:
+    def __init__(self, bounds: AdmissionLimits, **options: object) -> None:
         self.now = 0.0
         self.admission = Admission(
             bounds,
@@ -81,18 +81,18 @@ class World:
     def ask(self, load: Load, seconds: float, outcome: Outcome, until_s: float) -> None:
         stack, came = ExitStack(), self.now
         try:
-            place = stack.enter_context(self.admission.enter(load.visitor))
+            place = stack.enter_context(self.admission.enter(load.requester))
         except TooManyRequests:
             outcome.refused += 1
             return
 
         def end() -> None:
-            place.served()
+            place.record_served()
             stack.close()
             outcome.latencies.append(self.now - came)
             outcome.served += self.now <= until_s
 
-        async def run(place: Place) -> None:
+        async def run(place: AdmissionTicket) -> None:
             try:
                 await place.admit(load.sequences, load.tokens)
             except TooManyRequests:
@@ -110,7 +110,7 @@ async def settle() -> None:
 
 
 async def play(
-    bounds: Bounds, loads: list[Load], until_s: float, **options: object
+    bounds: AdmissionLimits, loads: list[Load], until_s: float, **options: object
 ) -> list[Outcome]:
     world = World(bounds, **options)
     outcomes = [world.offer(load, until_s) for load in loads]
@@ -119,6 +119,6 @@ async def play(
         load.sequences > bounds.running for load in loads
     )
     admission = world.admission
-    left = (admission.num_inside, admission.running, admission.queued, admission.queued_tokens)
+    left = (admission.num_in_flight, admission.running, admission.queued, admission.queued_tokens)
     assert left == (0, 0, 0, 0)
     return outcomes

@@ -12,12 +12,12 @@ import sys
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.admission import Admission
-from server.cli.listener import Drain, Hooks, Tls, bind, serve, url_of
+from server.cli.listener import Drain, SignalHandlers, TlsSettings, bind, format_url, serve
 from server.settings import ConfigError
 from tests.server.conftest import Lab
 
 
-async def main(seconds: float, grace_s: float, tls: Tls) -> int:
+async def main(seconds: float, grace_s: float, tls: TlsSettings) -> int:
     tls.check()
     lab = Lab()
     word = Step(tuple(lab.renderer.encode("word", False)))
@@ -36,17 +36,17 @@ async def main(seconds: float, grace_s: float, tls: Tls) -> int:
         return {"reloads": reloads}
 
     async def started() -> None:
-        print(f"ready {url_of(listener, tls)}", flush=True)
+        print(f"ready {format_url(listener, tls)}", flush=True)
         await asyncio.Event().wait()
 
     listener = bind("127.0.0.1", 0, 60)
     drain = Drain(lab.gateway, admission, grace_s, lab.engine.aclose)
-    lost = await serve(lab.app, [listener], started(), Hooks(drain, reload), tls)
+    lost = await serve(lab.app, [listener], started(), SignalHandlers(drain, reload), tls)
     print(f"lost {lost}", flush=True)
     return 1 if lost else 0
 
 
 if __name__ == "__main__":
     certificate, ca = (*sys.argv[3:], None, None)[:2]
-    tls = Tls(certificate, ca_certs=ca)
+    tls = TlsSettings(certificate, ca_certs=ca)
     sys.exit(asyncio.run(main(float(sys.argv[1]), float(sys.argv[2]), tls)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.cli.command_line import read
+from server.cli.command_line import read_command_line
 from server.generation.adapters import read_adapters
 from server.settings import ConfigError
 
@@ -47,7 +47,7 @@ def test_adapters_need_the_engines_flag(folder: str) -> None:
 def test_with_workers_adapters_are_theirs() -> None:
     argv = ["m", "--upstream", "http://127.0.0.1:1", "--lora-modules", "a=b"]
     with pytest.raises(ConfigError, match="theirs to serve"):
-        read("serve", argv, lambda _: None)
+        read_command_line("serve", argv, lambda _: None)
 
 
 async def test_a_request_names_its_adapter_as_model(lab: Any) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.access.admission import Admission, Bounds
-from server.access.budget import Quota
-from server.access.caller import Visitor
+from server.access.admission import Admission, AdmissionLimits
+from server.access.budget import KeyQuota
+from server.access.caller import Requester
 from server.access.fair_order import Priority, ServiceRate
 from server.errors import TooManyRequests
 
@@ -23,13 +23,15 @@ class Clock:
         return self.now
 
 
-ANYBODY = Visitor()
+ANYBODY = Requester()
 
 
 class Client:
     """One request against an admission, step by step."""
 
-    def __init__(self, admission: Admission, visitor: Visitor = ANYBODY, tokens: int = 10) -> None:
+    def __init__(
+        self, admission: Admission, visitor: Requester = ANYBODY, tokens: int = 10
+    ) -> None:
         self.stack = ExitStack()
         self.place = self.stack.enter_context(admission.enter(visitor))
         self.task = asyncio.ensure_future(self.place.admit(1, tokens))
@@ -43,7 +45,7 @@ class Client:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
         else:
-            self.place.served()
+            self.place.record_served()
         self.stack.close()
         await settle()
 
@@ -54,7 +56,7 @@ async def settle() -> None:
 
 
 async def test_places_are_given_in_order_and_freed():
-    admission = Admission(Bounds(running=2))
+    admission = Admission(AdmissionLimits(running=2))
     clients = [Client(admission) for _ in range(4)]
     await settle()
     assert [c.running for c in clients] == [True, True, False, False]
@@ -64,14 +66,14 @@ async def test_places_are_given_in_order_and_freed():
     await clients[1].leave()
     await clients[3].leave()
     assert (admission.running, admission.queued, admission.queued_tokens) == (0, 0, 0)
-    await admission.until_empty()
+    await admission.wait_until_empty()
 
 
 async def test_a_class_goes_before_the_next():
-    admission = Admission(Bounds(running=1))
+    admission = Admission(AdmissionLimits(running=1))
     first = Client(admission)
     await settle()
-    clients = [Client(admission, Visitor(priority=p)) for p in reversed(Priority)]
+    clients = [Client(admission, Requester(priority=p)) for p in reversed(Priority)]
     await settle()
     order = []
     for _ in clients:
@@ -81,7 +83,7 @@ async def test_a_class_goes_before_the_next():
 
 
 async def test_one_that_leaves_the_queue_takes_nobody_s_place():
-    admission = Admission(Bounds(running=1))
+    admission = Admission(AdmissionLimits(running=1))
     clients = [Client(admission) for _ in range(3)]
     await settle()
     await clients[1].leave()
@@ -89,11 +91,11 @@ async def test_one_that_leaves_the_queue_takes_nobody_s_place():
     await clients[0].leave()
     assert clients[2].running
     await clients[2].leave()
-    assert admission.num_inside == 0
+    assert admission.num_in_flight == 0
 
 
 async def test_one_let_in_while_leaving_gives_its_place_on():
-    admission = Admission(Bounds(running=1))
+    admission = Admission(AdmissionLimits(running=1))
     clients = [Client(admission) for _ in range(3)]
     await settle()
     clients[1].task.cancel()
@@ -108,7 +110,7 @@ async def test_one_let_in_while_leaving_gives_its_place_on():
 
 async def test_a_full_queue_refuses_before_any_work():
     clock = Clock()
-    admission = Admission(Bounds(running=1, queued=2), clock)
+    admission = Admission(AdmissionLimits(running=1, queued=2), clock)
     for _ in range(5):
         done = Client(admission)
         await settle()
@@ -127,7 +129,7 @@ async def test_a_full_queue_refuses_before_any_work():
 
 
 async def test_queued_prompt_tokens_are_bounded():
-    admission = Admission(Bounds(running=1, queued_tokens=100))
+    admission = Admission(AdmissionLimits(running=1, queued_tokens=100))
     clients = [Client(admission, tokens=500), Client(admission, tokens=80)]
     third = Client(admission, tokens=30)
     await settle()
@@ -142,8 +144,8 @@ async def test_queued_prompt_tokens_are_bounded():
 
 
 async def test_a_request_larger_than_the_bound_runs_alone():
-    admission = Admission(Bounds(running=4))
-    with admission.enter(Visitor()) as place:
+    admission = Admission(AdmissionLimits(running=4))
+    with admission.enter(Requester()) as place:
         await place.admit(10, 1)
         other = Client(admission)
         await settle()
@@ -155,23 +157,23 @@ async def test_a_request_larger_than_the_bound_runs_alone():
 
 async def test_a_key_has_so_many_requests_at_a_time():
     admission = Admission()
-    visitor = Visitor("a", concurrency=2)
+    visitor = Requester("a", concurrency=2)
     clients = [Client(admission, visitor) for _ in range(2)]
     with pytest.raises(TooManyRequests, match="'a' has 2 requests"):
         Client(admission, visitor)
-    Client(admission, Visitor("b", concurrency=2)).stack.close()
+    Client(admission, Requester("b", concurrency=2)).stack.close()
     await clients[0].leave()
     clients.append(Client(admission, visitor))
     with pytest.raises(TooManyRequests, match="'a' has 2 requests"):
         Client(admission, visitor)
     for client in clients[1:]:
         await client.leave()
-    await Client(admission, Visitor("c", concurrency=1)).leave()
+    await Client(admission, Requester("c", concurrency=1)).leave()
 
 
 async def test_what_cannot_be_in_time_is_refused_at_once():
     clock = Clock()
-    admission = Admission(Bounds(running=1), clock)
+    admission = Admission(AdmissionLimits(running=1), clock)
     for _ in range(5):
         done = Client(admission)
         await settle()
@@ -180,37 +182,37 @@ async def test_what_cannot_be_in_time_is_refused_at_once():
     running, waiting = Client(admission), Client(admission)
     await settle()
     with pytest.raises(TooManyRequests, match="could not be answered in time") as refused:
-        Client(admission, Visitor(deadline=clock.now + 3))
+        Client(admission, Requester(deadline=clock.now + 3))
     assert refused.value.code == "deadline_unreachable"
-    await Client(admission, Visitor(deadline=clock.now + 60)).leave()
+    await Client(admission, Requester(deadline=clock.now + 60)).leave()
     await running.leave()
     await waiting.leave()
 
 
 async def test_the_time_that_is_needed_and_left_is_named():
     clock = Clock()
-    admission = Admission(Bounds(running=1), clock)
+    admission = Admission(AdmissionLimits(running=1), clock)
     admission.rate.note(4.0)
     clients = [Client(admission), Client(admission)]
     await settle()
     with pytest.raises(
         TooManyRequests, match=r"about 9\.0 s are needed, 8\.5 s are left"
     ) as refused:
-        Client(admission, Visitor(deadline=clock.now + 8.5))
+        Client(admission, Requester(deadline=clock.now + 8.5))
     assert refused.value.retry_after_s == pytest.approx(8)
-    await Client(admission, Visitor(deadline=clock.now + 9)).leave()
+    await Client(admission, Requester(deadline=clock.now + 9)).leave()
     with pytest.raises(TooManyRequests, match=r"0\.0 s are left"):
-        Client(admission, Visitor(deadline=clock.now - 5))
+        Client(admission, Requester(deadline=clock.now - 5))
     for client in clients:
         await client.leave()
 
 
 async def test_where_nobody_waits_no_deadline_is_refused():
-    admission = Admission(Bounds(running=2), Clock())
+    admission = Admission(AdmissionLimits(running=2), Clock())
     admission.rate.note(50.0)
     running = Client(admission)
     await settle()
-    late = Client(admission, Visitor(deadline=admission.clock() + 1))
+    late = Client(admission, Requester(deadline=admission.clock() + 1))
     await settle()
     assert late.running
     for client in (running, late):
@@ -218,7 +220,7 @@ async def test_where_nobody_waits_no_deadline_is_refused():
 
 
 async def test_a_key_at_its_limit_comes_back_after_one_of_its_requests():
-    admission, visitor = Admission(clock=Clock()), Visitor("a", concurrency=2)
+    admission, visitor = Admission(clock=Clock()), Requester("a", concurrency=2)
     clients = [Client(admission, visitor) for _ in range(2)]
     for typical_s, retry_s in ((0.5, 1.0), (10.0, 5.0)):
         for _ in range(128):
@@ -232,21 +234,21 @@ async def test_a_key_at_its_limit_comes_back_after_one_of_its_requests():
 
 
 async def test_until_empty_waits_for_the_last_to_leave():
-    admission = Admission(Bounds(running=1))
-    clients = [Client(admission, Visitor(name)) for name in "ab"]
-    empty = asyncio.ensure_future(admission.until_empty())
+    admission = Admission(AdmissionLimits(running=1))
+    clients = [Client(admission, Requester(name)) for name in "ab"]
+    empty = asyncio.ensure_future(admission.wait_until_empty())
     for client in clients:
         await settle()
         assert not empty.done()
         await client.leave()
     await asyncio.wait_for(empty, 1)
-    assert admission.by_key() == {}
+    assert admission.count_by_key() == {}
 
 
 async def test_a_key_pays_for_its_requests_and_their_prompts():
     clock = Clock()
-    quota = Quota("a", requests=3, tokens=100, clock=clock)
-    admission, visitor = Admission(clock=clock), Visitor("a", quota=quota)
+    quota = KeyQuota("a", requests=3, tokens=100, clock=clock)
+    admission, visitor = Admission(clock=clock), Requester("a", quota=quota)
     first = Client(admission, visitor, tokens=60)
     await settle()
     second = Client(admission, visitor, tokens=60)
@@ -267,21 +269,24 @@ async def test_a_key_pays_for_its_requests_and_their_prompts():
 
 async def test_what_a_full_queue_refuses_costs_no_request():
     clock = Clock()
-    admission, quota = Admission(Bounds(running=1, queued=0), clock), Quota("a", 1, clock=clock)
+    admission, quota = (
+        Admission(AdmissionLimits(running=1, queued=0), clock),
+        KeyQuota("a", 1, clock=clock),
+    )
     with pytest.raises(TooManyRequests, match="the most there may be"):
-        Client(admission, Visitor("a", quota=quota))
+        Client(admission, Requester("a", quota=quota))
     quota.take()
 
 
 @pytest.mark.parametrize(("left_s", "is_served"), [(6.0, True), (4.9, False)])
 async def test_what_came_too_late_to_its_turn_gives_it_on(left_s, is_served):
     clock = Clock()
-    admission = Admission(Bounds(running=1), clock)
+    admission = Admission(AdmissionLimits(running=1), clock)
     admission.rate.note(4.0)
     running = Client(admission)
     await settle()
-    hurried = Client(admission, Visitor("hurried", deadline=clock.now + 20))
-    behind = Client(admission, Visitor("behind"))
+    hurried = Client(admission, Requester("hurried", deadline=clock.now + 20))
+    behind = Client(admission, Requester("behind"))
     await settle()
     clock.now += 20 - left_s
     running.stack.close()
@@ -348,7 +353,7 @@ def test_idle_time_does_not_make_the_gateway_look_slow(idle_s):
 
 def test_requests_per_minute_fill_again():
     clock = Clock()
-    quota = Quota("a", requests=6, clock=clock)
+    quota = KeyQuota("a", requests=6, clock=clock)
     for _ in range(6):
         quota.take()
     with pytest.raises(TooManyRequests, match="6 requests per minute") as refused:
@@ -359,7 +364,7 @@ def test_requests_per_minute_fill_again():
 
 
 def test_less_than_a_second_to_wait_is_refused_too():
-    quota = Quota("a", requests=120, clock=Clock())
+    quota = KeyQuota("a", requests=120, clock=Clock())
     for _ in range(120):
         quota.take()
     with pytest.raises(TooManyRequests) as refused:
@@ -369,7 +374,7 @@ def test_less_than_a_second_to_wait_is_refused_too():
 
 def test_tokens_are_paid_late_and_block_until_they_are_paid():
     clock = Clock()
-    quota = Quota("a", tokens=600, clock=clock)
+    quota = KeyQuota("a", tokens=600, clock=clock)
     quota.take()
     quota.pay(900)
     with pytest.raises(TooManyRequests, match="600 tokens per minute") as refused:

@@ -13,7 +13,7 @@ import pytest
 from engine.errors import EngineFailed
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.access.keys import Key, KeyRing, digest_of
+from server.access.keys import ApiKey, KeyRing, hash_key
 from server.apis.responses.background import HOLD_S
 from server.apis.responses.frame_log import FrameLog, ResponseSnapshot
 from server.errors import StoreFailed
@@ -55,7 +55,7 @@ async def test_two_cancels_at_once_end_it_for_followers_and_store(lab, wait):
     assert await stored_status(lab, made["id"]) == "cancelled"
     assert not lab.engine.running
     admission = lab.gateway.path.admission
-    assert (admission.running, admission.queued, admission.num_inside) == (0, 0, 0)
+    assert (admission.running, admission.queued, admission.num_in_flight) == (0, 0, 0)
     assert said(await lab.get(f"{at}?stream=true")) == events
 
 
@@ -185,7 +185,7 @@ async def test_large_tools_are_not_kept_once_a_response_has_ended(tmp_path):
 
 async def test_one_key_reaches_nothing_of_another_s_run(lab):
     endless(lab)
-    lab.gateway.keys = KeyRing((Key("ann", digest_of(ANN)), Key("bob", digest_of(BOB))))
+    lab.gateway.keys = KeyRing((ApiKey("ann", hash_key(ANN)), ApiKey("bob", hash_key(BOB))))
     body = {"model": "demo", "input": "hi", "background": True}
     made = (await lab.post(URL, body, headers={"x-api-key": ANN})).json
     at = f"{URL}/{made['id']}"

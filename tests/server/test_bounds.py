@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from server.access.budget import Quota
-from server.access.keys import Key, KeyRing, digest_of
+from server.access.budget import KeyQuota
+from server.access.keys import ApiKey, KeyRing, hash_key
 from server.apis.shared.notices import Notices
 from server.apis.shared.template import MediaPolicy
 
@@ -23,8 +23,8 @@ FREE = {
 
 
 def keyed(lab, **limits):
-    quota = Quota("user", clock=lambda: 0.0, **limits)
-    lab.gateway.keys = KeyRing((Key("user", digest_of(SECRET), quota=quota),))
+    quota = KeyQuota("user", clock=lambda: 0.0, **limits)
+    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(SECRET), quota=quota),))
 
 
 @pytest.mark.parametrize("url", FREE)

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from server.access.budget import BYTES_PER_TOKEN, Budget, Quota
+from server.access.budget import BYTES_PER_TOKEN, KeyQuota, RequestBudget
 from server.errors import TooManyRequests
 
 
 def test_bytes_are_bounded_for_all_and_for_each():
-    budget = Budget(held_bytes=100)
+    budget = RequestBudget(held_bytes=100)
     first, second, third = budget.open("a"), budget.open("a"), budget.open("b")
     first.hold(40)
     with pytest.raises(TooManyRequests, match="100 of all clients and 50 of this one"):
@@ -26,7 +26,7 @@ def test_bytes_are_bounded_for_all_and_for_each():
 
 
 def test_a_gateway_holds_96_mebibytes_of_which_a_key_has_half():
-    budget = Budget()
+    budget = RequestBudget()
     first, second, third = budget.open("a"), budget.open("b"), budget.open("c")
     for charge in (first, second):
         charge.hold(48 << 20)
@@ -38,7 +38,7 @@ def test_a_gateway_holds_96_mebibytes_of_which_a_key_has_half():
 
 
 def test_bytes_are_given_back_once():
-    budget = Budget(held_bytes=100)
+    budget = RequestBudget(held_bytes=100)
     first, second = budget.open("a"), budget.open("a")
     first.hold(20)
     second.hold(30)
@@ -50,15 +50,15 @@ def test_bytes_are_given_back_once():
 
 
 def test_without_keys_there_is_one_share():
-    charge = Budget(held_bytes=100).open()
+    charge = RequestBudget(held_bytes=100).open()
     charge.hold(100)
     with pytest.raises(TooManyRequests):
         charge.hold(1)
 
 
 def test_the_estimate_is_paid_before_and_taken_back_after():
-    quota = Quota("a", tokens=100, clock=lambda: 0.0)
-    charge = Budget().open("a", quota)
+    quota = KeyQuota("a", tokens=100, clock=lambda: 0.0)
+    charge = RequestBudget().open("a", quota)
     charge.hold(100 * BYTES_PER_TOKEN)
     charge.estimate()
     with pytest.raises(TooManyRequests, match="tokens per minute"):
@@ -71,8 +71,8 @@ def test_the_estimate_is_paid_before_and_taken_back_after():
 
 def test_a_token_is_charged_for_every_16_bytes():
     for num_bytes, is_paid in ((1600, True), (1599, False)):
-        quota = Quota("a", tokens=100, clock=lambda: 0.0)
-        charge = Budget().open("a", quota)
+        quota = KeyQuota("a", tokens=100, clock=lambda: 0.0)
+        charge = RequestBudget().open("a", quota)
         charge.hold(num_bytes)
         charge.estimate()
         if is_paid:
@@ -83,8 +83,8 @@ def test_a_token_is_charged_for_every_16_bytes():
 
 
 def test_what_is_settled_twice_is_taken_back_once():
-    quota = Quota("a", tokens=100, clock=lambda: 0.0)
-    charge = Budget().open("a", quota)
+    quota = KeyQuota("a", tokens=100, clock=lambda: 0.0)
+    charge = RequestBudget().open("a", quota)
     quota.pay(50)
     charge.hold(50 * BYTES_PER_TOKEN)
     charge.estimate()
@@ -96,13 +96,13 @@ def test_what_is_settled_twice_is_taken_back_once():
 
 
 async def test_small_bodies_are_parsed_at_once_and_large_ones_in_their_turn():
-    budget = Budget()
+    budget = RequestBudget()
     small, large = budget.open("a"), budget.open("a")
     small.hold(64 << 10)
     large.hold((64 << 10) + 1)
     async with budget.turn("b"), budget.turn("c"):
-        assert await small.parsed(threading.get_ident) == threading.get_ident()
-        waiting = asyncio.create_task(large.parsed(threading.get_ident))
+        assert await small.parse(threading.get_ident) == threading.get_ident()
+        waiting = asyncio.create_task(large.parse(threading.get_ident))
         await asyncio.sleep(0.01)
         assert not waiting.done(), "two are under way"
     async with asyncio.timeout(5):
@@ -111,7 +111,7 @@ async def test_small_bodies_are_parsed_at_once_and_large_ones_in_their_turn():
 
 
 async def test_turns_go_round_the_keys():
-    budget, order = Budget(turns=1), []
+    budget, order = RequestBudget(turns=1), []
 
     async def work(name: str) -> None:
         async with budget.turn(name):
@@ -124,7 +124,7 @@ async def test_turns_go_round_the_keys():
 
 
 async def test_one_that_leaves_gives_its_turn_on():
-    budget = Budget(turns=1)
+    budget = RequestBudget(turns=1)
     async with budget.turn("a"):
         leaving = asyncio.create_task(budget.turn("b").__aenter__())
         staying = asyncio.create_task(budget.turn("c").__aenter__())
@@ -137,7 +137,7 @@ async def test_one_that_leaves_gives_its_turn_on():
 
 
 async def test_one_that_leaves_as_its_turn_comes_gives_it_on():
-    budget = Budget(turns=1)
+    budget = RequestBudget(turns=1)
     async with budget.turn("a"):
         leaving = asyncio.create_task(budget.turn("b").__aenter__())
         await asyncio.sleep(0)

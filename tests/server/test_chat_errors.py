@@ -11,8 +11,8 @@ from engine.errors import EngineDead, EngineOverloaded, RequestRejected
 from engine.observer import Ending, NullObservation, NullObserver
 from engine.scripted import Pause, ScriptedEngine
 from engine.types import FinishReason, Step
-from server.access.admission import Bounds
-from server.http.response import Timing
+from server.access.admission import AdmissionLimits
+from server.http.response import StreamTiming
 from tests.server.conftest import call
 from tests.server.test_chat import WEATHER, fold
 
@@ -97,7 +97,7 @@ async def test_an_error_in_mid_stream_is_a_frame(lab):
 async def test_a_slow_first_token_does_not_hold_the_status_line(lab):
     ids = lab.renderer.encode("late", False)
     lab.engine.script = [Pause(0.2), Step(tuple(ids), finish=FinishReason.STOP)]
-    lab.gateway.timing = Timing(first_event_grace_s=0.01, keep_alive_s=0.02)
+    lab.gateway.timing = StreamTiming(first_event_grace_s=0.01, keep_alive_s=0.02)
     answer = await lab.chat(stream=True)
     assert answer.status == 200
     assert b": keep-alive\n\n" in answer.sends
@@ -169,7 +169,7 @@ async def test_a_deadline_in_mid_stream_is_an_error_frame(lab):
 
 
 async def test_over_the_bounds_is_429_before_any_work(lab):
-    lab.gateway.path.admission.bounds = Bounds(queued=0)
+    lab.gateway.path.admission.bounds = AdmissionLimits(queued=0)
     answer = await lab.chat()
     assert answer.status == 429
     assert answer.json["error"]["code"] == "queue_full"
@@ -185,7 +185,7 @@ async def test_over_the_bounds_is_429_before_any_work(lab):
     ],
 )
 async def test_a_client_that_does_not_read_is_cut_off(lab, path, asked):
-    lab.gateway.timing = Timing(reader_s=0.02)
+    lab.gateway.timing = StreamTiming(reader_s=0.02)
     step = Step(tuple(lab.renderer.encode("word", False)))
     lab.engine.script = [step] * 50
     endings = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.machine import GIB, Machine
 from engine.preflight import EnginePlan
-from server.cli.check import Wanted, check
+from server.cli.check import GatewayPlan, check
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 LAPTOP = Machine("cpu", cores=2, free_memory=16 * GIB)
@@ -29,8 +29,8 @@ def plan(depth: int = 3) -> EnginePlan:
     return EnginePlan(str(DEMO / "target"), speculative_config=speculation)
 
 
-def wanted(tool_parser: str | None = "hermes", port: int = 0) -> Wanted:
-    return Wanted("127.0.0.1", port, {"tool calls": (tool_parser, resolve)})
+def wanted(tool_parser: str | None = "hermes", port: int = 0) -> GatewayPlan:
+    return GatewayPlan("127.0.0.1", port, {"tool calls": (tool_parser, resolve)})
 
 
 def test_a_command_line_that_can_start():

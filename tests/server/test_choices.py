@@ -42,7 +42,7 @@ async def test_an_unforeseen_fault_ends_every_choice(lab, n, stream):
     assert answer.json["error"]["type"] == "server_error"
     assert b"secret" not in answer.body
     assert not lab.engine.running
-    assert not lab.gateway.path.admission.num_inside
+    assert not lab.gateway.path.admission.num_in_flight
 
 
 async def test_an_unforeseen_fault_in_mid_stream_ends_the_stream(lab):

@@ -8,8 +8,8 @@ import pytest
 
 from engine.scripted import Pause
 from engine.types import Step
-from server.access.budget import Quota
-from server.access.keys import Key, KeyRing, digest_of
+from server.access.budget import KeyQuota
+from server.access.keys import ApiKey, KeyRing, hash_key
 
 YEARS = 10 * 365 * 86400.0
 KEY = "key-0123456789abcdef"
@@ -54,8 +54,8 @@ async def test_a_stream_with_a_deadline_does_not_notice(lab, wall, jump):
 @pytest.mark.parametrize("jump", [YEARS, -YEARS])
 async def test_a_minute_of_a_key_stays_a_minute(lab, wall, jump):
     lab.says("x")
-    quota = Quota("user", requests=1)
-    lab.gateway.keys = KeyRing((Key("user", digest_of(KEY), quota=quota),))
+    quota = KeyQuota("user", requests=1)
+    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(KEY), quota=quota),))
     body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
     key = {"authorization": f"Bearer {KEY}"}
     assert (await lab.post("/v1/chat/completions", body, headers=key)).status == 200
@@ -66,7 +66,7 @@ async def test_a_minute_of_a_key_stays_a_minute(lab, wall, jump):
 
 
 async def test_dates_follow_the_wall_clock(lab, wall):
-    lab.gateway.keys = KeyRing((Key("user", digest_of(KEY), expires=time.time() + 60),), wall)
+    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(KEY), expires=time.time() + 60),), wall)
     key = {"authorization": f"Bearer {KEY}"}
     statuses = []
     for wall.off in (0.0, 61.0, 0.0, -YEARS):

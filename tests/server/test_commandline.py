@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.backends.remote import AddressBook, build_sources
-from server.cli.command_line import read
+from server.cli.command_line import read_command_line
 from server.settings import ConfigError, Settings
 
 WORKER = "http://10.0.0.7:8000"
@@ -25,7 +25,7 @@ def quiet(_: str) -> None:
     ],
 )
 def test_with_workers_the_model_is_only_named(argv):
-    line = read("serve", argv, quiet)
+    line = read_command_line("serve", argv, quiet)
     assert line.remote
     assert line.model.model == "some/model"
     assert line.settings.upstream == WORKER
@@ -34,26 +34,28 @@ def test_with_workers_the_model_is_only_named(argv):
 def test_workers_from_the_environment(monkeypatch):
     monkeypatch.setenv("EAGLEGATE_UPSTREAM", WORKER)
     monkeypatch.setenv("EAGLEGATE_UPSTREAM_KEY", "secret")
-    line = read("serve", ["some/model"], quiet)
+    line = read_command_line("serve", ["some/model"], quiet)
     assert (line.settings.upstream, line.settings.upstream_key) == (WORKER, "secret")
 
 
 def test_workers_from_a_file(tmp_path):
     file = tmp_path / "gateway.yaml"
     file.write_text(f"model_tag: some/model\nupstream: {WORKER}\nmax-running: 7\n")
-    line = read("serve", ["--config", str(file)], quiet)
+    line = read_command_line("serve", ["--config", str(file)], quiet)
     assert line.model.model == "some/model"
     assert (line.settings.upstream, line.settings.max_running) == (WORKER, 7)
 
 
 def test_workers_without_a_model_are_refused():
     with pytest.raises(ConfigError, match="needs the model"):
-        read("serve", ["--upstream", WORKER], quiet)
+        read_command_line("serve", ["--upstream", WORKER], quiet)
 
 
 def test_an_engines_flags_are_for_the_workers():
     with pytest.raises(ConfigError, match="--max-num-seqs"):
-        read("serve", ["some/model", "--upstream", WORKER, "--max-num-seqs", "8"], quiet)
+        read_command_line(
+            "serve", ["some/model", "--upstream", WORKER, "--max-num-seqs", "8"], quiet
+        )
 
 
 async def test_credentials_of_addresses_stay_out_of_names():

@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
-from server.cli.command_line import gather
-from server.settings import ConfigError, Settings, add_arguments, settings_from
+from server.cli.command_line import gather_arguments
+from server.settings import ConfigError, Settings, add_arguments, read_settings
 
 
 def read(argv, environ=None):
@@ -15,8 +15,8 @@ def read(argv, environ=None):
     parser.add_argument("model_tag", nargs="?")
     parser.add_argument("--seed", type=int, default=argparse.SUPPRESS)
     add_arguments(parser)
-    namespace = parser.parse_args(gather(parser, argv, environ or {}))
-    return namespace, settings_from(namespace)
+    namespace = parser.parse_args(gather_arguments(parser, argv, environ or {}))
+    return namespace, read_settings(namespace)
 
 
 def test_defaults():

@@ -16,13 +16,18 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from server.cli.listener import Server, Tls, _config
-from server.http.connection_limits import RESERVED_FILES, Gate, Limits, network_of
+from server.cli.listener import GatewayServer, TlsSettings, _make_config
+from server.http.connection_limits import (
+    RESERVED_FILES,
+    ConnectionLimiter,
+    ConnectionLimits,
+    group_address,
+)
 from server.http.response import send_json
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy")
-PLAIN = Tls()
-SMALL = Limits(connections=4, per_client=4, head_s=0.5)
+PLAIN = TlsSettings()
+SMALL = ConnectionLimits(connections=4, per_client=4, head_s=0.5)
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 HEAD = b"POST / HTTP/1.1\r\nhost: localhost\r\n"
 
@@ -35,11 +40,11 @@ def event_loop_policy(request):
 class Served:
     """An app that answers a GET at once, and others when ``answer`` is set."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.answer = asyncio.Event()
         self.began = asyncio.Semaphore(0)
         self.refused = 0
-        self.gate = Gate(limits, self._refuse)
+        self.gate = ConnectionLimiter(limits, self._refuse)
         self.port = 0
         self._open: list[asyncio.StreamWriter] = []
 
@@ -63,11 +68,11 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(limits: Limits, tls: Tls = PLAIN):
+async def serving(limits: ConnectionLimits, tls: TlsSettings = PLAIN):
     made = Served(limits)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         made.port = listener.getsockname()[1]
-        server = Server(_config(made.app, tls), made.gate)
+        server = GatewayServer(_make_config(made.app, tls), made.gate)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -280,7 +285,7 @@ def certificate(tmp_path_factory):
 
 
 async def test_handshakes_that_do_not_come_count_and_end(certificate):
-    async with serving(SMALL, Tls(certificate)) as served:
+    async with serving(SMALL, TlsSettings(certificate)) as served:
         silent = [await served.connect() for _ in range(4)]
         await settled(served.gate, 4)
         late, _ = await served.connect()
@@ -297,19 +302,19 @@ async def test_handshakes_that_do_not_come_count_and_end(certificate):
 
 
 def test_limits_follow_the_files_there_may_be():
-    limits = Limits.of(1024)
+    limits = ConnectionLimits.of(1024)
     assert (limits.connections, limits.files) == (1024 - RESERVED_FILES,) * 2
     assert limits.per_client == limits.connections // 2
-    assert Limits.of(1024, outgoing=256).connections == 1024 - RESERVED_FILES - 256
-    assert Limits.of(100).connections == 50
-    assert Limits.of(1 << 20).connections == 1 << 14
-    assert Limits.of(1024, connections=10, per_client=3).per_client == 3
+    assert ConnectionLimits.of(1024, outgoing=256).connections == 1024 - RESERVED_FILES - 256
+    assert ConnectionLimits.of(100).connections == 50
+    assert ConnectionLimits.of(1 << 20).connections == 1 << 14
+    assert ConnectionLimits.of(1024, connections=10, per_client=3).per_client == 3
 
 
 def test_clients_are_counted_by_address_or_network():
-    assert network_of("10.0.0.1") != network_of("10.0.0.2")
-    assert network_of("2001:db8::1") == network_of("2001:db8::2:3") == "2001:db8::/64"
-    assert network_of("fe80::1%eth0") == network_of("fe80::2%eth0")
+    assert group_address("10.0.0.1") != group_address("10.0.0.2")
+    assert group_address("2001:db8::1") == group_address("2001:db8::2:3") == "2001:db8::/64"
+    assert group_address("fe80::1%eth0") == group_address("fe80::2%eth0")
 
 
 RAISED = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from openai import NotFoundError, OpenAI
 
-from server.store.sql import Retention, SqlStore
+from server.store.sql import Retention, SqlResponseStore
 
 URL = "/v1/conversations"
 HELLO = {"type": "message", "role": "user", "content": "hello"}
@@ -97,7 +97,7 @@ async def test_one_owner_s_conversation_is_nobody_else_s(lab, monkeypatch):
 
 
 async def test_what_nobody_uses_goes_with_its_items(lab, tmp_path):
-    lab.gateway.store = store = SqlStore(f"sqlite:///{tmp_path}/x.sqlite", Retention(3600))
+    lab.gateway.store = store = SqlResponseStore(f"sqlite:///{tmp_path}/x.sqlite", Retention(3600))
     kept = (await lab.post(URL, {"items": [HELLO]})).json["id"]
     store._retention = Retention(-1)
     store._sweep()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from server.access.keys import Key, KeyRing, digest_of
-from server.http.cross_origin import CrossOrigin, host_name, names_of
+from server.access.keys import ApiKey, KeyRing, hash_key
+from server.http.cross_origin import CrossOriginPolicy, parse_host, parse_names
 from server.settings import ConfigError
 from tests.server.conftest import call
 from tests.server.test_door import pages, routes
@@ -79,7 +79,7 @@ async def test_an_allowed_origin_is_served_and_may_read_the_answer(open_lab):
 
 async def test_an_allowed_origin_reads_errors_too(open_lab):
     allow(open_lab, origins=("https://app.example",))
-    open_lab.gateway.keys = KeyRing((Key("user", digest_of("user-key-0123456789")),))
+    open_lab.gateway.keys = KeyRing((ApiKey("user", hash_key("user-key-0123456789")),))
     answer = await post(open_lab, origin="https://app.example")
     assert answer.status == 401
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
@@ -87,7 +87,7 @@ async def test_an_allowed_origin_reads_errors_too(open_lab):
 
 async def test_a_preflight_needs_no_key(open_lab):
     allow(open_lab, origins=("https://app.example",))
-    open_lab.gateway.keys = KeyRing((Key("user", digest_of("user-key-0123456789")),))
+    open_lab.gateway.keys = KeyRing((ApiKey("user", hash_key("user-key-0123456789")),))
     asked = {
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization,content-type",
@@ -118,7 +118,7 @@ async def at_admin(lab, method, path, headers):
 
 
 async def test_with_keys_the_key_is_the_proof(open_lab):
-    open_lab.gateway.keys = KeyRing((Key("user", digest_of("user-key-0123456789")),))
+    open_lab.gateway.keys = KeyRing((ApiKey("user", hash_key("user-key-0123456789")),))
     key = {"authorization": "Bearer user-key-0123456789"}
     answer = await post(open_lab, origin="chrome-extension://abc", host="gw.example", **key)
     assert answer.status == 200
@@ -134,7 +134,7 @@ async def test_with_keys_the_key_is_the_proof(open_lab):
     ],
 )  # fmt: skip
 def test_a_host_is_read_strictly(host, name):
-    assert host_name(host) == name
+    assert parse_host(host) == name
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example"])
@@ -164,7 +164,7 @@ async def test_names_of_this_machine_and_names_given_are_answered(open_lab, host
 async def test_the_name_listened_on_and_the_machine_s_own_are_answered(open_lab):
     import socket
 
-    allow(open_lab, hosts=CrossOrigin.of_machine("gw.corp.example").hosts)
+    allow(open_lab, hosts=CrossOriginPolicy.for_machine("gw.corp.example").hosts)
     for name in ("gw.corp.example", socket.gethostname()):
         assert (await open_lab.get("/v1/models", headers={"host": name})).status == 200
     allow(open_lab, hosts=("*",))
@@ -229,17 +229,17 @@ async def test_a_program_may_leave_the_content_type_out_and_a_browser_may_not(op
     [("https://a.example", "b"), ('["https://a.example", "b"]',), ('["https://a.example"', '"b"]')],
 )
 def test_names_are_given_one_by_one_or_as_vllm_takes_them(given):
-    assert names_of(given) == ("https://a.example", "b")
+    assert parse_names(given) == ("https://a.example", "b")
 
 
 def test_a_broken_list_of_names_is_refused():
     with pytest.raises(ConfigError, match="JSON array"):
-        names_of(("[https://a.example]",))
+        parse_names(("[https://a.example]",))
 
 
 def allow(lab, hosts=(), origins=()):
     """The app with these names allowed."""
     from server.app import create_app
 
-    lab.gateway.cross_origin = CrossOrigin(hosts=tuple(hosts), origins=tuple(origins))
+    lab.gateway.cross_origin = CrossOriginPolicy(hosts=tuple(hosts), origins=tuple(origins))
     lab.app = create_app(lab.gateway, pages())

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 import observability.pages
 from observability.labels import TelemetrySettings
 from observability.telemetry import Telemetry
-from server.access.budget import Quota
+from server.access.budget import KeyQuota
 from server.access.fair_order import Priority
-from server.access.keys import Key, KeyRing, digest_of, load
+from server.access.keys import ApiKey, KeyRing, hash_key, load_keys
 from server.app import create_app
 from tests.server.conftest import call
 
@@ -34,9 +34,9 @@ def guarded(lab):
     lab.app = create_app(lab.gateway, pages())
     lab.gateway.keys = KeyRing(
         (
-            Key("user", digest_of(USER)),
-            Key("boss", digest_of(ADMIN), admin=True),
-            Key("old", digest_of(OLD), expires=time.time() - 1, admin=True),
+            ApiKey("user", hash_key(USER)),
+            ApiKey("boss", hash_key(ADMIN), admin=True),
+            ApiKey("old", hash_key(OLD), expires=time.time() - 1, admin=True),
         )
     )
     return lab
@@ -138,7 +138,7 @@ async def test_errors_have_the_shape_of_the_api_asked(guarded):
 
 async def test_a_key_reaches_its_models_only(guarded):
     guarded.says("x")
-    guarded.gateway.keys = KeyRing((Key("user", digest_of(USER), models=frozenset({"alias"})),))
+    guarded.gateway.keys = KeyRing((ApiKey("user", hash_key(USER), models=frozenset({"alias"})),))
     body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
     key = {"authorization": f"Bearer {USER}"}
     refused = await guarded.post("/v1/chat/completions", body, headers=key)
@@ -149,8 +149,8 @@ async def test_a_key_reaches_its_models_only(guarded):
 
 async def test_a_key_s_limits_hold(guarded):
     guarded.says("x")
-    quota = Quota("user", requests=2)
-    guarded.gateway.keys = KeyRing((Key("user", digest_of(USER), Priority.HIGH, quota=quota),))
+    quota = KeyQuota("user", requests=2)
+    guarded.gateway.keys = KeyRing((ApiKey("user", hash_key(USER), Priority.HIGH, quota=quota),))
     body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
     key = {"authorization": f"Bearer {USER}"}
     answers = [await guarded.post("/v1/chat/completions", body, headers=key) for _ in range(3)]
@@ -227,15 +227,15 @@ async def test_a_revoked_key_s_responses_go_to_nobody(lab):
     """Keys of the command line: A is revoked, the gateway starts again with B alone."""
     lab.says("private")
     first, second = "first-key-0123456789", "second-key-0123456789"
-    lab.gateway.keys = load(None, [first, second])
+    lab.gateway.keys = load_keys(None, [first, second])
     body = {"model": "demo", "input": "my secret"}
     made = await lab.post("/v1/responses", body, headers={"x-api-key": first})
     talk = await lab.post("/v1/conversations", {}, headers={"x-api-key": first})
-    lab.gateway.keys = load(None, [second])
+    lab.gateway.keys = load_keys(None, [second])
     for path in (f"/v1/responses/{made.json['id']}", f"/v1/conversations/{talk.json['id']}"):
         for method in ("GET", "DELETE"):
             answer = await call(lab.app, method, path, headers={"x-api-key": second})
             assert answer.status == 404, (method, path)
-    lab.gateway.keys = load(None, [second, first])
+    lab.gateway.keys = load_keys(None, [second, first])
     found = await lab.get(f"/v1/responses/{made.json['id']}", headers={"x-api-key": first})
     assert found.status == 200

@@ -79,15 +79,15 @@ async def test_a_second_signal_ends_the_grace(slow):
     await slow.began.wait()
     leaving = drain(slow, 600)
     task = asyncio.create_task(leaving.run())
-    leaving.hurry()
+    leaving.end_grace()
     assert await asyncio.wait_for(task, 5) == 1
     await running
 
 
 async def test_those_in_the_queue_are_told_too(slow):
-    from server.access.admission import Bounds
+    from server.access.admission import AdmissionLimits
 
-    slow.gateway.path.admission.bounds = Bounds(running=1)
+    slow.gateway.path.admission.bounds = AdmissionLimits(running=1)
     running = asyncio.create_task(slow.chat(stream=True))
     await slow.began.wait()
     waiting = asyncio.create_task(slow.chat(stream=True))

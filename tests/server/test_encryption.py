@@ -16,7 +16,7 @@ from server.apis.responses.encryption import (
     read_configured_keys,
     read_keys,
 )
-from server.cli.serve import _cipher
+from server.cli.serve import _open_cipher
 from server.settings import ConfigError, Settings
 from server.store.database import sqlite_directory
 
@@ -25,7 +25,7 @@ ONE, TWO = (Fernet.generate_key().decode() for _ in range(2))
 
 def cipher_of(settings) -> tuple[ReasoningCipher, list[str]]:
     notes: list[str] = []
-    return _cipher(settings, notes.append), notes
+    return _open_cipher(settings, notes.append), notes
 
 
 def test_a_token_is_for_one_owner():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.access.admission import Admission, Place
-from server.access.caller import Visitor
-from server.access.fair_order import FairOrder, Flow, Priority
+from server.access.admission import Admission, AdmissionTicket
+from server.access.caller import Requester
+from server.access.fair_order import FairQueue, Flow, Priority
 from tests.server.test_admission import Clock
 
 NORMAL, HIGH, LOW = Priority.NORMAL, Priority.HIGH, Priority.LOW
@@ -18,12 +18,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def order(clock: Clock) -> FairOrder:
-    return FairOrder(clock)
+def order(clock: Clock) -> FairQueue:
+    return FairQueue(clock)
 
 
 def add_flow(
-    order: FairOrder, name: str, *, weight: float = 1, priority: Priority = NORMAL, queued: int = 0
+    order: FairQueue, name: str, *, weight: float = 1, priority: Priority = NORMAL, queued: int = 0
 ) -> Flow:
     flow = order.flow(priority, name, weight)
     flow.seen = 1000.0
@@ -32,8 +32,8 @@ def add_flow(
     return flow
 
 
-def place_of(flow: Flow, tokens: int = 10, entered: float = 0.0) -> Place:
-    return Place(Admission(), Visitor(), flow, entered, sequences=1, tokens=tokens)
+def place_of(flow: Flow, tokens: int = 10, entered: float = 0.0) -> AdmissionTicket:
+    return AdmissionTicket(Admission(), Requester(), flow, entered, sequences=1, tokens=tokens)
 
 
 # -- which keys share
@@ -42,16 +42,16 @@ def place_of(flow: Flow, tokens: int = 10, entered: float = 0.0) -> Place:
 def test_a_key_counts_for_a_minute_after_its_last_request(order, clock):
     flow = add_flow(order, "a")
     clock.now += 59.9
-    assert flow in order.shares(4)
+    assert flow in order.compute_shares(4)
     clock.now += 0.1
-    assert flow not in order.shares(4)
+    assert flow not in order.compute_shares(4)
 
 
 def test_a_key_with_requests_counts_however_old_they_are(order, clock):
     running, waiting = add_flow(order, "running"), add_flow(order, "waiting", queued=1)
     running.running = 1
     clock.now += 3600
-    assert order.shares(4) == {running: 2, waiting: 2}
+    assert order.compute_shares(4) == {running: 2, waiting: 2}
 
 
 def test_idle_keys_are_forgotten_when_one_comes(order, clock):
@@ -64,8 +64,8 @@ def test_idle_keys_are_forgotten_when_one_comes(order, clock):
 def test_places_are_shared_by_weight_within_a_class(order):
     light, heavy = add_flow(order, "light", weight=1), add_flow(order, "heavy", weight=3)
     other = add_flow(order, "other", priority=LOW, weight=5)
-    assert order.shares(10) == {light: 2.5, heavy: 7.5, other: 10}
-    assert order.shares(2)[light] == 1, "at least one"
+    assert order.compute_shares(10) == {light: 2.5, heavy: 7.5, other: 10}
+    assert order.compute_shares(2)[light] == 1, "at least one"
 
 
 # -- whose turn
@@ -78,7 +78,7 @@ def test_turns_follow_place_seconds_over_weight(order):
         order.queue(flow, place_of(flow))
         assert order.charge(flow, sequences=2, typical_s=3) == 6
     assert (light.charged, heavy.charged) == (6, 3)
-    assert order.by_turn() == [heavy, light]
+    assert order.list_by_turn() == [heavy, light]
 
 
 def test_a_place_counts_for_a_second_before_any_was_held(order):
@@ -149,25 +149,25 @@ def test_waiting_tokens_are_counted_by_key(order):
 
 def test_as_many_of_another_key_are_ahead_as_it_is_due(order):
     flow = add_flow(order, "mine", weight=2, queued=3)
-    assert order.ahead_of(flow) == 3
+    assert order.count_ahead(flow) == 3
     add_flow(order, "equal", weight=2, queued=9)
-    assert order.ahead_of(flow) == 3 + 4
+    assert order.count_ahead(flow) == 3 + 4
     add_flow(order, "light", weight=1, queued=9)
-    assert order.ahead_of(flow) == 3 + 4 + 2
+    assert order.count_ahead(flow) == 3 + 4 + 2
     add_flow(order, "few", weight=1, queued=1)
-    assert order.ahead_of(flow) == 3 + 4 + 2 + 1
+    assert order.count_ahead(flow) == 3 + 4 + 2 + 1
 
 
 def test_all_of_a_higher_class_are_ahead_and_none_of_a_lower(order):
     flow = add_flow(order, "mine")
     add_flow(order, "high", priority=HIGH, queued=9)
-    assert order.ahead_of(flow) == 9
+    assert order.count_ahead(flow) == 9
     add_flow(order, "low", priority=LOW, queued=9)
-    assert order.ahead_of(flow) == 9
+    assert order.count_ahead(flow) == 9
 
 
-def rival_of(order: FairOrder, flow: Flow, own: float) -> Flow | None:
-    return order.rival(flow, lambda other: other.backlog, own)
+def rival_of(order: FairQueue, flow: Flow, own: float) -> Flow | None:
+    return order.find_rival(flow, lambda other: other.backlog, own)
 
 
 def test_the_key_with_the_most_for_its_weight_gives_way(order):

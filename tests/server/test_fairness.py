@@ -12,16 +12,16 @@ import pytest
 
 from engine.errors import EngineDead
 from engine.scripted import Pause
-from server.access.admission import Admission, Bounds
-from server.access.caller import Visitor
+from server.access.admission import Admission, AdmissionLimits
+from server.access.caller import Requester
 from server.access.fair_order import Priority
-from server.access.keys import Key, KeyRing, digest_of
+from server.access.keys import ApiKey, KeyRing, hash_key
 from server.errors import TooManyRequests
 from tests.server.conftest import Answer, call
 from tests.server.fair_sim import Load, Outcome, World, play
 from tests.server.test_admission import Client, Clock, settle
 
-VICTIM, FLOOD = Visitor("victim"), Visitor("flood")
+VICTIM, FLOOD = Requester("victim"), Requester("flood")
 ALL = frozenset({Priority.HIGH, Priority.NORMAL, Priority.LOW})
 SEEDS = range(5)
 
@@ -34,7 +34,7 @@ def mixed(random: Random) -> float:
 async def slowdown(seed: int, flood: Load, places: int = 16, **options: object) -> float:
     """What the flood does to the median of a key that uses an eighth of the places."""
     victim = Load(VICTIM, places / 8, mixed, seed=seed)
-    bounds, until_s = Bounds(places, queued=4 * places), 60.0
+    bounds, until_s = AdmissionLimits(places, queued=4 * places), 60.0
     (alone,) = await play(bounds, [victim], until_s, **options)
     beside, of_flood = await play(bounds, [victim, flood], until_s, **options)
     assert of_flood.refused > len(of_flood.latencies), "it is a flood"
@@ -51,7 +51,7 @@ async def test_a_flood_of_equal_class_costs_less_than_a_fifth(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_flood_of_a_lower_class_costs_less_than_a_twentieth(seed):
-    flood = Load(Visitor("flood", Priority.LOW), 40, mixed, seed=100 + seed)
+    flood = Load(Requester("flood", Priority.LOW), 40, mixed, seed=100 + seed)
     assert await slowdown(seed, flood, classes=ALL) < 1.05
 
 
@@ -61,8 +61,8 @@ async def test_a_flood_of_wide_requests_costs_no_more(seed, sequences, per_s):
     """16 choices take all places there are, 40 more than there are."""
     flood = Load(FLOOD, per_s, mixed, sequences=sequences, seed=100 + seed)
     victim = Load(VICTIM, 2.0, mixed, seed=seed)
-    (alone,) = await play(Bounds(16, 128), [victim], 150)
-    beside, of_flood = await play(Bounds(16, 128), [victim, flood], 150)
+    (alone,) = await play(AdmissionLimits(16, 128), [victim], 150)
+    beside, of_flood = await play(AdmissionLimits(16, 128), [victim, flood], 150)
     assert beside.median / alone.median < 1.20
     assert beside.refused == 0
     assert of_flood.latencies, "wide requests do come to their turn"
@@ -71,34 +71,34 @@ async def test_a_flood_of_wide_requests_costs_no_more(seed, sequences, per_s):
 @pytest.mark.parametrize("seed", SEEDS[:2])
 async def test_places_are_shared_by_weight(seed):
     loads = [
-        Load(Visitor("light", weight=1), 8, mixed, seed=seed),
-        Load(Visitor("heavy", weight=3), 16, mixed, seed=seed + 50),
-        Load(Visitor("wide", weight=1), 4, mixed, sequences=2, seed=seed + 90),
+        Load(Requester("light", weight=1), 8, mixed, seed=seed),
+        Load(Requester("heavy", weight=3), 16, mixed, seed=seed + 50),
+        Load(Requester("wide", weight=1), 4, mixed, sequences=2, seed=seed + 90),
     ]
-    light, heavy, wide = await play(Bounds(10, 100), loads, 200)
+    light, heavy, wide = await play(AdmissionLimits(10, 100), loads, 200)
     assert heavy.served / light.served == pytest.approx(3, rel=0.15)
     assert 2 * wide.served / light.served == pytest.approx(1, rel=0.15)
 
 
 async def test_long_answers_count_as_more_than_short_ones():
     loads = [
-        Load(Visitor("short"), 40, lambda _: 0.2),
-        Load(Visitor("long"), 4, lambda _: 2.0, seed=1),
+        Load(Requester("short"), 40, lambda _: 0.2),
+        Load(Requester("long"), 4, lambda _: 2.0, seed=1),
     ]
-    short, long = await play(Bounds(8, 80), loads, 60)
+    short, long = await play(AdmissionLimits(8, 80), loads, 60)
     assert 0.2 * short.served / (2.0 * long.served) == pytest.approx(1, rel=0.15)
 
 
 async def test_a_lone_key_has_all_places():
-    (alone,) = await play(Bounds(4, 16), [Load(FLOOD, 20, lambda _: 1.0)], 100)
+    (alone,) = await play(AdmissionLimits(4, 16), [Load(FLOOD, 20, lambda _: 1.0)], 100)
     assert alone.served == pytest.approx(400, rel=0.03)
 
 
 async def test_idle_time_earns_nothing():
     """A key that comes late is level with the one that was there, not ahead by all it left."""
-    world, joined = World(Bounds(4, 400)), Outcome()
-    early = world.offer(Load(Visitor("early"), 6, lambda _: 1.0), 150)
-    late = Load(Visitor("late"), 6, lambda _: 1.0, seed=1)
+    world, joined = World(AdmissionLimits(4, 400)), Outcome()
+    early = world.offer(Load(Requester("early"), 6, lambda _: 1.0), 150)
+    late = Load(Requester("late"), 6, lambda _: 1.0, seed=1)
     for when, seconds in late.arrivals(50):
         world.at(100 + when, lambda s=seconds: world.ask(late, s, joined, 150))
     counts: list[int] = []
@@ -111,8 +111,8 @@ async def test_idle_time_earns_nothing():
 # -- a full queue
 
 
-async def full_queue(flood: Visitor, queued: int = 8) -> tuple[Admission, list[Client]]:
-    admission = Admission(Bounds(running=1, queued=queued), Clock())
+async def full_queue(flood: Requester, queued: int = 8) -> tuple[Admission, list[Client]]:
+    admission = Admission(AdmissionLimits(running=1, queued=queued), Clock())
     clients = [Client(admission, flood)]
     await settle()
     clients += [Client(admission, flood) for _ in range(queued)]
@@ -145,25 +145,25 @@ async def test_a_full_queue_has_room_for_a_key_below_its_share():
     assert not refused(others)
     for client in [*flood, *others]:
         await client.leave()
-    assert (admission.queued, admission.queued_tokens, admission.num_inside) == (0, 0, 0)
+    assert (admission.queued, admission.queued_tokens, admission.num_in_flight) == (0, 0, 0)
 
 
 async def test_a_full_queue_has_room_for_a_higher_class_and_none_for_a_lower():
     for above, below in ((Priority.HIGH, Priority.NORMAL), (Priority.NORMAL, Priority.LOW)):
-        admission, flood = await full_queue(Visitor("flood", below))
-        high = [Client(admission, Visitor("high", above)) for _ in range(8)]
+        admission, flood = await full_queue(Requester("flood", below))
+        high = [Client(admission, Requester("high", above)) for _ in range(8)]
         await settle()
         assert len(refused(flood)) == 8
         assert not refused(high)
         with pytest.raises(TooManyRequests):
-            admission.check(Visitor("flood", below))
+            admission.check(Requester("flood", below))
         for client in [*flood, *high]:
             await client.leave()
         assert (admission.queued, admission.queued_tokens) == (0, 0)
 
 
 async def test_one_that_is_still_rendered_gives_way_when_it_asks_for_its_turn():
-    admission = Admission(Bounds(running=1, queued=2), Clock())
+    admission = Admission(AdmissionLimits(running=1, queued=2), Clock())
     with ExitStack() as inside:
         first, second, _ = [
             inside.enter_context(admission.enter(v)) for v in (FLOOD, FLOOD, VICTIM)
@@ -172,11 +172,11 @@ async def test_one_that_is_still_rendered_gives_way_when_it_asks_for_its_turn():
         with pytest.raises(TooManyRequests, match="fewer waiting"):
             await second.admit(1, 10)
         await first.admit(1, 10)
-    assert (admission.queued, admission.running, admission.num_inside) == (0, 0, 0)
+    assert (admission.queued, admission.running, admission.num_in_flight) == (0, 0, 0)
 
 
 async def test_queued_tokens_are_shared_too():
-    admission = Admission(Bounds(running=1, queued_tokens=1000))
+    admission = Admission(AdmissionLimits(running=1, queued_tokens=1000))
     flood = [Client(admission, FLOOD, tokens=300) for _ in range(4)]
     await settle()
     assert admission.queued_tokens == 900
@@ -196,7 +196,7 @@ async def test_queued_tokens_are_shared_too():
 
 async def test_a_key_s_own_place_decides_when_to_come_back():
     clock = Clock()
-    admission = Admission(Bounds(running=1, queued=8), clock)
+    admission = Admission(AdmissionLimits(running=1, queued=8), clock)
     done = Client(admission, FLOOD)
     await settle()
     clock.now += 2
@@ -207,9 +207,9 @@ async def test_a_key_s_own_place_decides_when_to_come_back():
     await settle()
     with pytest.raises(TooManyRequests) as own:
         admission.check(FLOOD)
-    other = Client(admission, Visitor("other"))
+    other = Client(admission, Requester("other"))
     await settle()
-    late = Visitor("late", deadline=clock.now + 5)
+    late = Requester("late", deadline=clock.now + 5)
     with pytest.raises(TooManyRequests) as soon, admission.enter(late):
         pass
     assert own.value.retry_after_s == pytest.approx(2 * 9)
@@ -220,8 +220,8 @@ async def test_a_key_s_own_place_decides_when_to_come_back():
 
 
 async def test_an_operator_goes_before_everybody():
-    admission, flood = await full_queue(Visitor("flood", Priority.HIGH))
-    operator = Client(admission, Visitor("admin", Priority.OPERATOR))
+    admission, flood = await full_queue(Requester("flood", Priority.HIGH))
+    operator = Client(admission, Requester("admin", Priority.OPERATOR))
     await settle()
     await flood[0].leave()
     assert operator.running
@@ -239,12 +239,12 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
 def busy(lab):
     """One place, two that may wait; answers take as long as the test likes."""
     lab.engine.script = [Pause(60)]
-    lab.gateway.path.admission.bounds = Bounds(running=1, queued=2)
+    lab.gateway.path.admission.bounds = AdmissionLimits(running=1, queued=2)
     lab.gateway.keys = KeyRing(
         (
-            Key("low", digest_of(LOW_KEY), Priority.LOW),
-            Key("peer", digest_of(PEER_KEY), Priority.LOW),
-            Key("high", digest_of(HIGH_KEY), Priority.HIGH),
+            ApiKey("low", hash_key(LOW_KEY), Priority.LOW),
+            ApiKey("peer", hash_key(PEER_KEY), Priority.LOW),
+            ApiKey("high", hash_key(HIGH_KEY), Priority.HIGH),
         )
     )
     return lab
@@ -271,8 +271,8 @@ async def test_a_flood_is_what_a_full_queue_refuses(busy):
     assert (refused.status, refused.json["error"]["code"]) == (429, "queue_full")
     others = [ask(busy, PEER_KEY), ask(busy, HIGH_KEY)]
     assert [(await task).status for task in flood[1:]] == [429, 429]
-    await until(lambda: set(admission.by_key()) == {"low", "peer", "high"})
-    assert admission.by_key()["low"] == {"running": 1, "queued": 0}
+    await until(lambda: set(admission.count_by_key()) == {"low", "peer", "high"})
+    assert admission.count_by_key()["low"] == {"running": 1, "queued": 0}
     assert not any(task.done() for task in others)
     await busy.engine.aclose()
     await asyncio.gather(*flood, *others)
@@ -294,7 +294,7 @@ async def test_what_was_served_is_learned_from(lab):
 async def test_without_keys_a_client_s_address_stands_for_one(lab):
     lab.engine.script = [Pause(60)]
     admission = lab.gateway.path.admission
-    admission.bounds = Bounds(running=1, queued=2)
+    admission.bounds = AdmissionLimits(running=1, queued=2)
 
     def from_address(address: str, **headers: str) -> asyncio.Task[Answer]:
         asked = call(

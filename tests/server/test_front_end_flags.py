@@ -11,7 +11,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from server.cli.command_line import read
+from server.cli.command_line import read_command_line
 from server.cli.front_end_flags import FLAGS
 from server.settings import ConfigError, Settings, flag
 
@@ -50,9 +50,9 @@ def test_every_listed_flag_parses_and_tells_or_stops(theirs: list[argparse.Actio
         notices: list[str] = []
         if item.refused:
             with pytest.raises(ConfigError, match=flag(item.name)):
-                read("serve", given(action), notices.append)
+                read_command_line("serve", given(action), notices.append)
         else:
-            read("serve", given(action), notices.append)
+            read_command_line("serve", given(action), notices.append)
             (notice,) = [text for text in notices if text.startswith("note: ")]
             assert flag(item.name) in notice
 
@@ -60,17 +60,19 @@ def test_every_listed_flag_parses_and_tells_or_stops(theirs: list[argparse.Actio
 def test_values_that_ask_for_nothing_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     notices: list[str] = []
     argv = ["--response-role", "assistant", "--no-enable-log-outputs", "-asc", "1"]
-    read("serve", [*argv, "--tool-strict-level", "auto", "--no-tokens-only"], notices.append)
+    read_command_line(
+        "serve", [*argv, "--tool-strict-level", "auto", "--no-tokens-only"], notices.append
+    )
     assert [text for text in notices if text.startswith("note")] == []
 
 
 def test_with_workers_the_same_holds() -> None:
     notices: list[str] = []
     argv = ["some/model", "--upstream", "http://127.0.0.1:1"]
-    read("serve", [*argv, "--enable-prompt-tokens-details"], notices.append)
+    read_command_line("serve", [*argv, "--enable-prompt-tokens-details"], notices.append)
     assert any("--enable-prompt-tokens-details" in text for text in notices)
     with pytest.raises(ConfigError, match="--middleware"):
-        read("serve", [*argv, "--middleware", "x.y"], notices.append)
+        read_command_line("serve", [*argv, "--middleware", "x.y"], notices.append)
 
 
 def test_the_page_lists_them_all() -> None:

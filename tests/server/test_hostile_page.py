@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from server.apis.shared.gateway import Controls
 from server.app import create_app
-from server.http.cross_origin import CrossOrigin
+from server.http.cross_origin import CrossOriginPolicy
 from tests.observability.test_browser import CHROMIUM, browser
 from tests.server.conftest import on_a_port
 from tests.server.test_door import pages
@@ -158,7 +158,7 @@ async def test_a_page_whose_name_is_rebound_to_the_gateway_reaches_nothing(site,
 
 
 async def test_a_page_of_an_allowed_origin_uses_the_api_and_nothing_else(site, tmp_path):
-    site.lab.gateway.cross_origin = CrossOrigin(origins=(site.page,))
+    site.lab.gateway.cross_origin = CrossOriginPolicy(origins=(site.page,))
     site.api = site.app()
     async with asyncio.timeout(120), browser(tmp_path / "p") as page:
         await opened(page, site.page)

@@ -8,10 +8,10 @@ import pytest
 from openai import OpenAI
 from sqlalchemy import text as sql
 
-from server.access.keys import Key, KeyRing, digest_of
+from server.access.keys import ApiKey, KeyRing, hash_key
 from server.store import items
-from server.store.base import Stored
-from server.store.sql import Retention, SqlStore
+from server.store.base import StoredResponse
+from server.store.sql import Retention, SqlResponseStore
 from tests.server.test_responses import WEATHER, ask
 
 THOUGHT = "<think>\nhm\n</think>\n\n"
@@ -117,7 +117,7 @@ async def test_one_that_is_not_there_is_a_404_that_says_what_to_do(lab, where):
 
 async def test_another_keys_item_is_not_there(lab):
     keys = {name: f"sk-{name}-0123456789" for name in ("ann", "bob")}
-    lab.gateway.keys = KeyRing(tuple(Key(name, digest_of(key)) for name, key in keys.items()))
+    lab.gateway.keys = KeyRing(tuple(ApiKey(name, hash_key(key)) for name, key in keys.items()))
     as_ann, as_bob = ({"authorization": f"Bearer {keys[name]}"} for name in ("ann", "bob"))
     lab.says("yes")
     body = {"model": "demo", "input": "secret"}
@@ -141,18 +141,20 @@ async def test_an_id_is_a_short_text(lab, id):
 
 
 async def test_what_goes_from_the_store_goes_from_its_index(tmp_path):
-    def stored(at: int, age_s: float) -> Stored:
+    def stored(at: int, age_s: float) -> StoredResponse:
         item = {"id": f"msg_{at}", "type": "message"}
-        return Stored(f"r{at}", "", time.time() - age_s, {"output": [item]}, [{"id": f"in_{at}"}])
+        return StoredResponse(
+            f"r{at}", "", time.time() - age_s, {"output": [item]}, [{"id": f"in_{at}"}]
+        )
 
     url = f"sqlite:///{tmp_path}/responses.sqlite"
-    store = SqlStore(url)
+    store = SqlResponseStore(url)
     for at in range(6):
         await store.put(stored(at, 60 - at))
     await store.put(stored(9, 4000))
     await store.delete("r5", "")
     await store.aclose()
-    store = SqlStore(url, Retention(seconds=3600, most=2))
+    store = SqlResponseStore(url, Retention(seconds=3600, most=2))
     assert set(await store.items([f"msg_{at}" for at in range(10)], "", 1 << 20)) == {
         "msg_3",
         "msg_4",
@@ -163,7 +165,7 @@ async def test_what_goes_from_the_store_goes_from_its_index(tmp_path):
 
 
 async def test_two_gateways_that_index_the_same_item_do_not_fail():
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     row = {"owner": "", "response": "r1", "created": 1.0}
     with store._engine.begin() as connection:
         items._insert(connection, [row | {"id": "a"}])

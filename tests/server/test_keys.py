@@ -9,7 +9,14 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from server.access.fair_order import Priority
-from server.access.keys import Key, KeyRing, digest_of, exposure, load, new_key_entry
+from server.access.keys import (
+    ApiKey,
+    KeyRing,
+    describe_exposure,
+    generate_key_entry,
+    hash_key,
+    load_keys,
+)
 from server.errors import TooManyRequests, Unauthenticated
 from server.settings import ConfigError, Settings
 
@@ -36,16 +43,16 @@ def write(tmp_path, text):
 
 
 def test_a_made_key_opens(tmp_path):
-    key, entry = new_key_entry("agents")
+    key, entry = generate_key_entry("agents")
     assert key not in entry
-    ring = load(write(tmp_path, "keys:\n" + entry))
+    ring = load_keys(write(tmp_path, "keys:\n" + entry))
     assert ring.find(key).name == "agents"
-    assert new_key_entry("agents")[0] != key
+    assert generate_key_entry("agents")[0] != key
     assert len(base64.urlsafe_b64decode(key.removeprefix("eg-") + "=")) == 32
 
 
 def test_the_file_says_all_there_is_to_say(tmp_path):
-    ring = load(write(tmp_path, FULL.format(digest=digest_of("k" * 20).hex())))
+    ring = load_keys(write(tmp_path, FULL.format(digest=hash_key("k" * 20).hex())))
     key = ring.find("k" * 20)
     assert (key.name, key.priority, key.concurrency) == ("agents", Priority.HIGH, 16)
     assert key.weight == 2.5
@@ -73,29 +80,29 @@ def test_the_file_says_all_there_is_to_say(tmp_path):
 )  # fmt: skip
 def test_a_wrong_file_is_refused_by_place_and_shows_no_secret(tmp_path, text, words):
     with pytest.raises(ConfigError, match=words) as refused:
-        load(write(tmp_path, text))
+        load_keys(write(tmp_path, text))
     assert "secret" not in str(refused.value)
 
 
 def test_twins_are_refused(tmp_path):
-    digest = digest_of("k" * 20).hex()
+    digest = hash_key("k" * 20).hex()
     text = f"keys: [{{name: a, sha256: {digest}}}, {{name: b, sha256: {digest}}}]"
     with pytest.raises(ConfigError, match="same hash"):
-        load(write(tmp_path, text))
+        load_keys(write(tmp_path, text))
     with pytest.raises(ConfigError, match="same name"):
-        load(write(tmp_path, f"keys: [{{name: admin, sha256: {digest}}}]"), (), "x" * 20)
+        load_keys(write(tmp_path, f"keys: [{{name: admin, sha256: {digest}}}]"), (), "x" * 20)
 
 
 def test_keys_in_plain_text_must_be_long():
     with pytest.raises(ConfigError, match="at least 16 characters, API key 2 has 15"):
-        load(None, ["x" * 16, "x" * 15])
-    ring = load(None, ["x" * 20], "y" * 20)
+        load_keys(None, ["x" * 16, "x" * 15])
+    ring = load_keys(None, ["x" * 20], "y" * 20)
     assert not ring.find("x" * 20).admin
     assert ring.find("y" * 20).admin
 
 
 def test_a_key_expires():
-    ring = KeyRing((Key("a", digest_of("k" * 20), expires=100.0),), clock=lambda: 99.0)
+    ring = KeyRing((ApiKey("a", hash_key("k" * 20), expires=100.0),), clock=lambda: 99.0)
     assert ring.find("k" * 20).name == "a"
     with pytest.raises(Unauthenticated, match="expired"):
         KeyRing(ring.keys, clock=lambda: 100.0).find("k" * 20)
@@ -104,16 +111,16 @@ def test_a_key_expires():
 MINIMAL = "keys: [{{name: a, sha256: {digest}{more}}}]"
 
 
-def load_one(tmp_path, more: str = "") -> Key:
-    digest = digest_of("k" * 20).hex()
-    (key,) = load(write(tmp_path, MINIMAL.format(digest=digest, more=more))).keys
+def load_one(tmp_path, more: str = "") -> ApiKey:
+    digest = hash_key("k" * 20).hex()
+    (key,) = load_keys(write(tmp_path, MINIMAL.format(digest=digest, more=more))).keys
     return key
 
 
 def test_a_key_without_settings_is_an_ordinary_one(tmp_path):
     key = load_one(tmp_path)
-    assert key == Key("a", digest_of("k" * 20))
-    (plain,) = load(None, ["x" * 20]).keys
+    assert key == ApiKey("a", hash_key("k" * 20))
+    (plain,) = load_keys(None, ["x" * 20]).keys
     for ordinary in (key, plain):
         assert (ordinary.priority, ordinary.weight, ordinary.admin) == (Priority.NORMAL, 1, False)
         assert (ordinary.quota, ordinary.concurrency, ordinary.expires) == (None, None, None)
@@ -123,8 +130,8 @@ def test_a_key_without_settings_is_an_ordinary_one(tmp_path):
 def test_an_admin_s_key_goes_first_unless_it_has_a_class(tmp_path):
     assert load_one(tmp_path, ", admin: true").priority is Priority.OPERATOR
     assert load_one(tmp_path, ", admin: true, priority: low").priority is Priority.LOW
-    digest = digest_of("k" * 20).hex()
-    ring = load(
+    digest = hash_key("k" * 20).hex()
+    ring = load_keys(
         write(tmp_path, MINIMAL.format(digest=digest, more=", priority: low")), (), "y" * 20
     )
     assert ring.classes == {Priority.LOW, Priority.OPERATOR}
@@ -165,28 +172,32 @@ def test_a_date_counts_to_its_end_and_a_time_without_a_zone_is_utc(
 
 
 def test_an_open_address_without_keys_is_said_aloud():
-    assert exposure(Settings(), KeyRing()) == ""
-    assert "WARNING" in exposure(Settings(host="0.0.0.0"), KeyRing())
-    assert exposure(Settings(host="0.0.0.0"), load(None, ["x" * 20])) == ""
-    assert "--allowed-origins" in exposure(Settings(allowed_origins=('["*"]',)), KeyRing())
-    assert exposure(Settings(allowed_origins=("https://a.example",)), KeyRing()) == ""
+    assert describe_exposure(Settings(), KeyRing()) == ""
+    assert "WARNING" in describe_exposure(Settings(host="0.0.0.0"), KeyRing())
+    assert describe_exposure(Settings(host="0.0.0.0"), load_keys(None, ["x" * 20])) == ""
+    assert "--allowed-origins" in describe_exposure(Settings(allowed_origins=('["*"]',)), KeyRing())
+    assert describe_exposure(Settings(allowed_origins=("https://a.example",)), KeyRing()) == ""
 
 
 def test_a_key_in_plain_text_is_the_same_wherever_it_stands():
     """Revoking another key, or changing the order, gives nobody what another key owns."""
     first, second = "a" * 20, "b" * 20
-    both, swapped, alone = load(None, [first, second]), load(None, [second, first]), [second]
+    both, swapped, alone = (
+        load_keys(None, [first, second]),
+        load_keys(None, [second, first]),
+        [second],
+    )
     assert both.find(second).owner == swapped.find(second).owner
-    assert both.find(second) == load(None, alone).find(second)
-    assert both.find(first).owner != load(None, alone).find(second).owner
-    assert both.find(first).name == f"key-{digest_of(first).hex()[:8]}"
+    assert both.find(second) == load_keys(None, alone).find(second)
+    assert both.find(first).owner != load_keys(None, alone).find(second).owner
+    assert both.find(first).name == f"key-{hash_key(first).hex()[:8]}"
     assert both.find(first).name != both.find(second).name
 
 
 def test_a_named_key_owns_the_same_after_its_secret_changes(tmp_path):
     old, new = ("k" * 20, "n" * 20)
     owners = {
-        load(write(tmp_path, FULL.format(digest=digest_of(key).hex()))).find(key).owner
+        load_keys(write(tmp_path, FULL.format(digest=hash_key(key).hex()))).find(key).owner
         for key in (old, new)
     }
     assert owners == {"key:agents"}
@@ -194,10 +205,10 @@ def test_a_named_key_owns_the_same_after_its_secret_changes(tmp_path):
 
 def test_no_named_key_owns_what_a_key_in_plain_text_does(tmp_path):
     secret = "k" * 20
-    digest = digest_of(secret).hex()
-    ring = load(None, [secret], "y" * 20)
+    digest = hash_key(secret).hex()
+    ring = load_keys(None, [secret], "y" * 20)
     owners = {key.owner for key in ring.keys}
     for name in (f"key-{digest[:8]}", "admin", "key-1", digest[:64]):
-        named = load(write(tmp_path, f"keys: [{{name: {name}, sha256: {'f' * 64}}}]")).keys[0]
+        named = load_keys(write(tmp_path, f"keys: [{{name: {name}, sha256: {'f' * 64}}}]")).keys[0]
         assert named.owner not in owners
     assert secret not in "".join(key.name + key.owner for key in ring.keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli.listener import bind, url_of
+from server.cli.listener import bind, format_url
 from server.settings import ConfigError
 
 
@@ -12,7 +12,7 @@ def test_a_busy_port_is_named():
     first = bind("127.0.0.1", 0)
     try:
         port = first.getsockname()[1]
-        assert url_of(first) == f"http://127.0.0.1:{port}"
+        assert format_url(first) == f"http://127.0.0.1:{port}"
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
             bind("127.0.0.1", port)
     finally:

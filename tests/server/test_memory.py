@@ -14,10 +14,10 @@ from server.access import memory
 from server.access.memory import (
     GIB,
     ControlGroup,
-    MemoryWatch,
+    MemoryMonitor,
     ProcessTree,
-    control_groups,
-    sources,
+    find_control_groups,
+    find_sources,
 )
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -36,21 +36,21 @@ class Tank:
 @pytest.fixture
 def tank(lab):
     tank = Tank(4.0)
-    lab.gateway.memory = MemoryWatch([tank])
+    lab.gateway.memory = MemoryMonitor([tank])
     lab.gateway.memory.settle()
     return tank
 
 
 def fill(lab, tank, level):
     tank.level = level
-    lab.gateway.memory.look()
+    lab.gateway.memory.sample()
 
 
 async def test_new_work_is_refused_over_the_bound_and_taken_again_below_it(lab, tank):
     word = Step(tuple(lab.renderer.encode("word", False)))
     lab.engine.script = [word, Pause(0.2), Step(word.token_ids, finish=FinishReason.STOP)]
     running = asyncio.create_task(lab.chat(stream=True))
-    while not lab.gateway.under_way:  # noqa: ASYNC110
+    while not lab.gateway.in_flight:  # noqa: ASYNC110
         await asyncio.sleep(0)
     fill(lab, tank, 8.9)
     assert (await lab.get("/ready")).status == 200
@@ -73,7 +73,7 @@ async def test_new_work_is_refused_over_the_bound_and_taken_again_below_it(lab, 
     assert (await lab.get("/ready")).status == 200
     assert (await lab.post("/tokenize", {"prompt": "x"})).status == 200
     assert (await running).done, "what ran came to its end"
-    assert lab.gateway.under_way == 0
+    assert lab.gateway.in_flight == 0
 
 
 async def test_what_is_refused_alone_would_be_refused_for_ever(lab, tank):
@@ -86,12 +86,12 @@ async def test_what_is_refused_alone_would_be_refused_for_ever(lab, tank):
 
 def test_an_engine_that_fills_most_of_it_from_the_start_is_served_with():
     tank = Tank(9.2)
-    watch = MemoryWatch([tank])
+    watch = MemoryMonitor([tank])
     watch.settle()
-    watch.look()
+    watch.sample()
     assert not watch.shedding
     tank.level = 9.65
-    watch.look()
+    watch.sample()
     assert watch.shedding
 
 
@@ -143,14 +143,14 @@ def test_a_control_group_s_limit_is_found_and_its_cache_left_out(tmp_path, versi
         (folder / names[1]).write_text("1000\n")
         (folder / "memory.stat").write_text(f"cache 7\n{names[2]} 300\n")
     line = "4:cpu,memory:/pod/gateway" if version == 1 else "0::/pod/gateway"
-    found = list(control_groups(f"9:name=systemd:/\n{line}\n", tmp_path))
+    found = list(find_control_groups(f"9:name=systemd:/\n{line}\n", tmp_path))
     assert [(group.limit, group.used()) for group in found] == [(1 << 30, 700), (1 << 29, 700)]
 
 
 def test_what_is_watched_follows_the_setting():
-    assert sources(0) == []
-    assert [type(source) for source in sources(1 << 40)][-1] is ProcessTree
-    watched = sources(None)
+    assert find_sources(0) == []
+    assert [type(source) for source in find_sources(1 << 40)][-1] is ProcessTree
+    watched = find_sources(None)
     assert len(watched) == 1
     assert isinstance(watched[0], ControlGroup | ProcessTree)
 
@@ -159,7 +159,7 @@ async def test_the_watch_looks_by_itself(monkeypatch):
     monkeypatch.setattr(memory, "EVERY_S", 0.01)
     relieved = []
     monkeypatch.setattr(memory, "relieve", lambda: relieved.append(1))
-    watch = MemoryWatch([Tank(9.5)])
+    watch = MemoryMonitor([Tank(9.5)])
     watching = asyncio.create_task(watch.run())
     while not relieved:  # noqa: ASYNC110
         await asyncio.sleep(0.01)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from server.http.cross_origin import CrossOrigin
+from server.http.cross_origin import CrossOriginPolicy
 
 OPERATIONS = [
     ("/v1/chat/completions", "POST"),
@@ -48,7 +48,7 @@ TRIED = [(path, method, GenerationMode.POSITIVE) for path, method in OPERATIONS]
 @pytest.mark.parametrize(("path", "method", "mode"), TRIED)
 def test_nothing_makes_a_server_error(lab, path, method, mode):
     lab.says("It rains.", [1, 2])
-    lab.gateway.cross_origin = CrossOrigin(hosts=("testserver",))
+    lab.gateway.cross_origin = CrossOriginPolicy(hosts=("testserver",))
     operation = schemathesis.openapi.from_asgi("/openapi.json", lab.app)[path][method]
 
     @settings(

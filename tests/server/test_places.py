@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from server.access.admission import Admission, Bounds, Priority, Visitor
+from server.access.admission import Admission, AdmissionLimits, Priority, Requester
 from server.errors import TooManyRequests
 from tests.server.test_admission import Client, Clock, settle
 
@@ -16,10 +16,10 @@ from tests.server.test_admission import Client, Clock, settle
     ("running", "kept"), [(1, 0), (2, 1), (16, 1), (31, 1), (32, 2), (256, 16)]
 )
 def test_one_place_in_sixteen_stays_free(running, kept):
-    assert Bounds(running).kept_free == kept
+    assert AdmissionLimits(running).reserved == kept
 
 
-async def flood_of(admission: Admission, visitor: Visitor, requests: int = 20) -> list[Client]:
+async def flood_of(admission: Admission, visitor: Requester, requests: int = 20) -> list[Client]:
     clients = [Client(admission, visitor) for _ in range(requests)]
     await settle()
     return clients
@@ -31,8 +31,10 @@ async def end_all(*clients: Client) -> None:
 
 
 async def test_places_stay_free_for_higher_classes_that_keys_have():
-    normal, high = Visitor("normal"), Visitor("high", Priority.HIGH)
-    admission = Admission(Bounds(running=16), classes=frozenset({Priority.HIGH, Priority.NORMAL}))
+    normal, high = Requester("normal"), Requester("high", Priority.HIGH)
+    admission = Admission(
+        AdmissionLimits(running=16), classes=frozenset({Priority.HIGH, Priority.NORMAL})
+    )
     flood = await flood_of(admission, normal)
     assert admission.running == 15
     first = Client(admission, high)
@@ -48,26 +50,26 @@ async def test_places_stay_free_for_higher_classes_that_keys_have():
 
 
 async def test_a_low_class_always_has_one_place():
-    admission = Admission(Bounds(running=2), classes=frozenset(Priority))
-    flood = await flood_of(admission, Visitor("low", Priority.LOW), 3)
+    admission = Admission(AdmissionLimits(running=2), classes=frozenset(Priority))
+    flood = await flood_of(admission, Requester("low", Priority.LOW), 3)
     assert admission.running == 1
     await end_all(*flood)
 
 
 async def test_a_place_stays_free_for_a_key_below_its_share():
     clock = Clock()
-    admission = Admission(Bounds(running=16), clock)
-    other = Client(admission, Visitor("other"))
+    admission = Admission(AdmissionLimits(running=16), clock)
+    other = Client(admission, Requester("other"))
     await settle()
     await other.leave()
-    flood = await flood_of(admission, Visitor("flood"))
+    flood = await flood_of(admission, Requester("flood"))
     assert admission.running == 15
-    other = Client(admission, Visitor("other"))
+    other = Client(admission, Requester("other"))
     await settle()
     assert other.running
     await end_all(*flood, other)
     clock.now += 60
-    alone = await flood_of(admission, Visitor("flood"))
+    alone = await flood_of(admission, Requester("flood"))
     assert admission.running == 16, "nobody else has asked for a minute"
     await end_all(*alone)
 
@@ -79,20 +81,20 @@ async def test_a_place_stays_free_for_a_key_below_its_share():
 async def test_a_wide_request_gets_its_turn_once_it_is_overdue(typical_s, overdue_s):
     """Keys below their share go past it until then."""
     clock = Clock()
-    admission = Admission(Bounds(running=4), clock)
+    admission = Admission(AdmissionLimits(running=4), clock)
     if typical_s is not None:
         admission.rate.note(typical_s)
-    singles = [Client(admission, Visitor(f"key {at}")) for at in range(4)]
+    singles = [Client(admission, Requester(f"key {at}")) for at in range(4)]
     await settle()
 
     async def replace_first() -> Client:
         first = singles.pop(0)
         first.stack.close()
-        singles.append(Client(admission, first.place.visitor))
+        singles.append(Client(admission, first.place.requester))
         await settle()
         return singles[-1]
 
-    with admission.enter(Visitor("wide")) as place:
+    with admission.enter(Requester("wide")) as place:
         waiting = asyncio.ensure_future(place.admit(4, 10))
         await settle()
         clock.now += overdue_s
@@ -111,20 +113,20 @@ async def test_a_wide_request_gets_its_turn_once_it_is_overdue(typical_s, overdu
 
 
 async def test_keys_of_its_class_go_past_a_wide_request_up_to_their_share():
-    admission = Admission(Bounds(running=12))
-    high = [Visitor(name, Priority.HIGH) for name in ("busy", "wide", "small", "late")]
+    admission = Admission(AdmissionLimits(running=12))
+    high = [Requester(name, Priority.HIGH) for name in ("busy", "wide", "small", "late")]
     busy = await flood_of(admission, high[0], 6)
     assert admission.running == 6
     stacks = [ExitStack() for _ in range(3)]
 
-    def ask(visitor: Visitor, sequences: int, stack: ExitStack) -> asyncio.Task[None]:
+    def ask(visitor: Requester, sequences: int, stack: ExitStack) -> asyncio.Task[None]:
         place = stack.enter_context(admission.enter(visitor))
         return asyncio.ensure_future(place.admit(sequences, 1))
 
     wide = ask(high[1], 10, stacks[0])
     await settle()
     more = Client(admission, high[0])
-    low = [Client(admission, Visitor(f"low {at}", Priority.LOW)) for at in range(2)]
+    low = [Client(admission, Requester(f"low {at}", Priority.LOW)) for at in range(2)]
     await settle()
     assert not more.running, "it has more than its share"
     assert not any(client.running for client in low), "nor do lower classes go past it"
@@ -148,13 +150,13 @@ async def test_keys_of_its_class_go_past_a_wide_request_up_to_their_share():
 async def test_one_that_must_leave_places_free_is_looked_at_again_without_anybody_leaving():
     clock, alarms = Clock(), []
     admission = Admission(
-        Bounds(running=2),
+        AdmissionLimits(running=2),
         clock,
         frozenset({Priority.HIGH, Priority.NORMAL}),
         lambda seconds, what: alarms.append((seconds, what)),
     )
-    admission.check(Visitor("idle"))
-    with admission.enter(Visitor("wide")) as place:
+    admission.check(Requester("idle"))
+    with admission.enter(Requester("wide")) as place:
         waiting = asyncio.ensure_future(place.admit(2, 10))
         await settle()
         assert [seconds for seconds, _ in alarms] == [1.0]
@@ -173,15 +175,15 @@ async def test_one_that_must_leave_places_free_is_looked_at_again_without_anybod
 
 async def test_a_key_that_held_its_places_long_goes_later():
     clock = Clock()
-    admission = Admission(Bounds(running=1), clock)
+    admission = Admission(AdmissionLimits(running=1), clock)
     for name, seconds in (("long", 10), ("short", 1)):
-        client = Client(admission, Visitor(name))
+        client = Client(admission, Requester(name))
         await settle()
         clock.now += seconds
         client.stack.close()
-    running = Client(admission, Visitor("other"))
+    running = Client(admission, Requester("other"))
     await settle()
-    long, short = Client(admission, Visitor("long")), Client(admission, Visitor("short"))
+    long, short = Client(admission, Requester("long")), Client(admission, Requester("short"))
     await settle()
     running.stack.close()
     await settle()
@@ -190,8 +192,8 @@ async def test_a_key_that_held_its_places_long_goes_later():
 
 
 async def test_one_that_leaves_the_queue_is_not_counted_in_it():
-    admission = Admission(Bounds(running=1))
-    running, waiting = Client(admission, Visitor("a")), Client(admission, Visitor("b"))
+    admission = Admission(AdmissionLimits(running=1))
+    running, waiting = Client(admission, Requester("a")), Client(admission, Requester("b"))
     await settle()
     await waiting.leave()
     assert admission.by_key() == {"a": {"running": 1, "queued": 0}}
@@ -199,28 +201,28 @@ async def test_one_that_leaves_the_queue_is_not_counted_in_it():
 
 
 async def test_a_full_queue_is_shared_by_weight():
-    admission = Admission(Bounds(running=1, queued=4))
-    running = Client(admission, Visitor("running"))
+    admission = Admission(AdmissionLimits(running=1, queued=4))
+    running = Client(admission, Requester("running"))
     await settle()
-    light = await flood_of(admission, Visitor("light"), 2)
-    heavy = await flood_of(admission, Visitor("heavy", weight=4), 2)
-    heavy += await flood_of(admission, Visitor("heavy", weight=4), 1)
+    light = await flood_of(admission, Requester("light"), 2)
+    heavy = await flood_of(admission, Requester("heavy", weight=4), 2)
+    heavy += await flood_of(admission, Requester("heavy", weight=4), 1)
     assert isinstance(light[1].task.exception(), TooManyRequests)
     assert admission.queued == 4
     await end_all(running, *light, *heavy)
 
 
 async def test_waiting_tokens_are_shared_by_weight_and_to_the_last():
-    admission = Admission(Bounds(running=1, queued_tokens=1000), Clock())
-    running = Client(admission, Visitor("running"))
+    admission = Admission(AdmissionLimits(running=1, queued_tokens=1000), Clock())
+    running = Client(admission, Requester("running"))
     await settle()
     waiting = {
-        name: Client(admission, Visitor(name, weight=weight), tokens)
+        name: Client(admission, Requester(name, weight=weight), tokens)
         for name, weight, tokens in (("middle", 4, 500), ("light", 1, 300), ("heavy", 8, 200))
     }
     await settle()
     assert admission.queued_tokens == 1000, "all of them may wait"
-    one = Client(admission, Visitor("heavy", weight=8), 1)
+    one = Client(admission, Requester("heavy", weight=8), 1)
     await settle()
     assert isinstance(waiting["light"].task.exception(), TooManyRequests)
     assert not waiting["middle"].task.done()
@@ -229,8 +231,8 @@ async def test_waiting_tokens_are_shared_by_weight_and_to_the_last():
 
 
 async def test_a_deadline_is_not_refused_while_the_rate_is_unknown():
-    admission = Admission(Bounds(running=1), Clock())
+    admission = Admission(AdmissionLimits(running=1), Clock())
     clients = [Client(admission), Client(admission)]
     await settle()
-    clients.append(Client(admission, Visitor(deadline=admission.clock() + 0.5)))
+    clients.append(Client(admission, Requester(deadline=admission.clock() + 0.5)))
     await end_all(*clients)

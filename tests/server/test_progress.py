@@ -6,7 +6,7 @@ import io
 import threading
 
 from engine.types import EngineInfo, SpeculationInfo
-from server.cli.console import Progress, banner
+from server.cli.console import StartupProgress, format_banner
 
 
 class Page(io.StringIO):
@@ -24,7 +24,7 @@ class Page(io.StringIO):
 
 def test_a_step_that_takes_long_is_repeated():
     page = Page()
-    progress = Progress(page, heartbeat_s=0.02)
+    progress = StartupProgress(page, heartbeat_s=0.02)
     progress("loading")
     assert page.beat.wait(5)
     progress.close()
@@ -34,7 +34,7 @@ def test_a_step_that_takes_long_is_repeated():
 
 def test_a_note_is_not_what_takes_long():
     page = Page()
-    progress = Progress(page, heartbeat_s=0.02)
+    progress = StartupProgress(page, heartbeat_s=0.02)
     progress("loading")
     progress("note: kept in memory")
     assert page.beat.wait(5)
@@ -46,7 +46,7 @@ def test_a_note_is_not_what_takes_long():
 
 def test_the_banner_says_what_is_served_and_how_to_try_it(lab):
     info = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="EAGLE 3.1: why"))
-    text = banner(
+    text = format_banner(
         "http://127.0.0.1:8000", "http://127.0.0.1:9000", "demo", info, lab.path().parsers, 12.3
     )
     assert "EAGLE 3.1: why" in text

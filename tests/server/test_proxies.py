@@ -10,8 +10,8 @@ import httpx
 import orjson
 import pytest
 
-from server.cli.listener import Server, Tls, _config
-from server.http.connection_limits import Gate, Limits
+from server.cli.listener import GatewayServer, TlsSettings, _make_config
+from server.http.connection_limits import ConnectionLimiter, ConnectionLimits
 from server.http.response import send_json
 
 CLAIM = {"x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https"}
@@ -24,9 +24,11 @@ async def tell(scope, receive, send):
 
 @asynccontextmanager
 async def served(proxies):
-    limits = Limits.of(1024, proxies=proxies)
+    limits = ConnectionLimits.of(1024, proxies=proxies)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Server(_config(tell, Tls(), limits.proxies), Gate(limits))
+        server = GatewayServer(
+            _make_config(tell, TlsSettings(), limits.proxies), ConnectionLimiter(limits)
+        )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True

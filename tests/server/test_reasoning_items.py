@@ -6,7 +6,7 @@ import pytest
 from cryptography.fernet import Fernet
 from openai import OpenAI
 
-from server.access.keys import Key, KeyRing, digest_of
+from server.access.keys import ApiKey, KeyRing, hash_key
 from server.apis.responses.encryption import ReasoningCipher
 from tests.server.test_responses import ask, plain, said
 
@@ -107,7 +107,7 @@ async def test_a_changed_one_is_refused_by_its_place(lab, change):
 
 async def test_nobody_else_can_use_it(lab):
     keys = {name: f"sk-{name}-0123456789" for name in ("ann", "bob")}
-    lab.gateway.keys = KeyRing(tuple(Key(name, digest_of(key)) for name, key in keys.items()))
+    lab.gateway.keys = KeyRing(tuple(ApiKey(name, hash_key(key)) for name, key in keys.items()))
     lab.says(THOUGHT)
     as_ann = {"authorization": f"Bearer {keys['ann']}"}
     body = {"model": "demo", "input": "hi"} | SEALED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.access.keys import Key, KeyRing, digest_of
+from server.access.keys import ApiKey, KeyRing, hash_key
 from server.app import create_app
 from tests.server.conftest import call
 from tests.server.test_door import pages
@@ -36,7 +36,7 @@ async def test_the_document_names_the_prefix(under):
 
 @pytest.mark.parametrize("path", ["/metrics", "/admin/status", "/debug/speculation", ""])
 async def test_the_prefix_opens_no_operator_path(under, path):
-    under.gateway.keys = KeyRing((Key("user", digest_of(USER)),))
+    under.gateway.keys = KeyRing((ApiKey("user", hash_key(USER)),))
     headers = {"authorization": f"Bearer {USER}"}
     assert (await call(under.app, "GET", f"/team/llm{path}", headers=headers)).status == 403
     answer = await call(under.app, "GET", f"/team/llm/team/llm{path}", headers=headers)

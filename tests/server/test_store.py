@@ -11,20 +11,22 @@ import orjson
 import pytest
 from sqlalchemy import event
 
-from server.access.keys import load
+from server.access.keys import load_keys
 from server.errors import InvalidRequest, StoreFailed
 from server.store import items
-from server.store.base import Stored, StoredConversation, StoreLimits
+from server.store.base import StoredConversation, StoredResponse, StoreLimits
 from server.store.database import StoreError
-from server.store.sql import Retention, SqlStore
+from server.store.sql import Retention, SqlResponseStore
 
 
-def stored(id: str, owner: str = "", age_s: float = 0.0) -> Stored:
-    return Stored(id, owner, time.time() - age_s, {"id": id, "output": []}, [{"type": "message"}])
+def stored(id: str, owner: str = "", age_s: float = 0.0) -> StoredResponse:
+    return StoredResponse(
+        id, owner, time.time() - age_s, {"id": id, "output": []}, [{"type": "message"}]
+    )
 
 
 async def test_what_is_put_comes_back_to_its_owner_only():
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     await store.put(stored("a", "ann"))
     assert (await store.get("a", "ann")).input == [{"type": "message"}]
     assert await store.get("a", "bob") is None
@@ -34,27 +36,27 @@ async def test_what_is_put_comes_back_to_its_owner_only():
 
 
 async def test_a_second_put_replaces_the_first():
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     await store.put(stored("a"))
-    changed = Stored("a", "", time.time(), {"id": "a", "status": "completed"}, [])
+    changed = StoredResponse("a", "", time.time(), {"id": "a", "status": "completed"}, [])
     await store.put(changed)
     assert (await store.get("a", "")).response["status"] == "completed"
 
 
 async def test_what_is_too_old_or_too_much_goes(tmp_path):
     url = f"sqlite:///{tmp_path}/deep/responses.sqlite"
-    store = SqlStore(url)
+    store = SqlResponseStore(url)
     for at in range(6):
         await store.put(stored(f"r{at}", age_s=60 - at))
     await store.put(stored("old", age_s=4000))
     await store.aclose()
-    store = SqlStore(url, Retention(seconds=3600, most=4))
+    store = SqlResponseStore(url, Retention(seconds=3600, most=4))
     left = [id for id in ["old", *(f"r{at}" for at in range(6))] if await store.get(id, "")]
     assert left == ["r2", "r3", "r4", "r5"]
 
 
 async def test_every_hundredth_response_sweeps():
-    store = SqlStore("sqlite://", Retention(most=4))
+    store = SqlResponseStore("sqlite://", Retention(most=4))
     for at in range(99):
         await store.put(stored(f"r{at}", age_s=200 - at))
     assert rows(store, "responses") == 99
@@ -63,7 +65,7 @@ async def test_every_hundredth_response_sweeps():
 
 
 async def test_responses_are_kept_for_thirty_days():
-    store, day_s = SqlStore("sqlite://"), 86400
+    store, day_s = SqlResponseStore("sqlite://"), 86400
     await store.put(stored("young", age_s=30 * day_s - 10))
     await store.put(stored("old", age_s=30 * day_s + 10))
     assert await store.get("young", "") is not None
@@ -71,7 +73,7 @@ async def test_responses_are_kept_for_thirty_days():
 
 
 async def test_the_file_is_for_its_owner_alone(tmp_path):
-    SqlStore(f"sqlite:///{tmp_path}/responses.sqlite")
+    SqlResponseStore(f"sqlite:///{tmp_path}/responses.sqlite")
     assert stat.S_IMODE((tmp_path / "responses.sqlite").stat().st_mode) == 0o600
 
 
@@ -80,13 +82,13 @@ async def test_the_file_is_for_its_owner_alone(tmp_path):
 )
 def test_one_that_cannot_be_opened_says_so_without_its_password(url):
     with pytest.raises(StoreError) as raised:
-        SqlStore(url)
+        SqlResponseStore(url)
     assert "pw" not in str(raised.value)
 
 
 async def test_many_at_once_lose_nothing():
     """In memory there is one connection: what one call rolls back must not be another's."""
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     names = [f"r{at}" for at in range(200)]
 
     async def both(name):
@@ -101,7 +103,7 @@ async def test_many_at_once_lose_nothing():
 @pytest.fixture
 def full(tmp_path):
     """A store on a full disk: SQLite may use the pages it has, no more."""
-    store = SqlStore(f"sqlite:///{tmp_path}/responses.sqlite")
+    store = SqlResponseStore(f"sqlite:///{tmp_path}/responses.sqlite")
     fill(store)
     return store
 
@@ -115,7 +117,9 @@ def fill(store):
 
 
 async def test_a_full_disk_is_told_without_what_was_to_be_stored(full, caplog):
-    secret = Stored("big", "", time.time(), {"id": "big", "output": ["secret" * 10_000]}, [])
+    secret = StoredResponse(
+        "big", "", time.time(), {"id": "big", "output": ["secret" * 10_000]}, []
+    )
     with pytest.raises(StoreFailed) as raised:
         await full.put(secret)
     assert "database or disk is full" in caplog.text
@@ -126,15 +130,15 @@ async def test_a_full_disk_is_told_without_what_was_to_be_stored(full, caplog):
 
 
 async def test_what_was_stored_survives_a_full_disk(tmp_path):
-    store = SqlStore(f"sqlite:///{tmp_path}/responses.sqlite")
+    store = SqlResponseStore(f"sqlite:///{tmp_path}/responses.sqlite")
     await store.put(stored("before"))
     fill(store)
     with pytest.raises(StoreFailed):
-        await store.put(Stored("big", "", time.time(), {"output": ["x" * 100_000]}, []))
+        await store.put(StoredResponse("big", "", time.time(), {"output": ["x" * 100_000]}, []))
     assert (await store.get("before", "")).id == "before"
     assert await store.delete("before", "")
     await store.aclose()
-    again = SqlStore(f"sqlite:///{tmp_path}/responses.sqlite")
+    again = SqlResponseStore(f"sqlite:///{tmp_path}/responses.sqlite")
     await again.put(stored("after"))
     assert (await again.get("after", "")).id == "after"
     with again._engine.connect() as connection:
@@ -144,18 +148,18 @@ async def test_what_was_stored_survives_a_full_disk(tmp_path):
 async def test_rows_of_keys_known_by_their_position_belong_to_nobody(tmp_path):
     """An earlier version called the n-th key of the command line ``key-n``."""
     url = f"sqlite:///{tmp_path}/responses.sqlite"
-    store = SqlStore(url)
+    store = SqlResponseStore(url)
     for owner in ("agents", "key-1", "admin", ""):
         await store.put(stored(f"r-{owner}", owner))
         await store.conversations.put(StoredConversation(f"c-{owner}", owner, 1.0, {}))
     await store.aclose()
     for _ in range(2):
-        store = SqlStore(url)
+        store = SqlResponseStore(url)
         assert await store.get("r-agents", "key:agents") is not None
         assert await store.conversations.get("c-agents", "key:agents") is not None
         assert await store.get("r-", "") is not None
         for name in ("key-1", "admin"):
-            for owner in (f"key:{name}", *(key.owner for key in load(None, ["x" * 20]).keys)):
+            for owner in (f"key:{name}", *(key.owner for key in load_keys(None, ["x" * 20]).keys)):
                 assert await store.get(f"r-{name}", owner) is None
                 assert await store.conversations.get(f"c-{name}", owner) is None
         await store.aclose()
@@ -185,7 +189,7 @@ async def test_a_database_of_an_earlier_version_is_read_and_shrinks(tmp_path):
     with sqlite3.connect(path) as connection:
         connection.executescript(EARLIER.format(now=time.time()))
     for _ in range(2):
-        store = SqlStore(f"sqlite:///{path}")
+        store = SqlResponseStore(f"sqlite:///{path}")
         history = await store.history("r2", "key:agents")
         assert history == [{"asked": 1}, {"said": 1}, {"asked": 2}, {"said": 2}]
         assert await store.history_bytes("r2", "key:agents") > 20
@@ -203,10 +207,10 @@ def pragma(path, name):
 
 async def test_the_file_shrinks_when_responses_go(tmp_path):
     path = tmp_path / "responses.sqlite"
-    store = SqlStore(f"sqlite:///{path}", Retention(seconds=3600))
+    store = SqlResponseStore(f"sqlite:///{path}", Retention(seconds=3600))
     for at in range(20):
         output = [{"text": "x" * 100_000}]
-        await store.put(Stored(f"r{at}", "", time.time() - 3000, {"output": output}, []))
+        await store.put(StoredResponse(f"r{at}", "", time.time() - 3000, {"output": output}, []))
     full = path.stat().st_size
     assert full > 2_000_000
     for at in range(10):
@@ -222,8 +226,8 @@ async def test_the_file_shrinks_when_responses_go(tmp_path):
 
 async def test_what_is_old_can_neither_be_read_nor_found_on_the_disk(tmp_path):
     path = tmp_path / "responses.sqlite"
-    store = SqlStore(f"sqlite:///{path}", Retention(seconds=3600))
-    await store.put(Stored("r", "", time.time(), {"output": [{"text": "a secret"}]}, []))
+    store = SqlResponseStore(f"sqlite:///{path}", Retention(seconds=3600))
+    await store.put(StoredResponse("r", "", time.time(), {"output": [{"text": "a secret"}]}, []))
     await store.conversations.put(StoredConversation("c", "", time.time(), {}))
     await store.conversations.append("c", [{"id": "i", "text": "a secret"}])
     store._retention = Retention(seconds=-1)
@@ -242,7 +246,7 @@ def rows(store, table):
 
 
 async def test_a_deleted_conversation_leaves_no_items():
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     for id in ("c1", "c2"):
         await store.conversations.put(StoredConversation(id, "ann", time.time(), {}))
         await store.conversations.append(id, [{"id": f"{id}-{at}"} for at in range(3)])
@@ -257,7 +261,7 @@ async def test_a_deleted_conversation_leaves_no_items():
 
 
 async def test_a_key_with_many_responses_pushes_out_its_own():
-    store = SqlStore("sqlite://", Retention(most=10))
+    store = SqlResponseStore("sqlite://", Retention(most=10))
     for at in range(3):
         await store.put(stored(f"few{at}", "few", age_s=1000 - at))
     for at in range(60):
@@ -273,11 +277,13 @@ async def test_a_key_with_many_responses_pushes_out_its_own():
 
 
 async def test_a_history_is_two_statements_however_long():
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     for at in range(300):
         output = {"output": [{"said": at}], "tools": ["x" * 1000]}
         previous = f"r{at - 1}" if at else None
-        await store.put(Stored(f"r{at}", "ann", time.time(), output, [{"asked": at}], previous))
+        await store.put(
+            StoredResponse(f"r{at}", "ann", time.time(), output, [{"asked": at}], previous)
+        )
     statements = []
 
     def told(_connection, _cursor, statement, *_):
@@ -292,16 +298,16 @@ async def test_a_history_is_two_statements_however_long():
     assert await store.history("r299", "bob") == []
     assert await store.delete("r100", "ann")
     assert await store.history_bytes("r299", "ann") is None, "one in the middle is missing"
-    await store.put(Stored("r100", "bob", time.time(), {"output": []}, [], "r99"))
+    await store.put(StoredResponse("r100", "bob", time.time(), {"output": []}, [], "r99"))
     assert await store.history_bytes("r299", "ann") is None, "and must not be another key's"
 
 
 async def test_a_history_is_at_most_so_long(monkeypatch):
     monkeypatch.setattr("server.store.sql.LONGEST_HISTORY", 5)
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     for at in range(8):
         previous = f"r{at - 1}" if at else None
-        await store.put(Stored(f"r{at}", "", time.time(), {"output": []}, [], previous))
+        await store.put(StoredResponse(f"r{at}", "", time.time(), {"output": []}, [], previous))
     assert await store.history_bytes("r5", "") is not None
     assert await store.history_bytes("r6", "") is None
 
@@ -310,7 +316,7 @@ SMALL = StoreLimits(items=5, bytes=1000, conversations=3, owner_bytes=1500)
 
 
 async def test_a_conversation_has_so_many_items_and_bytes():
-    talks = SqlStore("sqlite://", limits=SMALL).conversations
+    talks = SqlResponseStore("sqlite://", limits=SMALL).conversations
     await talks.put(StoredConversation("c", "ann", time.time(), {}))
     await talks.append("c", [{"id": str(at)} for at in range(4)])
     two = [{"id": "5"}, {"id": "6"}]
@@ -333,7 +339,7 @@ async def test_a_conversation_has_so_many_items_and_bytes():
 
 
 async def test_a_key_has_so_many_conversations_and_bytes_whatever_others_have():
-    talks = SqlStore("sqlite://", limits=SMALL).conversations
+    talks = SqlResponseStore("sqlite://", limits=SMALL).conversations
     for owner in ("ann", "bob"):
         for at in range(3):
             await talks.put(StoredConversation(f"{owner}{at}", owner, time.time(), {}))
@@ -359,7 +365,7 @@ def item_of(num_bytes: int, id: str = "i") -> dict[str, str]:
 
 
 async def test_a_conversation_may_be_filled_to_the_last_byte():
-    talks = SqlStore("sqlite://", limits=SMALL).conversations
+    talks = SqlResponseStore("sqlite://", limits=SMALL).conversations
     await talks.put(StoredConversation("c", "ann", time.time(), {}))
     for given in ([item_of(1001)], [item_of(500), item_of(501)]):
         with pytest.raises(InvalidRequest) as refused:
@@ -371,7 +377,7 @@ async def test_a_conversation_may_be_filled_to_the_last_byte():
 
 
 async def test_a_key_may_fill_its_conversations_to_the_last_byte():
-    talks = SqlStore("sqlite://", limits=SMALL).conversations
+    talks = SqlResponseStore("sqlite://", limits=SMALL).conversations
     for at in range(2):
         await talks.put(StoredConversation(f"c{at}", "ann", time.time(), {}))
     await talks.append("c0", [item_of(1000)])
@@ -384,14 +390,14 @@ async def test_a_key_may_fill_its_conversations_to_the_last_byte():
 
 
 async def test_a_conversation_that_is_gone_holds_nothing_and_refuses_nothing():
-    talks = SqlStore("sqlite://", limits=SMALL).conversations
+    talks = SqlResponseStore("sqlite://", limits=SMALL).conversations
     await talks.check("gone", [item_of(2000)], "items")
     assert await talks.num_bytes("gone") == 0
     assert await talks.items("gone") == []
 
 
 async def test_items_are_found_by_their_ids_however_many_and_by_their_owner_alone():
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     for id, owner in (("c1", "ann"), ("c2", "ann"), ("c3", "bob")):
         await store.conversations.put(StoredConversation(id, owner, time.time(), {}))
     ids = [f"i{at}" for at in range(1002)]
@@ -404,18 +410,18 @@ async def test_items_are_found_by_their_ids_however_many_and_by_their_owner_alon
 
 
 async def test_items_of_two_keys_may_have_the_same_id():
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     for owner in ("ann", "bob"):
         given = [{"id": "same", "of": owner}, {"id": f"of-{owner}"}]
-        await store.put(Stored(f"r-{owner}", owner, time.time(), {"output": []}, given))
+        await store.put(StoredResponse(f"r-{owner}", owner, time.time(), {"output": []}, given))
     for owner in ("ann", "bob"):
         found = await store.items(["same", "of-ann", "of-bob"], owner, 1 << 20)
         assert found == {"same": {"id": "same", "of": owner}, f"of-{owner}": {"id": f"of-{owner}"}}
 
 
 async def test_one_item_that_another_gateway_has_just_put_there_loses_no_other():
-    store = SqlStore("sqlite://")
-    await store.put(Stored("r1", "ann", time.time(), {"output": []}, [{"id": "a"}]))
+    store = SqlResponseStore("sqlite://")
+    await store.put(StoredResponse("r1", "ann", time.time(), {"output": []}, [{"id": "a"}]))
     rows = [{"owner": "ann", "response": "r2", "created": time.time(), "id": id} for id in "ab"]
     with store._engine.begin() as connection:
         items._insert(connection, rows)

@@ -7,23 +7,23 @@ import time
 
 import orjson
 
-from server.store.base import Stored
-from server.store.sql import Retention, SqlStore
+from server.store.base import StoredResponse
+from server.store.sql import Retention, SqlResponseStore
 from tests.server.test_store import item_of
 
 
-def held(id: str, owner: str = "ann", until: float | None = 2e9) -> Stored:
+def held(id: str, owner: str = "ann", until: float | None = 2e9) -> StoredResponse:
     response = {"id": id, "status": "in_progress", "output": []}
-    return Stored(id, owner, time.time(), response, [{"id": f"in-{id}"}], held_until=until)
+    return StoredResponse(id, owner, time.time(), response, [{"id": f"in-{id}"}], held_until=until)
 
 
-def settled(id: str, owner: str = "ann") -> Stored:
+def settled(id: str, owner: str = "ann") -> StoredResponse:
     response = {"id": id, "status": "completed", "output": [{"id": f"out-{id}"}]}
-    return Stored(id, owner, time.time(), response, [{"id": f"in-{id}"}])
+    return StoredResponse(id, owner, time.time(), response, [{"id": f"in-{id}"}])
 
 
 async def test_a_held_response_is_settled_once_and_by_its_owner_alone():
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     for each in (held("r1"), held("r2"), held("r3", "bob"), held("r4", until=None)):
         await store.put(each)
     assert await store.settle(settled("r1", "bob")) is False
@@ -40,12 +40,12 @@ async def test_a_held_response_is_settled_once_and_by_its_owner_alone():
     assert (await store.get("r2", "ann")).held_until == 2e9
     found = await store.items(["out-r1", "out-r4", "out-gone"], "ann", 1 << 20)
     assert found == {"out-r1": {"id": "out-r1"}}
-    await store.put(Stored("r5", "bob", time.time(), {"output": []}, [{"id": "out-r1"}]))
+    await store.put(StoredResponse("r5", "bob", time.time(), {"output": []}, [{"id": "out-r1"}]))
     assert set(await store.items(["out-r1"], "bob", 1 << 20)) == {"out-r1"}, "it is no other's"
 
 
 async def test_only_those_that_run_are_held_on():
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     for each in (held("r1"), held("r2"), held("r3", until=None)):
         await store.put(each)
     assert await store.hold(["r1", "r3", "gone"], 3e9) == {"r1"}
@@ -54,16 +54,16 @@ async def test_only_those_that_run_are_held_on():
 
 
 async def test_no_more_responses_are_read_for_items_than_may_be():
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     for at in range(3):
         given = [item_of(100, f"i{at}")]
-        await store.put(Stored(f"r{at}", "ann", time.time(), {"output": []}, given))
+        await store.put(StoredResponse(f"r{at}", "ann", time.time(), {"output": []}, given))
     assert len(await store.items(["i0", "i1", "i2"], "ann", 100)) == 2
     assert len(await store.items(["i0", "i1", "i2"], "ann", 300)) == 3
 
 
 async def test_items_stay_known_when_another_key_asks_to_delete_their_response():
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     await store.put(held("r1"))
     assert not await store.delete("r1", "bob")
     assert set(await store.items(["in-r1"], "ann", 1 << 20)) == {"in-r1"}
@@ -72,7 +72,7 @@ async def test_items_stay_known_when_another_key_asks_to_delete_their_response()
 
 
 async def test_a_sweep_that_fails_is_logged_and_ends_nothing(caplog):
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     with store._engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE eaglegate_responses")
     await store.sweep()
@@ -80,7 +80,7 @@ async def test_a_sweep_that_fails_is_logged_and_ends_nothing(caplog):
 
 
 async def test_sqlite_is_given_one_call_at_a_time():
-    store, order = SqlStore("sqlite://"), []
+    store, order = SqlResponseStore("sqlite://"), []
 
     def work() -> None:
         order.append("begins")
@@ -93,24 +93,24 @@ async def test_sqlite_is_given_one_call_at_a_time():
 
 async def test_an_output_is_stored_apart_and_counted():
     """A history reads it without the tools that the response holds."""
-    store = SqlStore("sqlite://")
+    store = SqlResponseStore("sqlite://")
     given, output = [{"asked": 1}], [{"said": 22}]
     response = {"id": "r", "output": output, "tools": ["x" * 1000]}
-    await store.put(Stored("r", "ann", time.time(), response, given))
+    await store.put(StoredResponse("r", "ann", time.time(), response, given))
     with store._engine.connect() as connection:
         row = connection.exec_driver_sql("SELECT response, output FROM eaglegate_responses").one()
     assert orjson.loads(row.response) == response | {"output": None}
     assert orjson.loads(row.output) == output
     assert await store.history_bytes("r", "ann") == len(orjson.dumps(given) + orjson.dumps(output))
     assert (await store.get("r", "ann")).response == response
-    await store.put(Stored("bare", "ann", time.time(), {"id": "bare"}, []))
+    await store.put(StoredResponse("bare", "ann", time.time(), {"id": "bare"}, []))
     assert (await store.get("bare", "ann")).response == {"id": "bare"}
 
 
 async def test_any_number_of_old_responses_is_removed():
-    store = SqlStore("sqlite://", Retention(seconds=2e9))
+    store = SqlResponseStore("sqlite://", Retention(seconds=2e9))
     for at in range(1003):
-        await store.put(Stored(f"r{at}", "ann", 1e9 + at, {"output": []}, []))
+        await store.put(StoredResponse(f"r{at}", "ann", 1e9 + at, {"output": []}, []))
     store._retention = Retention(seconds=2e9, most=1)
     await store.sweep()
     with store._engine.connect() as connection:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from server.cli.listener import Tls
+from server.cli.listener import TlsSettings
 from server.settings import ConfigError
 from tests.server.test_signals import BODY, scripted
 
@@ -95,14 +95,14 @@ def test_what_cannot_be_served_with_is_named_before_the_start(certificate, tmp_p
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("this is no certificate")
     for tls, words in (
-        (Tls("/nowhere.pem"), "/nowhere.pem"),
-        (Tls(str(nonsense)), "nonsense.pem"),
-        (Tls(str(certificate), str(other)), "KEY_VALUES_MISMATCH|key values mismatch"),
-        (Tls(str(certificate), ciphers="NONE-SUCH"), "cipher"),
-        (Tls(keyfile=str(other)), "would serve plain HTTP"),
-        (Tls(ca_certs=str(other)), "would serve plain HTTP"),
+        (TlsSettings("/nowhere.pem"), "/nowhere.pem"),
+        (TlsSettings(str(nonsense)), "nonsense.pem"),
+        (TlsSettings(str(certificate), str(other)), "KEY_VALUES_MISMATCH|key values mismatch"),
+        (TlsSettings(str(certificate), ciphers="NONE-SUCH"), "cipher"),
+        (TlsSettings(keyfile=str(other)), "would serve plain HTTP"),
+        (TlsSettings(ca_certs=str(other)), "would serve plain HTTP"),
     ):
         with pytest.raises(ConfigError, match=words):
             tls.check()
-    Tls().check()
-    Tls(str(certificate)).check()
+    TlsSettings().check()
+    TlsSettings(str(certificate)).check()

@@ -9,15 +9,15 @@ import pytest
 
 from engine.errors import EngineFailed, RequestRejected
 from engine.types import Constraint
-from server.access.admission import Bounds
-from server.access.caller import Visitor
-from server.access.keys import Key, KeyRing, digest_of
+from server.access.admission import AdmissionLimits
+from server.access.caller import Requester
+from server.access.keys import ApiKey, KeyRing, hash_key
 from server.errors import InvalidRequest, TooManyRequests
 from server.generation.trials import ConstraintTrials
 from tests.server.conftest import DEMO
 
 FLOOD, VICTIM = "flood-key-0123456789", "victim-key-0123456789"
-ANN, BOB = Visitor("ann"), Visitor("bob")
+ANN, BOB = Requester("ann"), Requester("bob")
 
 
 class Probe:
@@ -72,7 +72,7 @@ async def test_keys_take_turns():
 
 async def test_the_queue_is_bounded_and_the_flood_is_what_is_refused():
     probe = Probe()
-    trials = ConstraintTrials(probe, Bounds(running=1, queued=4))
+    trials = ConstraintTrials(probe, AdmissionLimits(running=1, queued=4))
     tasks = [asyncio.ensure_future(trials.check(regex(f"a{at}"), ANN, "f")) for at in range(1)]
     await settle()
     tasks += [asyncio.ensure_future(trials.check(regex(f"a{at}"), ANN, "f")) for at in range(1, 9)]
@@ -89,7 +89,7 @@ async def test_the_queue_is_bounded_and_the_flood_is_what_is_refused():
     await asyncio.gather(*tasks, return_exceptions=True)
     await mine
     queue = trials.queue
-    assert (queue.running, queue.queued, queue.queued_tokens, queue.num_inside) == (0, 0, 0, 0)
+    assert (queue.running, queue.queued, queue.queued_tokens, queue.num_in_flight) == (0, 0, 0, 0)
 
 
 async def test_a_verdict_names_the_field():
@@ -121,13 +121,13 @@ async def test_one_whose_client_leaves_ends_before_the_next_begins():
     await mine
     assert probe.tried == ["a bad one", "b"]
     await settle()
-    assert trials.queue.num_inside == 0
+    assert trials.queue.num_in_flight == 0
 
 
 async def test_known_verdicts_need_no_place_in_a_full_queue():
     probe = Probe()
     probe.verdicts |= {"known", "known and bad"}
-    trials = ConstraintTrials(probe, Bounds(running=1, queued=0))
+    trials = ConstraintTrials(probe, AdmissionLimits(running=1, queued=0))
     with pytest.raises(TooManyRequests):
         await trials.check(regex("new"), ANN, "f")
     await trials.check(regex("known"), ANN, "f")
@@ -171,7 +171,7 @@ async def test_a_trial_that_is_cancelled_leaves_its_place():
     with pytest.raises(asyncio.CancelledError):
         await trials.check(regex("a"), ANN, "f")
     await settle()
-    assert (trials.queue.running, trials.queue.num_inside) == (0, 0)
+    assert (trials.queue.running, trials.queue.num_in_flight) == (0, 0)
     assert trials.queue.rate.wait_s(1, 1) is None
 
 
@@ -192,7 +192,9 @@ async def test_a_deadline_that_the_queue_cannot_meet_keeps_its_code():
 @pytest.fixture
 def probed(lab):
     lab.says("x")
-    lab.gateway.keys = KeyRing((Key("flood", digest_of(FLOOD)), Key("victim", digest_of(VICTIM))))
+    lab.gateway.keys = KeyRing(
+        (ApiKey("flood", hash_key(FLOOD)), ApiKey("victim", hash_key(VICTIM)))
+    )
     return lab
 
 
@@ -210,7 +212,7 @@ async def test_trials_hold_no_place_in_the_engine(probed):
     probe = Probe()
     probed.gateway.open(replace(probed.gateway.path, trials=ConstraintTrials(probe)))
     admission = probed.gateway.path.admission
-    admission.bounds = Bounds(running=1, queued=1024)
+    admission.bounds = AdmissionLimits(running=1, queued=1024)
     flood = [
         asyncio.ensure_future(ask(probed, FLOOD, response_format=schema(at))) for at in range(280)
     ]
@@ -223,7 +225,7 @@ async def test_trials_hold_no_place_in_the_engine(probed):
     statuses = [(await task).status for task in flood]
     assert set(statuses) == {200, 429}
     assert statuses.count(200) == 65, "one on trial, 64 waiting"
-    assert (admission.running, admission.queued, admission.num_inside) == (0, 0, 0)
+    assert (admission.running, admission.queued, admission.num_in_flight) == (0, 0, 0)
 
 
 USER = [{"role": "user", "content": "hi"}]

@@ -10,7 +10,7 @@ from engine.rendering.files import ModelFiles
 from engine.rendering.renderer import TemplateRenderer
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.access.keys import Key, KeyRing, digest_of
+from server.access.keys import ApiKey, KeyRing, hash_key
 from server.app import create_app
 from tests.server.conftest import DEMO, EOS
 
@@ -20,7 +20,7 @@ KEY = "user-key-0123456789"
 
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
 async def test_ping_says_without_a_key_whether_requests_are_served(lab, method):
-    lab.gateway.keys = KeyRing((Key("user", digest_of(KEY)),))
+    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(KEY)),))
     answer = await lab.call(method, "/ping")
     assert (answer.status, answer.body) == (200, b"")
     lab.engine.dead = "gone"
@@ -71,7 +71,7 @@ async def test_an_invocation_is_read_as_strictly_as_its_api_reads_it(lab):
 
 
 async def test_an_invocation_needs_a_key_and_a_place(lab):
-    lab.gateway.keys = KeyRing((Key("user", digest_of(KEY)),))
+    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(KEY)),))
     assert (await lab.post("/invocations", CHAT)).status == 401
     lab.gateway.stop()
     headers = {"authorization": f"Bearer {KEY}"}

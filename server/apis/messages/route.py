@@ -40,7 +40,7 @@ def router(gateway: Gateway) -> APIRouter:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)
         path = gateway.require()
-        talk = await charge.get().parsed(
+        talk = await charge.get().parse(
             lambda: make_counted_conversation(parse(body, CountTokensRequest), path.served)
         )
         tokens = await count_prompt_tokens(

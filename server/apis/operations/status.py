@@ -57,8 +57,8 @@ def router(gateway: Gateway) -> APIRouter:
         engine = await gateway.path.engine.health()
         if not engine.live:
             return JSONResponse({"status": "engine_dead", "reason": engine.reason}, 503, RETRY)
-        if gateway.memory.shedding and gateway.under_way:
-            reason = f"short of memory: {gateway.memory.account}"
+        if gateway.memory.shedding and gateway.in_flight:
+            reason = f"short of memory: {gateway.memory.summary}"
             return JSONResponse({"status": "shedding", "reason": reason}, 503, RETRY)
         return JSONResponse({"status": "ready", "engine": _facts(gateway)})
 
@@ -78,7 +78,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def load() -> dict[str, int]:
         """The number of in-flight requests, under ``vllm serve``'s name."""
         path = gateway.path
-        return {"server_load": 0 if path is None else path.admission.num_inside}
+        return {"server_load": 0 if path is None else path.admission.num_in_flight}
 
     @routes.get("/version")
     async def versions() -> dict[str, str]:

@@ -56,7 +56,7 @@ def router(gateway: Gateway) -> APIRouter:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)
         path = gateway.require()
-        asked = await charge.get().parsed(lambda: parse(body, TokenizeRequest))
+        asked = await charge.get().parse(lambda: parse(body, TokenizeRequest))
         check_model(asked.model or gateway.models[0], path.served)
         api = "chat" if asked.prompt is None else "completions"
         tokens = await count_prompt_tokens(
@@ -69,7 +69,7 @@ def router(gateway: Gateway) -> APIRouter:
         arrived = time.perf_counter()
         body = await read_body(request, gateway.max_body_bytes)
         path = gateway.require()
-        asked = await charge.get().parsed(lambda: parse(body, DetokenizeRequest))
+        asked = await charge.get().parse(lambda: parse(body, DetokenizeRequest))
         check_model(asked.model or gateway.models[0], path.served)
         check_token_ids(asked.tokens, path.served.vocab_size, "tokens")
         async with admit(path, arrived):

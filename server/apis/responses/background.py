@@ -19,7 +19,7 @@ from server.apis.shared.response import EncodingContext
 from server.errors import GatewayError, InvalidRequest, StoreFailed
 from server.generation.job import Job
 from server.http import sse
-from server.http.response import Batches, as_gateway_error
+from server.http.response import Batches, to_gateway_error
 from server.store.base import ResponseStore
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ def _error(work: asyncio.Task[None]) -> GatewayError | None:
     if error is None:
         return None
     if isinstance(error, (GatewayError, EngineError)):
-        return as_gateway_error(error)
+        return to_gateway_error(error)
     logger.error("background response failed", exc_info=error)
     return GatewayError("The gateway failed; the answer is incomplete.")
 

@@ -17,9 +17,9 @@ from server.errors import InvalidRequest, ReaderTooSlow, StoreFailed
 from server.generation.job import Job
 from server.http.response import (
     Batches,
-    tell_source,
+    end_source,
 )
-from server.store.base import ConversationStore, ResponseStore, Stored
+from server.store.base import ConversationStore, ResponseStore, StoredResponse
 
 
 class ResponseRecord:
@@ -50,7 +50,7 @@ class ResponseRecord:
                 try:
                     yield batch
                 except ReaderTooSlow as error:
-                    await tell_source(batches, error)
+                    await end_source(batches, error)
                     raise
         await self.store_if_possible(builder)
 
@@ -90,7 +90,9 @@ class ResponseRecord:
         id, store = self.conversations
         await store.append_answer(id, [*self._given, *builder.response()["output"]])
 
-    def _stored(self, builder: ResponseBuilder) -> Stored:
+    def _stored(self, builder: ResponseBuilder) -> StoredResponse:
         job = self.job
         previous = job.repeated["previous_response_id"]
-        return Stored(job.id, self.owner, job.created, builder.response(), self._given, previous)
+        return StoredResponse(
+            job.id, self.owner, job.created, builder.response(), self._given, previous
+        )

@@ -75,7 +75,7 @@ def _add_conversations(routes: APIRouter, gateway: Gateway) -> None:
 
     async def read(request: Request, model: type[Model]) -> Model:
         body = await read_body(request, gateway.max_body_bytes)
-        return await charge.get().parsed(lambda: parse(body or b"{}", model))
+        return await charge.get().parse(lambda: parse(body or b"{}", model))
 
     def admission() -> AbstractAsyncContextManager[None]:
         return admit(gateway.require(), time.perf_counter())

@@ -44,7 +44,7 @@ from server.http.response import (
     StreamedResponse,
     json_response,
 )
-from server.store.base import Stored
+from server.store.base import StoredResponse
 
 SWEEP_S = 600.0
 
@@ -62,7 +62,7 @@ class ResponsesService:
         path = gateway.require()
         owner = gateway.owner()
         reader = gateway.cipher.reader(owner)
-        asked, given = await charge.get().parsed(lambda: _read_request(body, reader, path.served))
+        asked, given = await charge.get().parse(lambda: _read_request(body, reader, path.served))
         check_storage(asked)
         stored = self._should_store(asked)
         talk = asked.conversation_id
@@ -73,7 +73,7 @@ class ResponsesService:
         )
         given = await resolve_references(given, gateway, before)
         named = request.headers.get(WORKLOAD_HEADER)
-        job = await charge.get().parsed(
+        job = await charge.get().parse(
             lambda: make_responses_job(asked, [*before, *given], path.served, named)
         )
         job = assign_caller(job, caller.get())
@@ -141,7 +141,7 @@ class ResponsesService:
             return response
         return await self._cancel_elsewhere(stored)
 
-    async def _cancel_elsewhere(self, stored: Stored) -> dict[str, Any]:
+    async def _cancel_elsewhere(self, stored: StoredResponse) -> dict[str, Any]:
         """Mark it as cancelled; the gateway that runs it stops it."""
         assert self._gateway.store is not None
         cancelled = stored.response | {"status": "cancelled"}
@@ -175,7 +175,7 @@ class ResponsesService:
     async def items(self, id: str) -> ItemList:
         return (await self._load(id)).input
 
-    async def _load(self, id: str) -> Stored:
+    async def _load(self, id: str) -> StoredResponse:
         store = self._gateway.store
         found = None if store is None else await store.get(id, self._gateway.owner())
         if found is None:
@@ -220,7 +220,7 @@ def _read_request(
     return asked, read_input(asked, reader, served.replaces_media)
 
 
-def _current_response(stored: Stored) -> dict[str, Any]:
+def _current_response(stored: StoredResponse) -> dict[str, Any]:
     """A response whose gateway no longer renews it has failed."""
     response = stored.response
     if response["status"] not in ("queued", "in_progress"):

@@ -10,16 +10,16 @@ from engine.base import AppliedDepth
 from engine.fleet.status import WorkerStatus
 from engine.observer import NullObserver, Observer
 from engine.supervision.losses import EngineLoss
-from server.access.budget import Budget
+from server.access.budget import RequestBudget
 from server.access.caller import caller
 from server.access.keys import KeyRing
-from server.access.memory import MemoryWatch
+from server.access.memory import MemoryMonitor
 from server.apis.responses.background import BackgroundRuns
 from server.apis.responses.encryption import ReasoningCipher
 from server.errors import Unavailable
 from server.generation.pipeline import Pipeline
-from server.http.cross_origin import CrossOrigin
-from server.http.response import Timing
+from server.http.cross_origin import CrossOriginPolicy
+from server.http.response import StreamTiming
 from server.store.base import ResponseStore
 
 
@@ -40,11 +40,11 @@ class Gateway:
     models: tuple[str, ...]
     created: int
     max_body_bytes: int = 8 << 20
-    timing: Timing = field(default_factory=Timing)
+    timing: StreamTiming = field(default_factory=StreamTiming)
     keys: KeyRing = field(default_factory=KeyRing)
     admin_port: int | None = None
     """Where operator paths are served, if not on the port of the API."""
-    cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
+    cross_origin: CrossOriginPolicy = field(default_factory=CrossOriginPolicy)
     root_path: str = ""
     """The prefix of the path that a proxy puts before ours, whether it takes it off or not."""
     tokenizer_info: bool = False
@@ -52,13 +52,13 @@ class Gateway:
     request_timeout_s: float = 0.0
     """The longest a request may take; 0 for as long as it needs."""
     body_timeout_s: float = 30.0
-    budget: Budget = field(default_factory=Budget)
+    budget: RequestBudget = field(default_factory=RequestBudget)
     session_header: str = "x-session-id"
     """Requests with the same value in this header prefer the same worker."""
     unknown_fields: str = "ignore"
     """What happens to unknown fields: ignore or refuse."""
     observer: Observer = field(default_factory=NullObserver)
-    memory: MemoryWatch = field(default_factory=lambda: MemoryWatch([]))
+    memory: MemoryMonitor = field(default_factory=lambda: MemoryMonitor([]))
     store: ResponseStore | None = None
     """None stores no responses."""
     cipher: ReasoningCipher = field(default_factory=ReasoningCipher.ephemeral)
@@ -69,7 +69,7 @@ class Gateway:
     """The workers of a fleet; empty for a local engine."""
     losses: Callable[[], Iterable[EngineLoss]] = tuple
     """The last losses of engines or workers."""
-    under_way: int = 0
+    in_flight: int = 0
     """In-flight requests that may take memory."""
     path: Pipeline | None = None
     state: str = "starting"

@@ -58,7 +58,7 @@ async def respond(
         api = select(data)
         return api, api.make_job(validate(data, api.model), path.served, named)
 
-    api, job = await charge.get().parsed(read)
+    api, job = await charge.get().parse(read)
     return answer(job, path, gateway, api, arrived)
 
 
@@ -102,7 +102,7 @@ async def admit(path: Pipeline, arrived: float) -> AsyncIterator[None]:
     """Admit a request that uses no engine slot, within its deadline. Raises GatewayError."""
     who = caller.get()
     deadline = Deadline(who.timeout_s, arrived)
-    with path.admission.enter(who.visitor(deadline.at)):
+    with path.admission.enter(who.to_requester(deadline.at)):
         async with deadline.limit():
             yield
 

@@ -19,9 +19,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from server.access.admission import Admission, Bounds
-from server.access.budget import Quota
-from server.access.caller import Visitor
+from server.access.admission import Admission, AdmissionLimits
+from server.access.budget import KeyQuota
+from server.access.caller import Requester
 from server.access.fair_order import Priority
 from server.errors import TooManyRequests
 from tests.server.stateful.machine import FEW, OTHER, OWNERS, Machine
@@ -36,7 +36,7 @@ class Quotas(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.quotas = {
-            name: Quota(name, self.REQUESTS, self.TOKENS, lambda: self.now) for name in OTHER
+            name: KeyQuota(name, self.REQUESTS, self.TOKENS, lambda: self.now) for name in OTHER
         }
         self.levels = {name: [float(self.REQUESTS), float(self.TOKENS)] for name in OTHER}
 
@@ -92,7 +92,7 @@ class Admissions(Machine):
     """Bounds hold, nobody is lost, and who may run does."""
 
     asking = Bundle("asking")
-    BOUNDS = Bounds(running=4, queued=5, queued_tokens=100)
+    BOUNDS = AdmissionLimits(running=4, queued=5, queued_tokens=100)
 
     @initialize(classes=st.lists(st.sampled_from(list(Priority)), min_size=2, max_size=2))
     def open(self, classes):
@@ -102,7 +102,7 @@ class Admissions(Machine):
             self.BOUNDS, lambda: self.now, later=lambda _, what: self.alarms.append(what) or what
         )
         self.visitors = {
-            name: Visitor(name, priority, weight=weight)
+            name: Requester(name, priority, weight=weight)
             for name, priority, weight in zip(OTHER, classes, (1, 2), strict=True)
         }
         self.all: list[Asking] = []
@@ -148,7 +148,7 @@ class Admissions(Machine):
                 asking.task.cancel()
                 await asyncio.gather(asking.task, return_exceptions=True)
             if served and asking.state == "running":
-                asking.place.served()
+                asking.place.record_served()
             asking.stack.close()
 
         self.all.remove(asking)

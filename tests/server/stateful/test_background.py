@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.access.keys import Key, KeyRing, digest_of
+from server.access.keys import ApiKey, KeyRing, hash_key
 from tests.server.conftest import Lab, call
 from tests.server.stateful.machine import FEW, OWNERS, Machine
 from tests.server.test_responses import URL, said
@@ -36,7 +36,7 @@ class Background(Machine):
 
     async def _lab(self):
         lab = Lab()
-        lab.gateway.keys = KeyRing(tuple(Key(n, digest_of(k)) for n, k in SECRETS.items()))
+        lab.gateway.keys = KeyRing(tuple(ApiKey(n, hash_key(k)) for n, k in SECRETS.items()))
         word = tuple(lab.renderer.encode("word", False))
 
         def script(request):

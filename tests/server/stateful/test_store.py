@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 )
 
 from server.errors import InvalidRequest
-from server.store.base import Stored, StoredConversation, StoreLimits
-from server.store.sql import SqlStore
+from server.store.base import StoredConversation, StoredResponse, StoreLimits
+from server.store.sql import SqlResponseStore
 from tests.server.stateful.machine import FEW, OWNERS, Machine
 
 
@@ -29,8 +29,8 @@ class Responses(Machine):
 
     @initialize()
     def open(self):
-        self.store = SqlStore("sqlite://")
-        self.model: dict[str, Stored] = {}
+        self.store = SqlResponseStore("sqlite://")
+        self.model: dict[str, StoredResponse] = {}
         self.number = 0
 
     @rule(target=stored, owner=OWNERS, held=st.booleans())
@@ -46,7 +46,9 @@ class Responses(Machine):
         self.number += 1
         output = {"status": "completed", "output": [{"id": f"o{number}"}], "tools": [number]}
         until = time.time() + 60 if held else None
-        made = Stored(id, owner, time.time(), output, [{"id": f"i{number}"}], previous, until)
+        made = StoredResponse(
+            id, owner, time.time(), output, [{"id": f"i{number}"}], previous, until
+        )
         self.wait(self.store.put(made))
         self.model[id] = made
         return id
@@ -66,7 +68,7 @@ class Responses(Machine):
     @rule(id=stored, owner=OWNERS)
     def settle_it(self, id, owner):
         known = self.model.get(id)
-        end = Stored(id, owner, 1e10, {"status": "cancelled", "output": []}, [], None)
+        end = StoredResponse(id, owner, 1e10, {"status": "cancelled", "output": []}, [], None)
         mine = known is not None and known.owner == owner and known.held_until is not None
         assert self.wait(self.store.settle(end)) == mine
         if mine:
@@ -105,7 +107,7 @@ class Talks(Machine):
 
     @initialize()
     def open(self):
-        self.store = SqlStore("sqlite://", limits=self.LIMITS)
+        self.store = SqlResponseStore("sqlite://", limits=self.LIMITS)
         self.talks = self.store.conversations
         self.model: dict[str, tuple[str, list[dict[str, str]]]] = {}
         self.number = 0
