@@ -155,7 +155,7 @@ async def test_a_deadline_ends_the_engine_request(lab, stream):
     assert answer.status == 504
     assert answer.json["error"]["code"] == "deadline_exceeded"
     assert not lab.engine.running
-    assert not lab.gateway.path.admission.num_inside
+    assert not lab.gateway.path.admission.num_in_flight
 
 
 async def test_a_deadline_in_mid_stream_is_an_error_frame(lab):
@@ -220,7 +220,7 @@ async def test_a_client_that_does_not_read_is_cut_off(lab, path, asked):
     await asyncio.wait_for(lab.app(scope, receive, send), 5)
     assert endings == [Ending.SLOW_READER]
     assert not lab.engine.running
-    assert not lab.gateway.path.admission.num_inside
+    assert not lab.gateway.path.admission.num_in_flight
 
 
 async def test_messages_and_tools_are_bounded_in_number(lab):

@@ -158,7 +158,7 @@ def test_what_is_watched_follows_the_setting():
 async def test_the_watch_looks_by_itself(monkeypatch):
     monkeypatch.setattr(memory, "EVERY_S", 0.01)
     relieved = []
-    monkeypatch.setattr(memory, "relieve", lambda: relieved.append(1))
+    monkeypatch.setattr(memory, "release_free_memory", lambda: relieved.append(1))
     watch = MemoryMonitor([Tank(9.5)])
     watching = asyncio.create_task(watch.run())
     while not relieved:  # noqa: ASYNC110

@@ -196,7 +196,7 @@ async def test_one_that_leaves_the_queue_is_not_counted_in_it():
     running, waiting = Client(admission, Requester("a")), Client(admission, Requester("b"))
     await settle()
     await waiting.leave()
-    assert admission.by_key() == {"a": {"running": 1, "queued": 0}}
+    assert admission.count_by_key() == {"a": {"running": 1, "queued": 0}}
     await running.leave()
 
 

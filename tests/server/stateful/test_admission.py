@@ -182,7 +182,7 @@ class Admissions(Machine):
         assert admission.queued == len([a for a in self.all if queues(a)]) <= self.BOUNDS.queued
         assert admission.queued_tokens == sum(place.tokens for place in waiting)
         assert admission.queued_tokens <= self.BOUNDS.queued_tokens
-        assert admission.num_inside == len(self.all)
+        assert admission.num_in_flight == len(self.all)
 
     @invariant()
     def nobody_waits_for_nothing(self):
@@ -193,7 +193,7 @@ class Admissions(Machine):
         assert not waiting or self.alarms, "somebody looks again"
 
     def _first(self, place):
-        return place.flow.waiting[0] is place and len(self.admission._order.by_turn()) == 1
+        return place.flow.waiting[0] is place and len(self.admission._order.list_by_turn()) == 1
 
     @precondition(lambda self: len(getattr(self, "all", ())) > 3)
     @rule()

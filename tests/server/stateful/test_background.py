@@ -114,7 +114,7 @@ class Background(Machine):
                 assert not ends or ends[0] == "response.created"
             admission = self.lab.gateway.path.admission
             self.settle()
-            assert (admission.running, admission.num_inside) == (0, 0)
+            assert (admission.running, admission.num_in_flight) == (0, 0)
             assert not self.lab.engine.running
         super().teardown()
 
