@@ -191,7 +191,7 @@ async def _gateways(tokens: int, addresses: list[str], told: Connection) -> None
 
 
 def _fleet(make: Any, addresses: Sequence[str]) -> Fleet:
-    return Fleet(make, [StaticSource(addresses)], rules=FleetSettings(start_s=30.0))
+    return Fleet(make, [StaticSource(addresses)], settings=FleetSettings(start_s=30.0))
 
 
 def run_workers(tokens: int, told: Connection) -> None:
