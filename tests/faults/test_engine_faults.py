@@ -117,7 +117,8 @@ def test_the_cause_of_a_death_is_in_the_log_and_in_the_status(gateway, how, ende
     assert (last["cause"], last["ended_by"]) == ("died", ended_by)
     assert last["lived_s"] > 0
     assert (
-        f"the engine's end: died after {last['lived_s']} s: {ended_by}" in gateway.log.read_text()
+        f"cause of the engine loss: died after {last['lived_s']} s: {ended_by}"
+        in gateway.log.read_text()
     )
 
 
