@@ -19,7 +19,7 @@ from server.errors import TooManyRequests
 class Load:
     """Requests of one key: they come at random, ``per_s`` of them, each for ``seconds(random)``."""
 
-    visitor: Requester
+    requester: Requester
     per_s: float
     seconds: Callable[[Random], float]
     sequences: int = 1
