@@ -8,22 +8,32 @@ from dataclasses import replace
 import pytest
 
 from engine.types import FinishReason
-from tests.server.parsing.golden_corpus import Case, by_format
+from tests.server.parsing.golden_corpus import Call, Case, by_format
 from tests.server.parsing.golden_cuts import Cutting, every
 from tests.server.parsing.golden_reading import Reading, check_all, fold, main_parser, output, read
 
 TEXTUAL = {
     "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v41",
     "granite",
+    "granite_20b_fc",
     "granite_text",
     "hermes_text",
+    "hunyuan_a13b",
+    "lfm2",
     "llama3_json",
     "llama4_pythonic",
+    "olmo3",
     "openai",
+    "phi4_mini_json",
     "pythonic",
     "reasoning_granite",
+    "xlam",
 }
 """Formats with markers of plain text: half a marker at the end is still text."""
+UNDECIDED = {"function_without_call_tag", "section_in_thinking_then_more_thinking"}
+"""Cases of other formats where a marker is text until what follows decides."""
 SHORT = 250
 
 
@@ -47,6 +57,13 @@ def begins(text: str, whole: str) -> bool:
     return whole.startswith(text.rstrip("\n "))
 
 
+def begins_as_written(got: Call, whole: Call, case: Case) -> bool:
+    """A repaired call that is cut off may end in what the model wrote, such as a last comma."""
+    written = "".join(map(str, case.pieces))
+    is_repaired = whole.arguments not in written
+    return begins(got.arguments, whole.arguments) or (is_repaired and got.arguments in written)
+
+
 def check(case: Case) -> None:
     ids, _, _ = output(case)
     for size in range(len(ids)):
@@ -58,8 +75,8 @@ def check(case: Case) -> None:
         ], where
         if case.format.arguments == "verbatim":
             pairs = zip(reading.calls, case.calls, strict=False)
-            assert all(begins(got.arguments, whole.arguments) for got, whole in pairs), where
-        if case.format.name not in TEXTUAL:
+            assert all(begins_as_written(got, whole, case) for got, whole in pairs), where
+        if case.format.name not in TEXTUAL and case.name not in UNDECIDED:
             assert begins(reading.reasoning, case.reasoning), where
             assert begins(reading.content, case.content), where
 
