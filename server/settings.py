@@ -15,10 +15,13 @@ from typing import Any
 
 import orjson
 
+from server.store.base import StoreLimits
+
 ENV_PREFIX = "EAGLEGATE_"
 
 POSITIVE = (
-    "responses_retention_s", "responses_most",
+    "responses_retention_s", "responses_most", "conversation_items", "conversation_bytes",
+    "conversations_most", "conversations_bytes",
     "max_body_bytes", "first_event_grace_s", "keep_alive_s",
     "engine_start_s", "engine_hang_s", "engine_stall_s", "engine_wait_s",
     "max_running", "max_queued_tokens", "body_timeout_s", "reader_timeout_s",
@@ -27,6 +30,8 @@ POSITIVE = (
 )  # fmt: skip
 """Settings that must be above 0."""
 
+
+STORE = StoreLimits()
 
 Kind = typing.TypeVar("Kind")
 
@@ -137,6 +142,14 @@ class Settings:
     )
     responses_retention_s: float = setting(30 * 86400.0, "seconds a response is kept")
     responses_most: int = setting(100_000, "responses kept; beyond them the oldest go")
+    conversation_items: int = setting(STORE.items, "items one conversation may hold")
+    conversation_bytes: int = setting(
+        STORE.bytes, "bytes one conversation may hold, at most --max-body-bytes"
+    )
+    conversations_most: int = setting(STORE.conversations, "conversations of one API key")
+    conversations_bytes: int = setting(
+        STORE.owner_bytes, "bytes of all conversations of one API key"
+    )
     encryption_key: tuple[str, ...] = setting(
         (),
         "Fernet keys for reasoning that clients keep: the first encrypts, all decrypt; "

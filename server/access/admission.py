@@ -70,7 +70,7 @@ class AdmissionTicket:
 
     admission: Admission
     requester: Requester
-    flow: Flow
+    flow: Flow[AdmissionTicket]
     entered: float
     sequences: int = 0
     tokens: int = 0
@@ -114,7 +114,7 @@ class Admission:
         self.queued = 0
         """Requests that entered and were not admitted yet."""
         self.queued_tokens = 0
-        self._order = FairQueue(self.clock)
+        self._order = FairQueue[AdmissionTicket](self.clock)
         self._in_flight: Counter[str] = Counter()
         self._alarm: object = None
         self._empty = asyncio.Event()
@@ -169,7 +169,7 @@ class Admission:
             if flow.running or flow.queued
         }
 
-    def _flow(self, requester: Requester) -> Flow:
+    def _flow(self, requester: Requester) -> Flow[AdmissionTicket]:
         flow = self._order.flow(requester.priority, requester.flow, requester.weight)
         flow.seen = self.clock()
         return flow
@@ -228,13 +228,17 @@ class Admission:
             held_up = flow.priority if held_up is None else held_up
         return None
 
-    def _fits(self, ticket: AdmissionTicket, overdue: bool, shares: dict[Flow, float]) -> bool:
+    def _fits(
+        self, ticket: AdmissionTicket, overdue: bool, shares: dict[Flow[AdmissionTicket], float]
+    ) -> bool:
         """One that is larger than the bound runs alone."""
         kept = 0 if overdue else self._count_reserved(ticket, shares)
         left = self.bounds.running - self.running - ticket.sequences
         return left >= kept or not (self.running or kept)
 
-    def _count_reserved(self, ticket: AdmissionTicket, shares: dict[Flow, float]) -> int:
+    def _count_reserved(
+        self, ticket: AdmissionTicket, shares: dict[Flow[AdmissionTicket], float]
+    ) -> int:
         """How many places ``ticket`` must leave to others: never all of them."""
         flow, kept = ticket.flow, self.bounds.reserved
         active = {other.priority for other in shares}
@@ -299,7 +303,7 @@ class Admission:
 
     # -- the places in the queue
 
-    def _find_displaceable(self, flow: Flow) -> AdmissionTicket | None:
+    def _find_displaceable(self, flow: Flow[AdmissionTicket]) -> AdmissionTicket | None:
         """Whom a request of ``flow`` displaces, if anybody. Raises TooManyRequests."""
         if self.queued < self.bounds.queued:
             return None
@@ -371,13 +375,13 @@ class Admission:
             ticket.flow,
         )
 
-    def _queue_full_error(self, why: str, flow: Flow) -> TooManyRequests:
+    def _queue_full_error(self, why: str, flow: Flow[AdmissionTicket]) -> TooManyRequests:
         return TooManyRequests(
             f"Too many requests: {why}. Come back after the time in Retry-After.",
             code="queue_full",
             retry_after_s=self._retry_after_s(flow),
         )
 
-    def _retry_after_s(self, flow: Flow) -> float:
+    def _retry_after_s(self, flow: Flow[AdmissionTicket]) -> float:
         """From where in the fair order the flow's next request would be."""
         return self.rate.retry_after_s(self._order.count_ahead(flow) + 1, self.bounds.running)

@@ -41,6 +41,10 @@ class RateBucket:
     def take(self, amount: float) -> None:
         self._level = self._now() - amount
 
+    def resume(self, earlier: RateBucket) -> None:
+        """Continue with what an earlier bucket has used, in the same share of the minute."""
+        self._level = self.per_minute * earlier._now() / earlier.per_minute
+
     def _now(self) -> float:
         now = self._clock()
         filled = self._level + (now - self._at) * self.per_minute / MINUTE_S
@@ -72,6 +76,15 @@ class KeyQuota:
         if self._requests is not None:
             self._refuse(self._requests, "requests", "key_requests_exceeded")
             self._requests.take(1)
+
+    def resume(self, earlier: KeyQuota) -> None:
+        """Continue where the quota that this one replaces has come to."""
+        for bucket, before in (
+            (self._requests, earlier._requests),
+            (self._tokens, earlier._tokens),
+        ):
+            if bucket is not None and before is not None:
+                bucket.resume(before)
 
     def pay(self, tokens: int) -> None:
         """Pay for tokens read and written."""
@@ -115,7 +128,8 @@ class RequestCharge:
     num_bytes: int = 0
     prepaid: int = 0
     """Tokens paid on account."""
-    closed: bool = False
+    shares: int = 1
+    """How many still need the bytes: the response, and a background run."""
 
     def hold(self, num_bytes: int) -> None:
         """More of the body is there, or of what it refers to. Raises TooManyRequests."""
@@ -132,9 +146,14 @@ class RequestCharge:
         paid, self.prepaid = self.prepaid, 0
         self._pay(-paid)
 
+    def extend(self) -> None:
+        """Hold the bytes for a background run, too; it closes the charge once more."""
+        self.shares += 1
+
     def close(self) -> None:
-        if not self.closed:
-            self.closed = True
+        """Give the bytes back when the last that needs them is over."""
+        self.shares -= 1
+        if self.shares == 0:
             self.budget.release(self.name, self.num_bytes)
 
     async def parse(self, work: Callable[[], Result]) -> Result:

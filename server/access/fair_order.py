@@ -12,11 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from statistics import median_high
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from server.access.admission import AdmissionTicket
-
+from typing import Generic, Protocol, TypeVar
 
 ACTIVE_S = 60.0
 """A flow without requests counts this long among those that share the places."""
@@ -24,6 +20,16 @@ LEARNING = 0.2
 """Weight of the last request in a flow's mean."""
 UNKNOWN_S = 1.0
 """Seconds that a place is taken to be held before any was."""
+
+
+class QueuedRequest(Protocol):
+    """What the order is made by."""
+
+    entered: float
+    tokens: int
+
+
+Ticket = TypeVar("Ticket", bound=QueuedRequest)
 
 
 class Priority(IntEnum):
@@ -37,7 +43,7 @@ class Priority(IntEnum):
 
 
 @dataclass(eq=False, slots=True)
-class Flow:
+class Flow(Generic[Ticket]):
     """The requests of one key or, without keys, of one client address."""
 
     name: str
@@ -45,9 +51,9 @@ class Flow:
     weight: float = 1.0
     running: int = 0
     """Sequences in the engine."""
-    queued: dict[AdmissionTicket, None] = field(default_factory=dict)
+    queued: dict[Ticket, None] = field(default_factory=dict)
     """Those that entered and are neither admitted nor displaced; the newest last."""
-    waiting: deque[AdmissionTicket] = field(default_factory=deque)
+    waiting: deque[Ticket] = field(default_factory=deque)
     """Those of them that are ready to run, in order."""
     tokens: int = 0
     """Prompt tokens of those that wait."""
@@ -72,18 +78,18 @@ class Flow:
         self.held_s = before + LEARNING * (seconds - before)
 
 
-class FairQueue:
+class FairQueue(Generic[Ticket]):
     """The flows there are, and the virtual time of each class."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._flows: dict[tuple[Priority, str], Flow] = {}
+        self._flows: dict[tuple[Priority, str], Flow[Ticket]] = {}
         self._time: dict[Priority, float] = dict.fromkeys(Priority, 0.0)
 
-    def __iter__(self) -> Iterator[Flow]:
+    def __iter__(self) -> Iterator[Flow[Ticket]]:
         return iter(self._flows.values())
 
-    def flow(self, priority: Priority, name: str, weight: float) -> Flow:
+    def flow(self, priority: Priority, name: str, weight: float) -> Flow[Ticket]:
         """That of a visitor; made when there is none."""
         found = self._flows.get((priority, name))
         if found is None:
@@ -92,33 +98,33 @@ class FairQueue:
         found.weight = weight
         return found
 
-    def list_by_turn(self) -> list[Flow]:
+    def list_by_turn(self) -> list[Flow[Ticket]]:
         """The flows that wait, in the order of their turns."""
         waiting = [flow for flow in self if flow.waiting]
         return sorted(
             waiting, key=lambda flow: (flow.priority, flow.charged, flow.waiting[0].entered)
         )
 
-    def queue(self, flow: Flow, place: AdmissionTicket) -> None:
+    def queue(self, flow: Flow[Ticket], place: Ticket) -> None:
         """``place`` is ready to run."""
         if not flow.waiting:
             flow.charged = max(flow.charged, self._time[flow.priority])
         flow.waiting.append(place)
         flow.tokens += place.tokens
 
-    def charge(self, flow: Flow, sequences: int, typical_s: float) -> float:
+    def charge(self, flow: Flow[Ticket], sequences: int, typical_s: float) -> float:
         """A request of ``flow`` is admitted: charge what it may cost, and return that."""
         self._time[flow.priority] = max(self._time[flow.priority], flow.charged)
         cost = sequences * (flow.held_s or typical_s or UNKNOWN_S)
         flow.charged += cost / flow.weight
         return cost
 
-    def settle(self, flow: Flow, charged: float, sequences: int, seconds: float) -> None:
+    def settle(self, flow: Flow[Ticket], charged: float, sequences: int, seconds: float) -> None:
         """It left: charge what it cost instead of what was expected."""
         flow.charged += (sequences * seconds - charged) / flow.weight
         flow.learn(seconds)
 
-    def compute_shares(self, places: int) -> dict[Flow, float]:
+    def compute_shares(self, places: int) -> dict[Flow[Ticket], float]:
         """How many places each active flow may hold when all want more; at least one."""
         now = self._clock()
         active = [flow for flow in self if flow.active(now)]
@@ -127,14 +133,16 @@ class FairQueue:
             total[flow.priority] += flow.weight
         return {flow: max(1.0, places * flow.weight / total[flow.priority]) for flow in active}
 
-    def count_ahead(self, flow: Flow) -> float:
+    def count_ahead(self, flow: Flow[Ticket]) -> float:
         """Requests that go before a new one of ``flow``: all of higher classes, and of each other
         key as many as it is due for its weight meanwhile."""
         due = (len(flow.queued) + 1) / flow.weight
         others = (other for other in self if other is not flow)
         return len(flow.queued) + sum(_count_before(other, flow, due) for other in others)
 
-    def find_rival(self, flow: Flow, size: Callable[[Flow], float], own: float) -> Flow | None:
+    def find_rival(
+        self, flow: Flow[Ticket], size: Callable[[Flow[Ticket]], float], own: float
+    ) -> Flow[Ticket] | None:
         """Whose newest request gives way to one of ``flow``: the flow with the largest ``size`` in
         the lowest class there is, or in the own class if that is larger than ``own``."""
         for priority in reversed(Priority):
@@ -153,7 +161,7 @@ class FairQueue:
         self._flows = {key: flow for key, flow in self._flows.items() if flow.active(now)}
 
 
-def _count_before(other: Flow, flow: Flow, due: float) -> float:
+def _count_before(other: Flow[Ticket], flow: Flow[Ticket], due: float) -> float:
     if other.priority == flow.priority:
         return min(len(other.queued), due * other.weight)
     return len(other.queued) if other.priority < flow.priority else 0

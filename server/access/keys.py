@@ -123,6 +123,14 @@ class KeyRing:
             raise Unauthenticated("The API key has expired.", code="expired_api_key")
         return found[0]
 
+    def resume_quotas(self, earlier: KeyRing) -> None:
+        """Keys that were there before continue with what they have used of their minute."""
+        quotas = {key.name: key.quota for key in earlier.keys}
+        for key in self.keys:
+            before = quotas.get(key.name)
+            if key.quota is not None and before is not None:
+                key.quota.resume(before)
+
     @property
     def classes(self) -> frozenset[Priority]:
         return frozenset(key.priority for key in self.keys)

@@ -209,6 +209,7 @@ class ServeCommand:
         """Read keys and limits anew; what runs goes on."""
         line = await asyncio.to_thread(read_again, self._line.argv)
         fresh, ring = line.settings, load_key_ring(line.settings)
+        ring.resume_quotas(self._gateway.keys)
         self._gateway.keys, self._admission.bounds = ring, bounds(fresh)
         self._admission.classes = ring.classes
         self._gateway.request_timeout_s = fresh.request_timeout_s
@@ -311,12 +312,22 @@ def _open_tracing(endpoint: str | None) -> Tracing:
     return OpenTelemetry.for_endpoint(endpoint)
 
 
+def store_limits(settings: Settings) -> StoreLimits:
+    """A conversation may hold as many bytes as one request can bring to the model."""
+    return StoreLimits(
+        settings.conversation_items,
+        min(settings.conversation_bytes, settings.max_body_bytes),
+        settings.conversations_most,
+        settings.conversations_bytes,
+    )
+
+
 def _open_store(settings: Settings, progress: StartupProgress) -> ResponseStore | None:
     """Raises ConfigError for a store that was asked for and cannot be opened."""
     if settings.responses_store == "none":
         return None
     retention = Retention(settings.responses_retention_s, settings.responses_most)
-    limits = StoreLimits(bytes=settings.max_body_bytes)
+    limits = store_limits(settings)
     try:
         named = settings.responses_store
         return SqlResponseStore(default_url() if named == "auto" else named, retention, limits)

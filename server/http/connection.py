@@ -9,12 +9,9 @@ and what it was fed since it last handed over anything. Uses what uvicorn 0.54 k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
 
-import orjson
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from server.errors import (
@@ -22,11 +19,8 @@ from server.errors import (
     HeadersTooLarge,
     InvalidRequest,
     RequestTimeout,
-    openai_body,
 )
-
-if TYPE_CHECKING:
-    from server.http.connection_limits import ConnectionSlot
+from server.http.connection_limits import ConnectionSlot, build_response
 
 
 class HeadTooLarge(Exception):
@@ -141,17 +135,3 @@ class HttpConnection(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(build_response(error, self.server_state.default_headers))
         self.transport.close()
-
-
-def build_response(error: GatewayError, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
-    """A whole response without an application, after which the connection is closed."""
-    body: Any = orjson.dumps(openai_body(error))
-    given = {
-        b"content-type": b"application/json",
-        b"content-length": str(len(body)).encode(),
-        b"connection": b"close",
-        **{name.encode(): value.encode() for name, value in error.headers().items()},
-        **dict(headers),
-    }
-    lines = [name + b": " + value + b"\r\n" for name, value in given.items()]
-    return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])

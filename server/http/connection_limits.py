@@ -16,15 +16,16 @@ import resource
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from uvicorn.middleware.proxy_headers import _TrustedHosts
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from server.errors import Unavailable
-from server.http.connection import build_response
+from server.errors import GatewayError, Unavailable, openai_body
 
 MOST_FILES = 1 << 20
 """Some hosts allow a thousand million, and programs that walk all of them hang."""
@@ -109,6 +110,30 @@ Close = Callable[[], None]
 MakeProtocol = Callable[["ConnectionSlot"], asyncio.Protocol]
 
 
+class TrustedProxies:
+    """Addresses and networks of proxies; ``*`` is every address."""
+
+    def __init__(self, given: Sequence[str]) -> None:
+        self._every = "*" in given
+        self._networks = [network for one in given if (network := _parse_network(one))]
+
+    def __contains__(self, address: str) -> bool:
+        if self._every:
+            return True
+        try:
+            parsed = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        return any(parsed in network for network in self._networks)
+
+
+def _parse_network(given: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    try:
+        return ipaddress.ip_network(given)
+    except ValueError:  # a name: no connection comes from one
+        return None
+
+
 class ConnectionSlot:
     """One connection's place, from its acceptance to its end."""
 
@@ -146,7 +171,7 @@ class ConnectionLimiter:
         """Those without a request, the longest first."""
         self._on_refused = on_refused
         self._clients: Counter[str] = Counter()
-        self._proxies = _TrustedHosts(list(limits.proxies))
+        self._proxies = TrustedProxies(limits.proxies)
         self._listeners: list[socket.socket] = []
         self._joining: set[asyncio.Task[None]] = set()
 
@@ -270,3 +295,17 @@ def _reject(connection: socket.socket, plain: bool) -> None:
             connection.send(build_response(error))
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1 << 16)
+
+
+def build_response(error: GatewayError, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """A whole response without an application, after which the connection is closed."""
+    body: Any = orjson.dumps(openai_body(error))
+    given = {
+        b"content-type": b"application/json",
+        b"content-length": str(len(body)).encode(),
+        b"connection": b"close",
+        **{name.encode(): value.encode() for name, value in error.headers().items()},
+        **dict(headers),
+    }
+    lines = [name + b": " + value + b"\r\n" for name, value in given.items()]
+    return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])

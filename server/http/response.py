@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.events import Event
-from server.errors import GatewayError, ReaderTooSlow, from_engine
+from server.errors import GatewayError, ReaderTooSlow, from_engine, openai_body
 from server.generation.generate import Batch
 from server.http import sse
 from server.http.middleware import Write, find_writer, write_nothing
@@ -72,7 +72,9 @@ def to_gateway_error(error: GatewayError | EngineError) -> GatewayError:
 class DisconnectAwareResponse(Response):
     """Does its work beside a watcher of the client; subclasses say what the work is."""
 
-    def __init__(self, source: Batches, error_body: ErrorBody, headers: Headers = ()) -> None:
+    def __init__(
+        self, source: AsyncGenerator[Any, None], error_body: ErrorBody, headers: Headers = ()
+    ) -> None:
         super().__init__()
         self._source = source
         self._error_body = error_body
@@ -171,6 +173,28 @@ class StreamedResponse(DisconnectAwareResponse):
             keeper.cancel()
         with suppress(ReaderTooSlow):
             await stream.close(end)
+
+
+class ReplayedResponse(DisconnectAwareResponse):
+    """Server-sent events that are encoded already, such as those of a background response."""
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], timing: StreamTiming) -> None:
+        super().__init__(frames, openai_body)
+        self._timing = timing
+
+    async def _answer(self, frames: AsyncGenerator[Any, None], send: Send) -> None:
+        stream = _EventStream(send, self._write, self._timing.reader_s)
+        await stream.open(sse.HEADERS)
+        keeper = asyncio.create_task(stream.keep_alive(self._timing.keep_alive_s))
+        try:
+            async for frame in frames:
+                await stream.write(frame)
+        except ReaderTooSlow:
+            return
+        finally:
+            keeper.cancel()
+        with suppress(ReaderTooSlow):
+            await stream.close(b"")
 
 
 class _EventStream:

@@ -17,6 +17,8 @@ from server.access.keys import ApiKey, KeyRing, hash_key
 from server.apis.responses.background import HOLD_S
 from server.apis.responses.frame_log import FrameLog, ResponseSnapshot
 from server.errors import StoreFailed
+from server.http.response import ReplayedResponse, StreamTiming
+from server.http.sse import KEEP_ALIVE
 from tests.server.conftest import Lab, call
 from tests.server.test_responses import URL, said
 
@@ -36,6 +38,59 @@ def endless(lab):
 
 async def stored_status(lab, id, owner=""):
     return (await lab.gateway.store.get(id, owner)).response["status"]
+
+
+async def test_the_bytes_of_a_request_are_held_until_its_run_is_over(lab):
+    endless(lab)
+    made = await begin(lab, input="x" * 10_000)
+    assert lab.gateway.budget.held > 10_000
+    await lab.post(f"{URL}/{made['id']}/cancel", {})
+    await asyncio.sleep(0)
+    assert lab.gateway.budget.held == 0
+
+
+async def replay(frames, send, timing):
+    async def receive():
+        await asyncio.Event().wait()
+
+    await ReplayedResponse(frames, timing)({"type": "http"}, receive, send)
+
+
+async def test_a_silent_background_stream_is_kept_alive():
+    sent = []
+
+    async def send(message):
+        sent.append(message.get("body", b""))
+
+    async def frames():
+        yield b"first"
+        while KEEP_ALIVE not in sent:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+    async with asyncio.timeout(10):
+        await replay(frames(), send, StreamTiming(keep_alive_s=0.02))
+    assert sent[1] == b"first"
+    assert KEEP_ALIVE in sent
+
+
+async def test_a_background_stream_is_not_written_to_a_reader_that_does_not_read():
+    is_closed = False
+
+    async def send(message):
+        if message.get("body"):
+            await asyncio.Event().wait()
+
+    async def frames():
+        nonlocal is_closed
+        try:
+            while True:
+                yield b"frame"
+        finally:
+            is_closed = True
+
+    async with asyncio.timeout(10):
+        await replay(frames(), send, StreamTiming(reader_s=0.05))
+    assert is_closed
 
 
 @pytest.mark.parametrize("wait", [0, 1, 2, 5, 20, 200])

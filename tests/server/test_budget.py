@@ -49,6 +49,40 @@ def test_bytes_are_given_back_once():
         first.hold(21)
 
 
+def test_bytes_of_a_background_run_are_held_until_it_is_over_too():
+    budget = RequestBudget(held_bytes=100)
+    charge = budget.open("a")
+    charge.hold(20)
+    charge.extend()
+    charge.close()
+    assert budget.held == 20
+    charge.close()
+    assert budget.held == 0
+
+
+@pytest.mark.parametrize(("requests", "left"), [(60, 5), (120, 10), (6, 0)])
+def test_a_quota_that_replaces_another_continues_with_its_share(requests, left):
+    before = KeyQuota("a", requests=60, tokens=100, clock=lambda: 0.0)
+    for _ in range(55):
+        before.take()
+    after = KeyQuota("a", requests=requests, tokens=100, clock=lambda: 0.0)
+    after.resume(before)
+    for _ in range(left):
+        after.take()
+    with pytest.raises(TooManyRequests, match="requests per minute"):
+        after.take()
+
+
+def test_tokens_that_are_owed_stay_owed_when_keys_are_read_again():
+    before = KeyQuota("a", tokens=100, clock=lambda: 0.0)
+    before.pay(150)
+    after = KeyQuota("a", tokens=100, clock=lambda: 0.0)
+    after.resume(before)
+    after.pay(-50)
+    with pytest.raises(TooManyRequests, match="tokens per minute"):
+        after.take()
+
+
 def test_without_keys_there_is_one_share():
     charge = RequestBudget(held_bytes=100).open()
     charge.hold(100)

@@ -7,7 +7,9 @@ import argparse
 import pytest
 
 from server.cli.command_line import gather_arguments
+from server.cli.serve import store_limits
 from server.settings import ConfigError, Settings, add_arguments, read_settings
+from server.store.base import StoreLimits
 
 
 def read(argv, environ=None):
@@ -17,6 +19,17 @@ def read(argv, environ=None):
     add_arguments(parser)
     namespace = parser.parse_args(gather_arguments(parser, argv, environ or {}))
     return namespace, read_settings(namespace)
+
+
+def test_conversations_are_bounded_by_settings(tmp_path):
+    given = ["--conversation-items", "3", "--conversation-bytes", "999999999"]
+    more = ["--conversations-most", "4", "--conversations-bytes", "5000"]
+    settings = read([*given, *more])[1]
+    limits = store_limits(settings)
+    assert limits == StoreLimits(3, settings.max_body_bytes, 4, 5000)
+    assert store_limits(Settings()) == StoreLimits()
+    with pytest.raises(ConfigError, match="--conversation-items"):
+        Settings(conversation_items=0)
 
 
 def test_defaults():

@@ -21,6 +21,7 @@ from server.http.connection_limits import (
     RESERVED_FILES,
     ConnectionLimiter,
     ConnectionLimits,
+    TrustedProxies,
     group_address,
 )
 from server.http.response import send_json
@@ -328,3 +329,19 @@ def test_the_soft_limit_of_files_is_raised_to_the_hard_one():
     command = ["prlimit", "--nofile=256:2000", sys.executable, "-c", RAISED]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2000", "2000", "2000"]
+
+
+@pytest.mark.parametrize(
+    ("given", "address", "is_trusted"),
+    [
+        (["10.0.0.0/8"], "10.1.2.3", True),
+        (["10.0.0.0/8"], "11.1.2.3", False),
+        (["127.0.0.1", "2001:db8::/32"], "2001:db8::1", True),
+        (["127.0.0.1"], "127.0.0.1", True),
+        (["*"], "anything", True),
+        (["proxy.example", "10.0.0.1/8"], "10.0.0.1", False),
+        ([], "127.0.0.1", False),
+    ],
+)
+def test_proxies_are_addresses_and_networks(given, address, is_trusted):
+    assert (address in TrustedProxies(given)) is is_trusted

@@ -212,3 +212,17 @@ def test_no_named_key_owns_what_a_key_in_plain_text_does(tmp_path):
         named = load_keys(write(tmp_path, f"keys: [{{name: {name}, sha256: {'f' * 64}}}]")).keys[0]
         assert named.owner not in owners
     assert secret not in "".join(key.name + key.owner for key in ring.keys)
+
+
+def test_reading_the_file_again_gives_no_quota_back(tmp_path):
+    """A rotated secret keeps the name, and with it what the name has used."""
+    entry = "keys: [{{name: a, sha256: {digest}, requests_per_minute: 2}}]"
+    before = load_keys(write(tmp_path, entry.format(digest=hash_key("k" * 20).hex())))
+    for _ in range(2):
+        before.find("k" * 20).quota.take()
+    after = load_keys(write(tmp_path, entry.format(digest=hash_key("n" * 20).hex())))
+    after.resume_quotas(before)
+    with pytest.raises(Unauthenticated):
+        after.find("k" * 20)
+    with pytest.raises(TooManyRequests):
+        after.find("n" * 20).quota.take()

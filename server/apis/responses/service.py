@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from server.access.budget import charge
 from server.access.caller import caller
@@ -36,11 +36,11 @@ from server.apis.shared.route import (
 from server.errors import InvalidRequest, NotFound, openai_body
 from server.generation.generate import events
 from server.generation.pipeline import Pipeline, ServedModel
-from server.http import sse
 from server.http.body import read_body
 from server.http.response import (
     Batches,
     FoldedResponse,
+    ReplayedResponse,
     StreamedResponse,
     json_response,
 )
@@ -104,8 +104,12 @@ class ResponsesService:
         await record.begin(stream.builder)
         run = BackgroundRun(job.id, record.owner, stream, lambda: record.settle(stream.builder))
         self._gateway.runs.add(run)
+        held = charge.get()
+        held.extend()
         queued = stream.builder.response()
         run.start(source)
+        assert run.task is not None
+        run.task.add_done_callback(lambda _: held.close())
         return self._follow(run) if job.stream else json_response(queued)
 
     async def get(self, id: str) -> dict[str, Any]:
@@ -159,8 +163,7 @@ class ResponsesService:
             found = None if store is None else await store.get(run.id, owner)
             return None if found is None else found.response
 
-        headers = {k.decode(): v.decode() for k, v in sse.HEADERS}
-        return StreamingResponse(run.follow(after, stored), headers=headers)
+        return ReplayedResponse(run.follow(after, stored), self._gateway.timing)
 
     async def delete(self, id: str) -> dict[str, Any]:
         store, owner = self._gateway.store, self._gateway.owner()
