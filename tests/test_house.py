@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "engine", "observability")
 MOST_LINES = 400
-MOST_MODULES = 330
+MOST_MODULES = 250
+MOST_IMPORT_DEPTH = 23
 DOCS = ("docs/architecture.md", "CONTRIBUTING.md", "README.md")
 
 
@@ -23,6 +27,52 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """Modules of ours that a module imports, under TYPE_CHECKING and in functions too."""
+    found: set[str] = set()
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & MODULES.keys()
+            if names - MODULES.keys():
+                found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & MODULES.keys()
+    return frozenset(found - {module})
+
+
+def cycle_from(module: str, path: tuple[str, ...] = ()) -> tuple[str, ...] | None:
+    """The first import cycle reached from a module, as a path; None without one."""
+    if module in path:
+        return (*path[path.index(module) :], module)
+    for imported in sorted(imports_of(module)):
+        if imported not in _without_cycle and (found := cycle_from(imported, (*path, module))):
+            return found
+    _without_cycle.add(module)
+    return None
+
+
+_without_cycle: set[str] = set()
+
+
+@cache
+def import_depth(module: str) -> int:
+    return 1 + max((import_depth(imported) for imported in imports_of(module)), default=0)
+
+
+def test_no_import_cycles() -> None:
+    """Not even under TYPE_CHECKING."""
+    for module in MODULES:
+        assert cycle_from(module) is None
+
+
+def test_import_depth() -> None:
+    deepest = max(MODULES, key=import_depth)
+    assert import_depth(deepest) <= MOST_IMPORT_DEPTH, deepest
 
 
 def test_the_number_of_modules() -> None:
@@ -37,6 +87,33 @@ def test_no_file_is_too_long(folder: str) -> None:
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > MOST_LINES
     }
     assert not long, "split these files"
+
+
+def test_no_public_class_name_twice() -> None:
+    homes = defaultdict(list)
+    for module, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(module)
+    assert not {name: places for name, places in homes.items() if len(places) > 1}
+
+
+GLOSSARY = {"Step", "Event", "Draft", "Target", "Lane", "Slice", "Job", "Prompt"}
+
+
+def test_no_glossary_word_is_an_alias() -> None:
+    """``Step = ...`` and ``import X as Step`` hide what the word means."""
+    found = [
+        f"{module}:{node.lineno}"
+        for module, tree in TREES.items()
+        if module != "engine.events"
+        for node in ast.walk(tree)
+        if (
+            isinstance(node, ast.Assign) and {getattr(t, "id", "") for t in node.targets} & GLOSSARY
+        )
+        or (isinstance(node, ast.ImportFrom) and {a.asname for a in node.names} & GLOSSARY)
+    ]
+    assert not found
 
 
 @pytest.mark.parametrize("page", DOCS)

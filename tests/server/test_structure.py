@@ -181,7 +181,7 @@ def test_on_channels_the_engine_waits_for_the_content(lab):
     asked = job(constraint=Constraint("json_object"))
     wanted = answer_constraint(asked, Phase.CONTENT, harmony, "openai")
     assert wanted == Constraint("json_object", after_reasoning=True)
-    with pytest.raises(InvalidRequest, match="cannot be forced"):
+    with pytest.raises(InvalidRequest, match="cannot force calls"):
         answer_constraint(job(tool_policy=REQUIRED), Phase.CONTENT, harmony, "openai")
 
 
