@@ -43,7 +43,10 @@ def messages(case: Case):
 CASES = [
     pytest.param(case, id=case.id)
     for case in corpus()
-    if "openai" in case.format.name and case.pieces and case.finish == "stop"
+    if "openai" in case.format.name
+    and case.pieces
+    and case.finish == "stop"
+    and case.name != "trailing_comma"  # repaired here, not by the library
 ]
 
 

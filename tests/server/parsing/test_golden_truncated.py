@@ -23,6 +23,7 @@ TEXTUAL = {
     "hunyuan_a13b",
     "lfm2",
     "llama3_json",
+    "llama4_json",
     "llama4_pythonic",
     "olmo3",
     "openai",
