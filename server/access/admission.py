@@ -324,7 +324,9 @@ class Admission:
             own = size[flow] / flow.weight
             rival = self._order.find_rival(flow, lambda f: size.get(f, 0.0) / f.weight, own)
             if rival is None:
-                raise self._queued_tokens_error(ticket)
+                error = self._queued_tokens_error(ticket)
+                self._unqueue(ticket, error)
+                raise error
             chosen.append(newest := left[rival].pop())
             size[rival] -= newest.tokens
             excess -= newest.tokens
@@ -335,11 +337,15 @@ class Admission:
         error = self._queue_full_error(
             "this one made room for a key with fewer waiting", ticket.flow
         )
+        self._unqueue(ticket, error)
+        if ticket in ticket.flow.waiting:
+            self._end_waiting(ticket, error)
+
+    def _unqueue(self, ticket: AdmissionTicket, error: GatewayError) -> None:
+        """A refused request takes no place in the queue, even before it has left."""
         ticket.displaced = error
         del ticket.flow.queued[ticket]
         self.queued -= 1
-        if ticket in ticket.flow.waiting:
-            self._end_waiting(ticket, error)
 
     # -- refusals
     def _check_concurrency(self, requester: Requester) -> None:

@@ -382,3 +382,19 @@ def test_tokens_are_paid_late_and_block_until_they_are_paid():
     assert refused.value.retry_after_s == pytest.approx(30.1)
     clock.now += 30.2
     quota.take()
+
+
+async def test_one_refused_for_its_tokens_takes_no_place_in_the_queue():
+    admission = Admission(AdmissionLimits(running=1, queued=2, queued_tokens=15))
+    clients = []
+    for _ in range(3):
+        clients.append(Client(admission))
+        await settle()
+    assert isinstance(clients[2].task.exception(), TooManyRequests)
+    assert admission.queued == 1
+    newest = Client(admission, tokens=1)
+    await settle()
+    assert not newest.task.done()
+    for client in (*clients, newest):
+        await client.leave()
+    assert (admission.running, admission.queued, admission.queued_tokens) == (0, 0, 0)
