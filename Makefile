@@ -6,8 +6,8 @@ ARGS ?=
 
 # Processes of the fast tests: as many as there are cores, eight at most.
 PROCESSES := -n auto --maxprocesses 8 --dist worksteal
-# Two engines at a time: the tests of one file, or those that share an engine, stay in one process.
-ENGINES := -n 2 --dist loadgroup --no-loadscope-reorder --durations 30
+# Two engines at a time: the tests of one file stay in one process.
+ENGINES := -n 2 --dist loadfile --durations 30
 
 .PHONY: serve install install-dev install-light test test-fast coverage clients clients-newest mutants lint format bench lock audit clean
 

@@ -48,23 +48,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("alone"):
             item.add_marker("slow")
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
-            if not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
-
-
-def _group(item: pytest.Item) -> str:
-    """The engine a slow test shares with other files, else its file."""
-    fixtures = getattr(item, "fixturenames", ())
-    if "engine" in fixtures or "plain_engine" in fixtures:
-        return "engine"
-    return "demo_gateway" if "demo_gateway" in fixtures else str(item.path)
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
 
 
 @dataclass(frozen=True)
