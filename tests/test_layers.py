@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("server", "engine", "observability")
+ROOMS = ("server", "engine", "measure", "observability")
 KNOWS_ALL = {"server/cli/serve.py", "server/app.py"}
-HTTP_CLIENTS = ("engine/remote/", "engine/machine.py")
+HTTP_CLIENTS = ("engine/remote/", "engine/machine.py", "measure/")
+CALLS_MEASURE = ("measure/", "server/cli/")
 LIGHT = ("engine/remote/", "engine/rendering/", "engine/fleet/", "server/backends/remote")
 """What a gateway in front of workers is made of."""
 MAY_IMPORT_VLLM: set[str] = set()
@@ -52,6 +53,11 @@ def test_layers(path: Path) -> None:
         assert not names(path, "transformers")
     if inside.startswith("server/") and inside not in KNOWS_ALL:
         assert not names(path, "observability")
+    if inside.startswith("measure/"):
+        assert not names(path, "server")
+        assert not names(path, "fastapi")
+    if not inside.startswith(CALLS_MEASURE):
+        assert not names(path, "measure"), "only commands measure"
     if inside.startswith("observability/"):
         assert not names(path, "server")
     else:

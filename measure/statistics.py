@@ -1,0 +1,254 @@
+"""Estimates with intervals: cluster bootstrap, paired log-ratios, verdicts.
+
+Requests of one session are alike, so the unit of resampling is the *cluster* (a session), never the
+request or the step. Without clusters every observation is its own. Intervals are expanded
+percentile intervals (Hesterberg 2015): percentiles of the bootstrap, taken as far out as the t
+distribution asks for at this number of clusters, because plain percentiles are too narrow for few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Statistic = Callable[[Array], Array]
+"""From sums, one row per resample and one column per measured quantity, to one value per row."""
+
+LEVEL = 0.95
+ROUNDS = 2000
+LEAST_CLUSTERS = 5
+"""Below this no interval is given: there is nothing to resample."""
+_CHUNK = 1_000_000
+"""Weights held at once while resampling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its interval; ``low`` and ``high`` are None with too few clusters."""
+
+    value: float
+    low: float | None
+    high: float | None
+    level: float
+    observations: int
+    clusters: int
+
+    def transform(self, function: Callable[[float], float]) -> Estimate:
+        """The estimate of an increasing function of the same quantity: ``math.exp``, say."""
+        ends = [None if end is None else function(end) for end in (self.low, self.high)]
+        return Estimate(
+            function(self.value), ends[0], ends[1], self.level, self.observations, self.clusters
+        )
+
+    def excludes(self, value: float) -> bool:
+        """The interval exists and lies on one side of ``value``."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low > value or self.high < value
+
+    def lies_within(self, low: float, high: float) -> bool:
+        return self.low is not None and self.high is not None and low < self.low <= self.high < high
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A distribution in the words of `vllm bench serve`: percentiles interpolate linearly, ``std``
+    is that of the population."""
+
+    count: int
+    mean: float
+    median: float
+    std: float
+    p90: float
+    p95: float
+    p99: float
+
+
+def summarise(values: Iterable[float]) -> Summary | None:
+    """None without values."""
+    data = np.asarray(list(values), dtype=np.float64)
+    if not data.size:
+        return None
+    p50, p90, p95, p99 = (float(p) for p in np.percentile(data, (50, 90, 95, 99)))
+    return Summary(int(data.size), float(data.mean()), p50, float(data.std()), p90, p95, p99)
+
+
+def bootstrap(
+    columns: Sequence[Sequence[float]],
+    statistic: Statistic,
+    clusters: Sequence[Hashable] | None = None,
+    *,
+    level: float = LEVEL,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+) -> Estimate | None:
+    """Estimate a function of sums over observations, by resampling whole clusters.
+
+    ``columns`` holds one sequence per quantity, all of one length. None where the statistic has no
+    value on the data itself (a ratio without a denominator).
+    """
+    data = np.asarray(columns, dtype=np.float64).T
+    if data.size == 0:
+        return None
+    sums = _sum_clusters(data, clusters)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = float(statistic(sums.sum(axis=0, keepdims=True))[0])
+        if not math.isfinite(value):
+            return None
+        low, high = None, None
+        if len(sums) >= LEAST_CLUSTERS:
+            resampled = statistic(_resample(sums, rounds, seed))
+            low, high = _expanded_percentiles(resampled, len(sums), level)
+    return Estimate(value, low, high, level, len(data), len(sums))
+
+
+def bootstrap_mean(
+    values: Sequence[float], clusters: Sequence[Hashable] | None = None, **options: Any
+) -> Estimate | None:
+    return bootstrap_ratio(values, [1.0] * len(values), clusters, **options)
+
+
+def bootstrap_ratio(
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    **options: Any,
+) -> Estimate | None:
+    """Ratio of sums, such as accepted tokens over verify steps of many requests."""
+    columns = [numerators, denominators]
+    return bootstrap(columns, lambda sums: sums[:, 0] / sums[:, 1], clusters, **options)
+
+
+def paired_ratio(
+    base: Sequence[float],
+    other: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    **options: Any,
+) -> Estimate | None:
+    """Geometric mean of ``other / base`` over pairs, from their mean log-ratio.
+
+    Raises ValueError unless both are positive: leave out pairs in which one side has no value.
+    """
+    if len(base) != len(other):
+        raise ValueError(f"pairs need two sides: {len(base)} values against {len(other)}")
+    if any(value <= 0 for value in (*base, *other)):
+        raise ValueError("log-ratios need positive values on both sides")
+    logs = [math.log(b / a) for a, b in zip(base, other, strict=True)]
+    found = bootstrap_mean(logs, clusters, **options)
+    return None if found is None else found.transform(math.exp)
+
+
+def paired_difference(
+    base: Sequence[float],
+    other: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    **options: Any,
+) -> Estimate | None:
+    """Mean of ``other - base`` over pairs: for outcomes that are 0 or 1."""
+    return bootstrap_mean([b - a for a, b in zip(base, other, strict=True)], clusters, **options)
+
+
+class Verdict(StrEnum):
+    BETTER = "better"
+    WORSE = "worse"
+    SAME = "no difference"
+    """The whole interval lies within the margin."""
+    UNKNOWN = "not enough data"
+    """The interval holds both no difference and one that would matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What an estimate says, and why."""
+
+    verdict: Verdict
+    reason: str
+
+
+def judge_ratio(ratio: Estimate | None, *, lower_is_better: bool, margin: float = 0.02) -> Finding:
+    """Judge a ratio of two settings against 1; ``margin`` is the relative difference that matters.
+
+    Better or worse: the interval excludes 1. No difference: it lies within the margin.
+    """
+    if ratio is None:
+        return Finding(Verdict.UNKNOWN, "no pair has this figure on both sides")
+    if ratio.low is None or ratio.high is None:
+        return Finding(
+            Verdict.UNKNOWN,
+            f"{ratio.clusters} sessions; an interval needs {LEAST_CLUSTERS} or more",
+        )
+    span = f"{ratio.level:.0%} interval {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
+    if ratio.lies_within(1 - margin, 1 + margin):
+        return Finding(Verdict.SAME, f"{span} lies within ±{margin:.0%}")
+    if ratio.excludes(1.0):
+        better = (ratio.value < 1) == lower_is_better
+        return Finding(Verdict.BETTER if better else Verdict.WORSE, f"{span} excludes 0")
+    return Finding(Verdict.UNKNOWN, f"{span} holds 0 and reaches beyond ±{margin:.0%}")
+
+
+def share_level(tests: int, level: float = LEVEL) -> float:
+    """The level of each of several intervals that shall hold all at once (Bonferroni)."""
+    return 1 - (1 - level) / max(1, tests)
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """Quantile of Student's t by Cornish-Fisher expansion: within 1 % from 4 degrees of freedom
+    on, at the levels used here."""
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return math.fsum(term / degrees**power for power, term in enumerate(terms))
+
+
+def _sum_clusters(data: Array, clusters: Sequence[Hashable] | None) -> Array:
+    if clusters is None:
+        return data
+    if len(clusters) != len(data):
+        raise ValueError(f"{len(data)} observations need as many clusters, not {len(clusters)}")
+    numbers: dict[Hashable, int] = {}
+    rows = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
+    sums = np.zeros((len(numbers), data.shape[1]))
+    np.add.at(sums, rows, data)
+    return sums
+
+
+def _resample(sums: Array, rounds: int, seed: int) -> Array:
+    """Sums over as many clusters as there are, drawn with replacement, ``rounds`` times."""
+    count = len(sums)
+    generator = np.random.default_rng(seed)
+    even = np.full(count, 1 / count)
+    size = max(1, _CHUNK // count)
+    chunks = [
+        generator.multinomial(count, even, min(size, rounds - done)) @ sums
+        for done in range(0, rounds, size)
+    ]
+    return np.concatenate(chunks)
+
+
+def _expanded_percentiles(
+    resampled: Array, clusters: int, level: float
+) -> tuple[float, float] | tuple[None, None]:
+    finite = resampled[np.isfinite(resampled)]
+    if not finite.size:
+        return None, None
+    spread = math.sqrt(clusters / (clusters - 1))
+    reach = spread * t_quantile((1 + level) / 2, clusters - 1)
+    tail = NormalDist().cdf(-reach) * 100
+    low, high = np.percentile(finite, (tail, 100 - tail))
+    return float(low), float(high)
