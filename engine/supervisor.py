@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from engine.base import AppliedDepth, Engine, SupportsDepth, SupportsKilled, SupportsPostMortem
-from engine.errors import EngineDead, EngineError, EngineStartError
+from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from engine.speculation.accounting import Totals
+from engine.speculation.swap import SwapsDrafts
 from engine.supervision.continuation import is_seeded
 from engine.supervision.isolation import PoisonIsolation
 from engine.supervision.losses import create_loss
@@ -92,6 +93,15 @@ class SupervisedEngine(EnginePool):
                 async with asyncio.timeout(BOUND_S):
                     return AppliedDepth(await session.engine.set_depth(depth))
         return AppliedDepth(min(depth, session.info.speculation.depth), pending=True)
+
+    async def swap_draft(self, path: str, running: str, cache_salt: str | None) -> float:
+        """See ``engine.speculation.swap.SwapsDrafts``. A restarted engine is made with its own."""
+        session = self._live_session
+        if session is None:
+            raise EngineDead(self._reason)
+        if not isinstance(session.engine, SwapsDrafts):
+            raise EngineFailed("This engine cannot exchange its draft.")
+        return await session.engine.swap_draft(path, running, cache_salt)
 
     async def health(self) -> Health:
         """From known state: answers at once, whatever the engine does."""

@@ -77,6 +77,7 @@ def name_api(name_or_path: str) -> str:
 
 
 NO_TEMPLATE = "none"
+NO_DRAFT = "none"
 
 
 class TopTemplates:
@@ -129,6 +130,19 @@ class TopTemplates:
         return count, count
 
 
+class RecentNames:
+    """The last ``size`` names in use; one more gives up the one that was used longest ago."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._names: list[str] = []
+
+    def add(self, name: str) -> str | None:
+        """The name given up for it, if any."""
+        self._names = [known for known in self._names if known != name] + [name]
+        return self._names.pop(0) if len(self._names) > self._size else None
+
+
 @dataclass(frozen=True, slots=True)
 class TelemetrySettings:
     """``models``, ``lanes`` and ``workloads`` are the only values these labels can take."""
@@ -140,6 +154,8 @@ class TelemetrySettings:
     """Draft positions that get a series of their own; deeper ones are left out of those."""
     templates: int = 10
     """How many templates are shown by name; the rest is ``other``."""
+    drafts: int = 8
+    """How many of the last drafts keep their series."""
     window_s: float = 300.0
     """What "now" means for windowed gauges and /debug/speculation."""
     baseline_half_life_s: float = 6 * 3600.0

@@ -98,6 +98,7 @@ def make_generation_fields(record: RequestRecord) -> dict[str, Any]:
         "drafted_tokens": totals.proposed,
         "accepted_tokens": totals.accepted,
         "fallback_ratio": _round(totals.fallback_ratio),
+        "drafts": list(record.drafts),
         "tool_calls": [outcome.value for choice in record.choices for outcome in choice.tools],
     }
 

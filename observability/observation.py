@@ -12,7 +12,7 @@ from typing import NamedTuple
 from engine.events import Outcome, Phase, Repair, Usage
 from engine.observer import Ending, RequestFacts, Tell
 from engine.speculation.accounting import Totals
-from observability.labels import OTHER, Labels
+from observability.labels import NO_DRAFT, OTHER, Labels
 from observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
 
 
@@ -22,6 +22,8 @@ class SliceNames(NamedTuple):
     labels: Labels
     context: str
     template: str
+    draft: str = NO_DRAFT
+    """The fingerprint of the draft that serves it now."""
 
 
 PhaseShares = dict[Phase, PhaseShare]
@@ -71,6 +73,8 @@ class RequestRecord:
     choices: tuple[ChoiceRecord, ...]
     totals: Totals
     """Over all choices."""
+    drafts: tuple[str, ...] = ()
+    """Fingerprints of the drafts that served it, in order."""
 
     @property
     def tokens(self) -> int:
@@ -170,7 +174,7 @@ class ChoiceObservation:
 class RequestObservation:
     """``engine.observer.Observation`` for one request; made by ``Telemetry.begin``."""
 
-    __slots__ = ("_choices", "_clock", "_ended", "_settled", "facts", "record", "slices")
+    __slots__ = ("_choices", "_clock", "_ended", "_settled", "drafts", "facts", "record", "slices")
 
     def __init__(
         self,
@@ -183,6 +187,7 @@ class RequestObservation:
     ) -> None:
         self.facts = facts
         self.slices = slices
+        self.drafts = [slices.draft] if slices.draft != NO_DRAFT else []
         self.record: RequestRecord | None = None
         self._clock = clock
         self._settled = settled
@@ -208,6 +213,12 @@ class RequestObservation:
         if self.slices.template == template:
             self.slices = self.slices._replace(template=OTHER)
 
+    def change_draft(self, draft: str) -> None:
+        """Settled before: what is still to come counts for ``draft``."""
+        self.slices = self.slices._replace(draft=draft)
+        if draft not in self.drafts:
+            self.drafts.append(draft)
+
     def end(self, ending: Ending) -> None:
         self.settle(ended=True)
         if self.record is None:
@@ -231,4 +242,5 @@ class RequestObservation:
             queued=facts.admitted - facts.arrived,
             choices=choices,
             totals=reduce(add, (choice.totals for choice in choices)),
+            drafts=tuple(self.drafts),
         )

@@ -11,11 +11,15 @@ from engine.base import SupportsUnclaimed
 from engine.fleet.status import WorkerStatus
 from engine.observer import Observation, RequestFacts
 from engine.speculation.accounting import Totals
+from engine.speculation.drafts import DraftVersion
+from engine.speculation.swap import DraftManager, DraftSwap
 from engine.types import EngineInfo, EngineRequest
 from observability.labels import (
+    NO_DRAFT,
     NO_TEMPLATE,
     KnownNames,
     Labels,
+    RecentNames,
     TelemetrySettings,
     TopTemplates,
     name_context,
@@ -63,6 +67,9 @@ class Telemetry:
         self._models = KnownNames.of(settings.models)
         self._lanes = KnownNames.of(settings.lanes)
         self._workloads = KnownNames.of(settings.workloads)
+        self._drafts = RecentNames(settings.drafts)
+        self.draft = NO_DRAFT
+        """The fingerprint of the draft that serves."""
         self._live: set[RequestObservation | DirectRequest] = set()
         self._sequences: dict[str, SequenceTimeline] = {}
         self._losing: dict[str, SupportsUnclaimed] = {}
@@ -186,6 +193,28 @@ class Telemetry:
         """Read the workers of a fleet from what ``find`` finds."""
         self._workers = find
 
+    def watch_drafts(self, drafts: DraftManager) -> None:
+        """Count by the draft that serves, from now on and after every swap."""
+        if drafts.serving is not None:
+            self._change_draft(drafts.serving.fingerprint)
+        drafts.watch(self._record_swap)
+
+    def _record_swap(self, draft: DraftVersion, swap: DraftSwap) -> None:
+        self._change_draft(draft.fingerprint)
+        for group in self.groups:
+            group.record_draft_swap(swap)
+
+    def _change_draft(self, draft: str) -> None:
+        """Steps that are settled count for the draft before; the newest of each stream does not."""
+        self.settle()
+        self.draft = draft
+        for live in self._live:
+            live.change_draft(draft)
+        forgotten = self._drafts.add(draft)
+        if forgotten is not None:
+            for group in self.groups:
+                group.drop_draft(forgotten)
+
     def list_workers(self) -> Iterable[WorkerStatus]:
         """Those of a fleet as they are now; none where there is no fleet."""
         return self._workers()
@@ -228,11 +257,11 @@ class Telemetry:
         if forgotten is not None:
             self._forget_template(forgotten)
         labels = self._make_labels(facts.model, facts.lane, facts.workload)
-        return SliceNames(labels, name_context(facts.prompt_tokens), template)
+        return SliceNames(labels, name_context(facts.prompt_tokens), template, self.draft)
 
     def _name_direct_slices(self, request: EngineRequest, model: str) -> SliceNames:
         labels = self._make_labels(model, request.lane, request.workload)
-        return SliceNames(labels, name_context(len(request.prompt)), NO_TEMPLATE)
+        return SliceNames(labels, name_context(len(request.prompt)), NO_TEMPLATE, self.draft)
 
     def _make_labels(self, model: str, lane: str, workload: str) -> Labels:
         return Labels(self._models(model), self._lanes(lane), self._workloads(workload))
@@ -259,6 +288,9 @@ class DirectRequest:
 
     def forget(self, template: str) -> None:
         """It has none."""
+
+    def change_draft(self, draft: str) -> None:
+        self.slices = self.slices._replace(draft=draft)
 
     def settle(self, *, ended: bool = False) -> None:
         self.choice.settle(self.slices, self._settled, ended=ended)

@@ -26,6 +26,7 @@ usage: eaglegate COMMAND [options]
   serve [MODEL]   serve MODEL, or the built-in demo, on an OpenAI-compatible API
   check [MODEL]   show what serve would run with these options, and what would stop it
   parse           read model output on stdin, print what the parsers make of it
+  draft COMMAND   show, swap or roll back the draft of a running gateway
   key NAME        make an API key and its entry for --api-key-file
   version         print the version
 
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _with_settings(command, rest)
         case "parse":
             return int(import_module("server.cli.parse").main(rest))
+        case "draft":
+            return int(import_module("server.cli.draft").main(rest))
         case "key":
             return _key(rest)
         case "version" | "--version":

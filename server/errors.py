@@ -5,6 +5,7 @@ GatewayError              500  server_error
  |    +-- BodyTooLarge    413
  |    +-- NotFound        404
  |    +-- MethodNotAllowed 405
+ |    +-- Conflict         409
  |    +-- RequestTimeout   408
  |    +-- UnsupportedMediaType 415
  |    +-- HeadersTooLarge  431
@@ -84,6 +85,11 @@ class MethodNotAllowed(InvalidRequest):
 
     def headers(self) -> dict[str, str]:
         return {"allow": self.allowed}
+
+
+class Conflict(InvalidRequest):
+    status = 409
+    code = "conflict"
 
 
 class RequestTimeout(InvalidRequest):

@@ -88,6 +88,12 @@ class Settings:
         "every step by expected tokens per second; as deep as the engine can when not given",
         metavar="N|auto",
     )
+    draft_store: str | None = setting(
+        None,
+        "folder for copies of drafts that are loaded while serving; a promoted one is served again "
+        "after a restart. A temporary folder when not given",
+        metavar="FOLDER",
+    )
     preflight: bool = setting(
         True, "refuse to start when the checks of `eaglegate check` find an obstacle"
     )

@@ -12,6 +12,7 @@ import re
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -23,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
-from engine.errors import EngineDead, EngineStartError
+from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from engine.machine import count_oom_kills, is_stopped
 from engine.speculation.accounting import Totals
 from engine.supervision.losses import PostMortem
@@ -91,6 +92,8 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._outputs: StepOutputProcessor | None = None
         self._closed = False
+        self._draft_salt: str | None = None
+        """Keeps apart the prefix caches of different drafts."""
         self._oom_kills = count_oom_kills()
         """When the engine was last well: of those before, none was of this engine."""
         self._processes: tuple[BaseProcess, ...] = ()
@@ -122,7 +125,7 @@ class VllmEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         llm, outputs = self._require_running()
         adapter = self._adapters[request.adapter] if request.adapter else None
-        inbox = await _add_request(llm, request, adapter)
+        inbox = await _add_request(llm, request, adapter, self._draft_salt)
         try:
             while True:
                 step = await inbox.get()
@@ -155,6 +158,21 @@ class VllmEngine:
             return str(await llm.engine_core.call_utility_async("set_planning", mode))
         except EngineDeadError as error:
             raise EngineDead("The engine has died.") from error
+
+    async def swap_draft(self, path: str, running: str, cache_salt: str | None) -> float:
+        """Load the draft in ``path`` in place of ``running``, between two steps.
+
+        Returns the seconds for which no step was made.
+        """
+        llm, _ = self._require_running()
+        try:
+            pause_s = float(await _call_core(llm, "swap_draft", path, running))
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineFailed(f"The draft was not exchanged: {_summarize_error(error)}") from error
+        self._draft_salt = cache_salt
+        return pause_s
 
     @property
     def unclaimed(self) -> Totals:
@@ -291,23 +309,37 @@ def _make_warm_up_request(depth: int, info: EngineInfo) -> EngineRequest:
 
 
 async def _ping(llm: AsyncLLM) -> bool:
-    """Have the engine process answer between two steps. Ends when it does or has died."""
-    answer = asyncio.ensure_future(llm.engine_core.call_utility_async(PING))
+    try:
+        await _call_core(llm, PING)
+    except Exception:
+        return False
+    return True
+
+
+async def _call_core(llm: AsyncLLM, method: str, *arguments: object) -> Any:
+    """Have the engine process run a method between two steps. Raises EngineDead once it died."""
+    answer = asyncio.ensure_future(llm.engine_core.call_utility_async(method, *arguments))
     try:
         while not answer.done() and not llm.errored:
             await asyncio.wait({answer}, timeout=ERRORED_POLL_S)
-        return answer.done() and answer.exception() is None
+        if not answer.done() or isinstance(answer.exception(), EngineDeadError):
+            raise EngineDead("The engine has died.")
+        return answer.result()
     finally:
         answer.cancel()
 
 
+def _join_salts(*salts: str | None) -> str | None:
+    return ":".join(salt for salt in salts if salt) or None
+
+
 async def _add_request(
-    llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None
+    llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None, draft: str | None
 ) -> StepQueue:
     try:
         queue = await llm.add_request(
             request.id,
-            tokens_input(list(request.prompt), cache_salt=request.cache_salt),
+            tokens_input(list(request.prompt), cache_salt=_join_salts(draft, request.cache_salt)),
             translate.make_sampling_params(request),
             lora_request=adapter,
             trace_headers=request.trace_headers or None,

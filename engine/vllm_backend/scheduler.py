@@ -41,6 +41,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
+from engine.vllm_backend import draft_reload
 from engine.vllm_backend.child_process import exit_with_parent
 from engine.vllm_backend.contract import SKIP, declare_depths
 from engine.vllm_backend.planning import StepPlanning
@@ -250,6 +251,10 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._planning.start(mode if usable else "off")
         return self._planning.mode
 
+    def forget_draft(self) -> None:
+        """Another draft serves: what was learnt of the last one says nothing."""
+        self._planning.start(self._planning.mode)
+
     def _take_over_schedule(self) -> bool:
         """Whether depth by batch size is ours to ignore. A table also turns -1 padding off."""
         if not self.num_spec_tokens:
@@ -384,5 +389,6 @@ def set_planning(core: EngineCore, mode: str) -> str:
 
 EngineCore.set_depth = set_depth
 EngineCore.set_planning = set_planning
+EngineCore.swap_draft = draft_reload.swap_draft
 """The front end reaches the engine process by the names of EngineCore's methods."""
 exit_with_parent()

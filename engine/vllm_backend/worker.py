@@ -34,12 +34,13 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from engine.vllm_backend import steering
 from engine.vllm_backend.child_process import exit_with_parent
 from engine.vllm_backend.contract import SKIP
+from engine.vllm_backend.draft_reload import DraftReloader
 
 LORA_KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
 
-class DepthWorker:
-    """vLLM adds this to the bases of its worker; importing it is what matters."""
+class DepthWorker(DraftReloader):
+    """vLLM adds this to the bases of its worker; importing it is what matters most."""
 
 
 def propose_draft_token_ids(

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
+from engine.speculation.swap import DraftSwap
 from engine.types import EngineInfo
 from observability.labels import LABELS, Labels, TelemetrySettings
 from observability.nvml import GpuMonitor
@@ -120,6 +121,12 @@ class MetricGroup:
 
     def drop_template(self, template: str) -> None:
         """A template lost its name; drop its series."""
+
+    def record_draft_swap(self, swap: DraftSwap) -> None:
+        """The engine serves with another draft."""
+
+    def drop_draft(self, draft: str) -> None:
+        """A draft has not served for long; drop its series."""
 
     def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
         """An engine is ready, for the first time or again."""

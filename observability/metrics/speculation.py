@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.speculation.accounting import Totals
+from engine.speculation.swap import DraftSwap
 from observability.labels import LABELS, Labels
 from observability.metrics.base import MetricGroup
 from observability.observation import DecodeProgress, RequestRecord
@@ -244,7 +245,7 @@ def count_step_outcomes(totals: Totals) -> dict[str, int]:
 
 
 class SliceCounters(MetricGroup):
-    """Base of the three: counters named after ``kind``, labelled with it, model and lane."""
+    """Base of the four: counters named after ``kind``, labelled with it, model and lane."""
 
     kind = ""
 
@@ -272,6 +273,12 @@ class SliceCounters(MetricGroup):
         self._fallback(*at).inc(totals.rejected + totals.plain_steps)
         self._tokens(*at).inc(share.timed_tokens)
         self._seconds(*at).inc(share.seconds)
+
+    def remove(self, name: str) -> None:
+        """Drop the series of a name."""
+        counters = (self._verify, self._accepted, self._steps, self._fallback)
+        for metric in (*counters, self._tokens, self._seconds):
+            metric.remove(**{self.kind: name})
 
 
 class ByContext(SliceCounters):
@@ -314,7 +321,33 @@ class ByTemplate(SliceCounters):
         self.add(progress.slices.labels, progress.slices.template, progress.whole)
 
     def drop_template(self, template: str) -> None:
-        for metric in (self._verify, self._accepted, self._steps, self._fallback):
-            metric.remove(template=template)
-        self._tokens.remove(template=template)
-        self._seconds.remove(template=template)
+        self.remove(template)
+
+
+class ByDraft(SliceCounters):
+    """By fingerprint of the draft that served the step: the last ones by name.
+
+    ``1 + sum by (draft) (rate(eaglegate_draft_accepted_tokens_total[15m]))
+    / sum by (draft) (rate(eaglegate_draft_verify_steps_total[15m]))``
+    """
+
+    kind = "draft"
+
+    def declare(self) -> None:
+        super().declare()
+        self._swaps = self.counter(
+            "draft_swaps", "Changes of the serving draft: swap, trial, rollback, restart", ("kind",)
+        )
+        self._pause = self.counter(
+            "draft_swap_pause_seconds", "Time without a step while drafts were exchanged", ("kind",)
+        )
+
+    def record_progress(self, progress: DecodeProgress) -> None:
+        self.add(progress.slices.labels, progress.slices.draft, progress.whole)
+
+    def record_draft_swap(self, swap: DraftSwap) -> None:
+        self._swaps(swap.kind).inc()
+        self._pause(swap.kind).inc(swap.pause_s)
+
+    def drop_draft(self, draft: str) -> None:
+        self.remove(draft)

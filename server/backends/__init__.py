@@ -12,6 +12,7 @@ from typing import Protocol
 
 from engine.base import ResilientEngine
 from engine.fleet.status import WorkerStatus
+from engine.speculation.swap import DraftManager
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.cli.command_line import CommandLine
@@ -50,6 +51,11 @@ class Backend(Protocol):
     @property
     def probe(self) -> ConstraintProbe | None:
         """Tries constraints before they reach the engine; None where the engine does so itself."""
+        ...
+
+    @property
+    def drafts(self) -> DraftManager | None:
+        """Exchanges the draft of the engine; None where there is none in this process."""
         ...
 
     def create_engine(

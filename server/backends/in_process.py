@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from engine.errors import EngineStartError
 from engine.fleet.status import WorkerStatus
 from engine.machine import inspect_machine
 from engine.preflight import make_plan, preflight
+from engine.speculation.drafts import DraftPlan, DraftStore
+from engine.speculation.swap import DraftManager
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.supervisor import SupervisedEngine
 from engine.types import EngineInfo
@@ -43,6 +46,7 @@ class InProcessBackend:
         modules = getattr(line.namespace, "lora_modules", ())
         self.adapters = read_adapters(modules, bool(arguments.enable_lora), self.names)
         self._draft = _run_preflight(arguments, settings, progress)
+        self.drafts = _open_drafts(arguments, settings.draft_store)
         progress("reading the tokenizer and the chat template")
         self.renderer = VllmRenderer(
             arguments, settings.chat_template, settings.chat_template_content_format
@@ -64,15 +68,21 @@ class InProcessBackend:
     def create_engine(
         self, timeouts: SupervisionTimeouts, observer: RecoveryObserver
     ) -> SupervisedEngine:
-        return SupervisedEngine(self._create_engine, timeouts, observer)
+        engine = SupervisedEngine(self._create_engine, timeouts, observer)
+        if self.drafts is not None:
+            self.drafts.attach(engine)
+        return engine
 
     def list_workers(self) -> Iterable[WorkerStatus]:
         return ()
 
     def _create_engine(self) -> VllmEngine:
-        return VllmEngine(
-            self._arguments, self._progress, self._echo, self.adapters, self._planning
-        )
+        arguments = self._arguments
+        if self.drafts is not None:
+            arguments = copy(arguments)
+            speculation = {**arguments.speculative_config, "model": self.drafts.choose_path()}
+            arguments.speculative_config = speculation
+        return VllmEngine(arguments, self._progress, self._echo, self.adapters, self._planning)
 
     def describe(self, info: EngineInfo) -> EngineInfo:
         """With the method and summary that the draft inspection found."""
@@ -83,6 +93,27 @@ class InProcessBackend:
 
     async def aclose(self) -> None:
         await self.probe.aclose()
+
+
+def _open_drafts(arguments: Arguments, store: str | None) -> DraftManager | None:
+    """None without a draft model. Raises EngineStartError."""
+    plan = make_plan(arguments)
+    if not isinstance((plan.speculative_config or {}).get("model"), str):
+        return None
+    drafts = DraftManager(
+        DraftPlan(
+            plan.model,
+            plan.speculative_config or {},
+            tensor_parallel_size=plan.tensor_parallel_size,
+            max_model_len=plan.max_model_len,
+        ),
+        DraftStore(store),
+    )
+    try:
+        drafts.open()
+    except OSError as error:
+        raise EngineStartError(f"--draft-store {store} cannot be used: {error}") from error
+    return drafts
 
 
 def _run_preflight(

@@ -44,6 +44,7 @@ class RemoteBackend:
         self.vocabulary = Vocabulary.from_directory(files.tokenizer_json)
         self.reasoning_parser = settings.reasoning_parser
         self.probe = None
+        self.drafts = None
         self.spec_metrics = arguments.per_request_spec_decode_metrics
         self.facts = {
             "model": files.name,

@@ -98,6 +98,8 @@ class ServeCommand:
         )
         self._engine = InstrumentedEngine(self._resilient, self._telemetry)
         self._telemetry.watch_workers(backend.list_workers)
+        if backend.drafts is not None:
+            self._telemetry.watch_drafts(backend.drafts)
         self._policy = SpeculationPolicy(
             SpeculationRules(depth=settings.fixed_depth, key_depths=keys.depths)
         )
@@ -143,7 +145,8 @@ class ServeCommand:
             store=_open_store(settings, self._progress),
             cipher=_open_cipher(settings, self._progress),
         )
-        gateway.controls = Controls(self._reload, self._resilient.set_depth)
+        drafts = self._backend.drafts
+        gateway.controls = Controls(self._reload, self._resilient.set_depth, drafts)
         return gateway
 
     def _refuse_connection(self) -> None:

@@ -1,9 +1,9 @@
-"""Operator endpoints: /admin/status, /admin/speculation, /admin/reload."""
+"""Operator endpoints: /admin/status, /admin/speculation, /admin/draft, /admin/reload."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -11,11 +11,14 @@ from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
 from engine.base import AppliedDepth
+from engine.errors import EngineDead, EngineFailed
+from engine.speculation.drafts import DraftRefused
 from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
+from engine.speculation.swap import DraftManager, DraftSwap, DraftSwapBusy
 from server.apis.shared.gateway import Controls, Gateway
 from server.apis.shared.request import RequestModel, parse
 from server.apis.shared.route import describe_body
-from server.errors import InvalidRequest, Unavailable
+from server.errors import Conflict, GatewayError, InvalidRequest, Unavailable
 from server.generation.pipeline import Pipeline
 from server.http.body import read_body
 from server.settings import ConfigError
@@ -62,6 +65,13 @@ class SpeculationModel(AdminModel):
         )
 
 
+class DraftModel(AdminModel):
+    """A draft to serve. A trial is not promoted: a restarted engine serves the promoted draft."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    trial: bool = False
+
+
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(prefix="/admin")
 
@@ -102,6 +112,26 @@ def router(gateway: Gateway) -> APIRouter:
         path.policy.rules = rules
         return asdict(rules) | out
 
+    @routes.get("/draft")
+    async def draft() -> dict[str, Any]:
+        """The serving, the promoted, the previous and the configured draft, and the last swaps."""
+        return _require_drafts(gateway).describe()
+
+    @routes.post("/draft", openapi_extra=describe_body(DraftModel))
+    async def swap_draft(request: Request) -> dict[str, Any]:
+        """Load another draft into the running engine, between two steps."""
+        gateway.require()
+        given = parse(await read_body(request, gateway.max_body_bytes), DraftModel)
+        drafts = _require_drafts(gateway)
+        return await _change_draft(drafts, drafts.swap(given.path, trial=given.trial))
+
+    @routes.post("/draft/rollback")
+    async def roll_back_draft() -> dict[str, Any]:
+        """End a trial, or go back to the draft that was promoted before."""
+        gateway.require()
+        drafts = _require_drafts(gateway)
+        return await _change_draft(drafts, drafts.rollback())
+
     @routes.post("/reload")
     async def reload() -> dict[str, Any]:
         """Reload keys and limits; errors leave everything unchanged."""
@@ -113,6 +143,33 @@ def router(gateway: Gateway) -> APIRouter:
             ) from None
 
     return routes
+
+
+def _require_drafts(gateway: Gateway) -> DraftManager:
+    drafts = _require_controls(gateway).drafts
+    if drafts is None:
+        workers = ", ".join(worker.name for worker in gateway.workers())
+        where = f"Exchange it on the workers: {workers}" if workers else "Start it with a draft"
+        raise Conflict(f"No engine of this gateway has a draft model. {where}.", code="no_draft")
+    return drafts
+
+
+async def _change_draft(drafts: DraftManager, change: Awaitable[DraftSwap]) -> dict[str, Any]:
+    try:
+        done = await change
+    except DraftRefused as error:
+        raise InvalidRequest(str(error), param="path", code="draft_refused") from None
+    except DraftSwapBusy as error:
+        raise Conflict(str(error), code="draft_swap_running") from None
+    except EngineFailed as error:
+        raise GatewayError(str(error), code="draft_swap_failed") from None
+    except EngineDead as error:
+        raise Unavailable(
+            f"{error} It is started again with the promoted draft.",
+            code="engine_dead",
+            retry_after_s=5,
+        ) from None
+    return {"swap": asdict(done), **drafts.describe()}
 
 
 async def _bound_depth(gateway: Gateway, depth: int) -> AppliedDepth:

@@ -9,6 +9,7 @@ from typing import Any
 from engine.base import AppliedDepth
 from engine.fleet.status import WorkerStatus
 from engine.observer import NullObserver, Observer
+from engine.speculation.swap import DraftManager
 from engine.supervision.losses import EngineLoss
 from server.access.budget import RequestBudget
 from server.access.caller import caller
@@ -31,6 +32,8 @@ class Controls:
     """Read keys and limits again; returns what is in force. Raises ConfigError."""
     bound_depth: Callable[[int], Awaitable[AppliedDepth]]
     """Bound the depth of every request, running ones too."""
+    drafts: DraftManager | None = None
+    """Exchanges the engine's draft; None where no engine of this process has one."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,251 @@
+"""Draft versions: a fingerprint of the files, whether one may take another's place, and copies.
+
+A draft whose weights are exchanged in a running engine keeps the shape of the one it replaces:
+same method, same config, same tensors. vLLM itself checks none of this.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from hashlib import file_digest, sha256
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.speculation.inspection import SpeculationReport, inspect_draft
+from engine.speculation.inspection.checkpoint import (
+    Checkpoint,
+    NotInspectable,
+    find_weight_files,
+    open_checkpoint,
+    open_model,
+)
+from engine.speculation.inspection.configs import read_draft
+from engine.speculation.inspection.weights import InvalidCheckpoint, TensorEntry
+
+CHUNK = 1 << 22
+IGNORED_KEYS = frozenset(
+    {
+        "_name_or_path", "auto_map", "bos_token_id", "dtype", "eos_token_id", "initializer_range",
+        "pad_token_id", "speculators_config", "speculators_version", "torch_dtype",
+        "transformers_version", "use_cache",
+    }
+)  # fmt: skip
+"""Keys of config.json that change nothing about how a draft runs."""
+EXPONENTS: Mapping[str, tuple[str, int]] = {
+    "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000),
+}  # fmt: skip
+"""A number whose exponent bits are all set is infinite or not a number."""
+
+
+class DraftRefused(ValueError):
+    """This draft cannot take the running draft's place; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVersion:
+    """One set of draft weights."""
+
+    fingerprint: str
+    """Of config.json and the weights: ``fingerprint_draft``."""
+    source: str
+    """The folder an operator named."""
+    path: str
+    """The folder it is loaded from: a copy, or the source itself."""
+    method: str = ""
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """What drafts are inspected against: the target and vLLM's speculative config."""
+
+    target: str
+    speculative_config: Mapping[str, Any]
+    tensor_parallel_size: int = 1
+    max_model_len: int | None = None
+    target_config: Mapping[str, Any] | None = None
+
+    @property
+    def draft(self) -> str:
+        """The draft that the engine is started with."""
+        return str(self.speculative_config.get("model") or "")
+
+    def inspect(self, draft: str) -> SpeculationReport:
+        return inspect_draft(
+            self.target,
+            {**self.speculative_config, "model": draft},
+            tensor_parallel_size=self.tensor_parallel_size,
+            max_model_len=self.max_model_len,
+            target_config=self.target_config,
+        )
+
+    def read_version(self, draft: str) -> DraftVersion:
+        """Raises DraftRefused for a draft that is not a local folder of safetensors."""
+        folder = find_folder(draft)
+        report = self.inspect(draft)
+        return DraftVersion(
+            fingerprint_draft(folder), str(folder), str(folder), report.method, report.summary
+        )
+
+    def check(self, draft: str, running: str) -> SpeculationReport:
+        """Raises DraftRefused unless ``draft`` may replace ``running``."""
+        ours, theirs = self.inspect(draft), self.inspect(running)
+        found = [str(finding) for finding in ours.errors]
+        if not found and ours.method != theirs.method:
+            found = [f"it is {ours.method}, the running draft is {theirs.method}"]
+        if not found and not ours.method.startswith("eagle3"):
+            found = [f"only EAGLE 3 and 3.1 drafts can be exchanged, this one is {ours.method}"]
+        if not found:
+            folders = find_folder(draft), find_folder(running)
+            found = list(find_differences(*map(open_checkpoint, folders)))
+        if found:
+            raise DraftRefused(f"The draft {draft} cannot replace the running one: {found[0]}.")
+        return ours
+
+
+def find_folder(draft: str) -> Path:
+    """The folder of safetensors a draft is. Raises DraftRefused."""
+    try:
+        checkpoint = open_model(draft)
+    except InvalidCheckpoint as fault:
+        raise DraftRefused(f"{fault.found}; {fault.advice}.") from None
+    except NotInspectable as reason:
+        raise DraftRefused(f"The draft {draft} cannot be read here: {reason}.") from None
+    if not find_weight_files(checkpoint.path):
+        raise DraftRefused(f"The draft {draft} holds no safetensors; convert its weights first.")
+    return checkpoint.path.resolve()
+
+
+def list_files(folder: Path) -> list[Path]:
+    """What makes a draft: config.json, the weights, and their index."""
+    index = sorted(folder.glob("*.safetensors.index.json"))
+    return [folder / "config.json", *index, *find_weight_files(folder)]
+
+
+def fingerprint_draft(folder: Path) -> str:
+    """Sixteen hexadecimal digits of config.json and the weights, every byte of them."""
+    digest = sha256((folder / "config.json").read_bytes())
+    for weights in find_weight_files(folder):
+        with weights.open("rb") as file:
+            digest.update(file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def find_differences(ours: Checkpoint, theirs: Checkpoint) -> Iterator[str]:
+    """Why weights of ``ours`` cannot be loaded where those of ``theirs`` are."""
+    mine, running = read_draft(ours.config).read, read_draft(theirs.config).read
+    for key in sorted((mine.keys() | running.keys()) - IGNORED_KEYS):
+        if mine.get(key) != running.get(key):
+            yield f"config.json has {key} = {mine.get(key)}, the running draft {running.get(key)}"
+    for name in sorted(ours.tensors.keys() | theirs.tensors.keys()):
+        here, there = ours.tensors.get(name), theirs.tensors.get(name)
+        if here is None or there is None:
+            yield f"{name} is in {'the running draft' if here is None else 'this draft'} only"
+        elif here.shape != there.shape:
+            yield f"{name} has shape {list(here.shape)}, the running draft {list(there.shape)}"
+
+
+def check_finite(folder: Path) -> None:
+    """Raises DraftRefused for weights that are infinite or not numbers."""
+    for name, tensor in open_checkpoint(folder).tensors.items():
+        if has_nonfinite(tensor):
+            raise DraftRefused(f"The draft's {name} holds values that are not finite numbers.")
+
+
+def has_nonfinite(tensor: TensorEntry) -> bool:
+    if tensor.dtype not in EXPONENTS:
+        return False
+    kind, exponent = EXPONENTS[tensor.dtype]
+    left, at = prod(tensor.shape), tensor.start
+    while left:
+        bits = np.fromfile(tensor.file, kind, min(left, CHUNK), offset=at)
+        if bool(((bits & exponent) == exponent).any()):
+            return True
+        left, at = left - bits.size, at + bits.nbytes
+    return False
+
+
+class DraftStore:
+    """Copies of drafts by fingerprint, so that what was served is there for a rollback.
+
+    A file the engine reads must not change under it: one that is overwritten ends the process.
+    With a folder of its own it also remembers which draft was promoted.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        self._persistent = folder is not None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = Path(folder).expanduser() if folder is not None else None
+
+    @property
+    def folder(self) -> Path:
+        """Made when it is first needed. Raises OSError."""
+        if self._folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="eaglegate-drafts-")
+            self._folder = Path(self._temporary.name)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder
+
+    def add(self, version: DraftVersion) -> DraftVersion:
+        """The version, loaded from a copy; its fingerprint is the copy's. Raises DraftRefused."""
+        try:
+            return self._copy(version)
+        except OSError as error:
+            raise DraftRefused(
+                f"The draft cannot be copied to {self._folder or tempfile.gettempdir()}: "
+                f"{error.strerror or error}. Name a folder with room in --draft-store."
+            ) from error
+
+    def _copy(self, version: DraftVersion) -> DraftVersion:
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".copy-") as made:
+            copy = Path(made) / "draft"
+            copy.mkdir()
+            for file in list_files(Path(version.source)):
+                shutil.copyfile(file, copy / file.name)
+            fingerprint = fingerprint_draft(copy)
+            final = self.folder / fingerprint
+            if not final.is_dir():
+                check_finite(copy)
+                copy.rename(final)
+        return replace(version, fingerprint=fingerprint, path=str(final))
+
+    def prune(self, used: set[str]) -> None:
+        """Delete the copies of all other fingerprints."""
+        for copy in self.folder.iterdir():
+            if copy.is_dir() and not copy.name.startswith(".") and copy.name not in used:
+                shutil.rmtree(copy, ignore_errors=True)
+
+    def remember(self, configured: str, promoted: DraftVersion) -> None:
+        """Have the next gateway with the draft ``configured`` serve ``promoted``."""
+        if not self._persistent:
+            return
+        fresh = self.folder / ".promoted.json"
+        fresh.write_text(json.dumps({"configured": configured, **asdict(promoted)}, indent=1))
+        fresh.replace(self.folder / "promoted.json")
+
+    def recall(self, configured: str) -> DraftVersion | None:
+        """The draft promoted in place of ``configured``, if its copy is whole."""
+        if not self._persistent:
+            return None
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            known = json.loads((self.folder / "promoted.json").read_text())
+            if known.pop("configured") == configured:
+                version = DraftVersion(**known)
+                return version if is_whole(version) else None
+        return None
+
+
+def is_whole(version: DraftVersion) -> bool:
+    """Whether its files are still those of its fingerprint."""
+    with suppress(OSError, InvalidCheckpoint, NotInspectable):
+        open_checkpoint(Path(version.path))
+        return fingerprint_draft(Path(version.path)) == version.fingerprint
+    return False

@@ -1,0 +1,260 @@
+"""Exchange the draft of a running engine, go back, and remember which draft is promoted.
+
+``DraftManager`` inspects a candidate, copies it, has the engine load it between two steps and keeps
+the last promoted draft for a rollback. A *trial* serves without being promoted: an engine that is
+restarted meanwhile comes up with the promoted draft.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from engine.speculation.drafts import DraftPlan, DraftRefused, DraftStore, DraftVersion, is_whole
+
+log = logging.getLogger(__name__)
+
+MOST_SWAPS = 50
+"""The last ones, for operators."""
+
+
+class DraftSwapBusy(Exception):
+    """Another swap is running."""
+
+
+@runtime_checkable
+class SwapsDrafts(Protocol):
+    """An engine whose draft can be exchanged while it runs."""
+
+    async def swap_draft(self, path: str, running: str, cache_salt: str | None) -> float:
+        """Load the draft in ``path`` in place of ``running``; returns the seconds of the pause.
+
+        Requests that begin from now on share prefixes only with those of the same salt. Raises
+        EngineError; then ``running`` still serves, or the engine is lost.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSwap:
+    """One exchange. ``pause_s``: for so long the engine made no step."""
+
+    at: float
+    kind: str
+    """swap, trial, rollback or restart"""
+    before: str
+    after: str
+    pause_s: float = 0.0
+    took_s: float = 0.0
+    """From the call to the last worker's answer: inspection and copy included."""
+
+
+DraftListener = Callable[[DraftVersion, DraftSwap], None]
+
+
+class DraftManager:
+    """Which draft serves, which is promoted, and which came before. One event loop."""
+
+    def __init__(self, plan: DraftPlan, store: DraftStore) -> None:
+        self._plan = plan
+        self._store = store
+        self._busy = False
+        self._engine: SwapsDrafts | None = None
+        self._listeners: list[DraftListener] = []
+        self._configured: DraftVersion | None = None
+        self._promoted: DraftVersion | None = None
+        self._serving: DraftVersion | None = None
+        self._previous: DraftVersion | None = None
+        self._started_with = ""
+        """The fingerprint of the draft that the engine loaded when it started."""
+        self.swaps: deque[DraftSwap] = deque(maxlen=MOST_SWAPS)
+
+    def open(self) -> None:
+        """Find the configured draft and the one promoted in its place. Hashes files."""
+        try:
+            self._configured = self._plan.read_version(self._plan.draft)
+        except (DraftRefused, OSError) as error:
+            log.info("the draft has no fingerprint: %s", error)
+            return
+        self._promoted = self._store.recall(self._configured.fingerprint) or self._configured
+        self._serving = self._promoted
+
+    def attach(self, engine: SwapsDrafts) -> None:
+        self._engine = engine
+
+    def watch(self, listener: DraftListener) -> None:
+        """Call it after every change of the serving draft."""
+        self._listeners.append(listener)
+
+    @property
+    def serving(self) -> DraftVersion | None:
+        return self._serving
+
+    @property
+    def promoted(self) -> DraftVersion | None:
+        return self._promoted
+
+    @property
+    def previous(self) -> DraftVersion | None:
+        return self._previous
+
+    @property
+    def in_trial(self) -> bool:
+        """A draft serves that is not promoted."""
+        serving, promoted = self._serving, self._promoted
+        return bool(serving and promoted and serving.fingerprint != promoted.fingerprint)
+
+    def choose_path(self) -> str:
+        """The draft for a new engine: the promoted one, or the configured one if that is gone."""
+        if self._configured is None or self._promoted is None:
+            return self._plan.draft
+        if self._promoted is not self._configured and not is_whole(self._promoted):
+            log.error(
+                "the promoted draft %s is damaged; serving the configured one", self._promoted
+            )
+            self._promoted = self._configured
+        self._started_with = self._promoted.fingerprint
+        changed, self._serving = self._serving, self._promoted
+        if changed is not None and changed.fingerprint != self._promoted.fingerprint:
+            self._record("restart", changed, self._promoted)
+        if self._promoted.fingerprint == self._configured.fingerprint:
+            return self._plan.draft
+        return self._promoted.path
+
+    async def swap(self, source: str, *, trial: bool = False) -> DraftSwap:
+        """Serve the draft in ``source`` from the next step on.
+
+        Raises DraftRefused, DraftSwapBusy and EngineError; then the running draft goes on.
+        """
+        return await self._exclusively(lambda: self._swap_to(source, trial))
+
+    async def rollback(self) -> DraftSwap:
+        """End a trial, or go back to the draft promoted before. Raises as ``swap``."""
+        return await self._exclusively(self._roll_back)
+
+    async def _exclusively(self, action: Callable[[], Awaitable[DraftSwap]]) -> DraftSwap:
+        """A client that leaves does not interrupt it."""
+        if self._busy:
+            raise DraftSwapBusy("Another draft swap is running; try again when it has ended.")
+        self._busy = True
+
+        async def act() -> DraftSwap:
+            try:
+                return await action()
+            finally:
+                self._busy = False
+
+        return await asyncio.shield(asyncio.create_task(act()))
+
+    async def _swap_to(self, source: str, trial: bool) -> DraftSwap:
+        began = time.perf_counter()
+        serving = self._require_serving()
+        candidate = await asyncio.to_thread(self._admit, source, serving)
+        return await self._load(candidate, "trial" if trial else "swap", began)
+
+    async def _roll_back(self) -> DraftSwap:
+        self._require_serving()
+        promoted = self._promoted
+        goal = promoted if self.in_trial else self._previous
+        if goal is None:
+            raise DraftRefused("There is no earlier draft to go back to.")
+        if not await asyncio.to_thread(is_whole, goal):
+            raise DraftRefused(
+                f"The earlier draft {goal.fingerprint} is no longer whole in {goal.path}."
+            )
+        return await self._load(goal, "rollback", time.perf_counter())
+
+    def _require_serving(self) -> DraftVersion:
+        if self._serving is None:
+            raise DraftRefused(
+                f"The running draft ({self._plan.draft or 'none'}) has no local folder of "
+                "safetensors, so nothing can be compared with it."
+            )
+        return self._serving
+
+    def _admit(self, source: str, serving: DraftVersion) -> DraftVersion:
+        """Check and copy a candidate, and keep a copy of the configured draft for a rollback."""
+        report = self._plan.check(source, serving.path)
+        given = self._plan.read_version(source)
+        copy = self._store.add(given)
+        self._plan.check(copy.path, serving.path)
+        self._keep_configured()
+        log.info("draft %s inspected: %s", copy.fingerprint, report.summary)
+        return copy
+
+    def _keep_configured(self) -> None:
+        configured = self._configured
+        if configured is None or configured.path != configured.source:
+            return
+        copy = self._store.add(configured)
+        if copy.fingerprint != configured.fingerprint:
+            log.warning("the configured draft's files have changed since the engine loaded them")
+            return
+        self._serving = copy if self._serving is configured else self._serving
+        self._promoted = copy if self._promoted is configured else self._promoted
+        self._configured = copy
+
+    async def _load(self, version: DraftVersion, kind: str, began: float) -> DraftSwap:
+        before = self._require_serving()
+        engine = self._engine
+        if engine is None:
+            raise DraftRefused("No engine has started yet.")
+        if before.fingerprint == version.fingerprint:
+            pause_s = 0.0
+        else:
+            salt = version.fingerprint if version.fingerprint != self._started_with else None
+            pause_s = await engine.swap_draft(version.path, before.path, salt)
+            self._serving = version
+        if kind != "trial":
+            self._promote(version)
+        took_s = time.perf_counter() - began
+        return self._record(kind, before, version, pause_s, took_s)
+
+    def _promote(self, version: DraftVersion) -> None:
+        assert self._configured is not None
+        if self._promoted is not None and self._promoted.fingerprint != version.fingerprint:
+            self._previous = self._promoted
+        self._promoted = version
+        used = (self._configured, self._promoted, self._previous)
+        try:
+            self._store.remember(self._configured.fingerprint, version)
+            self._store.prune({one.fingerprint for one in used if one is not None})
+        except OSError as error:
+            log.error("the promoted draft cannot be remembered: %s", error)
+
+    def _record(
+        self,
+        kind: str,
+        before: DraftVersion,
+        after: DraftVersion,
+        pause_s: float = 0.0,
+        took_s: float = 0.0,
+    ) -> DraftSwap:
+        done = DraftSwap(time.time(), kind, before.fingerprint, after.fingerprint, pause_s, took_s)
+        self.swaps.append(done)
+        log.warning(
+            "draft %s: %s -> %s (%s), pause %.0f ms",
+            kind, before.fingerprint, after.fingerprint, after.source, 1000 * pause_s,
+        )  # fmt: skip
+        for listener in self._listeners:
+            listener(after, done)
+        return done
+
+    def describe(self) -> dict[str, Any]:
+        """For operators."""
+        versions = {
+            "serving": self._serving,
+            "promoted": self._promoted,
+            "previous": self._previous,
+            "configured": self._configured,
+        }
+        return {
+            **{name: one and asdict(one) for name, one in versions.items()},
+            "trial": self.in_trial,
+            "swaps": [asdict(swap) for swap in self.swaps],
+        }

@@ -1,0 +1,111 @@
+"""``eaglegate draft``: show, exchange and roll back the draft of a running gateway."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+TIMEOUT_S = 600.0
+"""A large draft is inspected and copied before it is loaded."""
+
+
+class CallFailed(Exception):
+    """The gateway refused or could not be reached; the message says why."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; 1 when the gateway refuses."""
+    options = _make_argument_parser().parse_args(argv)
+    try:
+        answer = _call(options)
+    except CallFailed as error:
+        print(f"eaglegate draft: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(answer, indent=2) if options.json else _format(answer))
+    return 0
+
+
+def _make_argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="eaglegate draft", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    swap = commands.add_parser("swap", help="serve the draft in a folder from the next step on")
+    swap.add_argument("path", help="folder of the draft, as the gateway sees it")
+    swap.add_argument(
+        "--trial", action="store_true", help="do not promote it: a restart ends the trial"
+    )
+    rollback = commands.add_parser("rollback", help="end a trial, or serve the draft before")
+    show = commands.add_parser("show", help="show which draft serves, and the last swaps")
+    for command in (swap, rollback, show):
+        command.add_argument(
+            "--url", default="http://127.0.0.1:8000", help="operator address (default: %(default)s)"
+        )
+        command.add_argument("--json", action="store_true", help="print the answer as JSON")
+        command.add_argument(
+            "--key",
+            default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
+            help="an admin's API key [EAGLEGATE_ADMIN_API_KEY]",
+        )
+    return parser
+
+
+def _call(options: argparse.Namespace) -> dict[str, Any]:
+    """Raises CallFailed."""
+    body: dict[str, Any] | None = None
+    path = "/admin/draft"
+    if options.command == "rollback":
+        path, body = "/admin/draft/rollback", {}
+    elif options.command == "swap":
+        body = {"path": _resolve(options.path), "trial": options.trial}
+    return send(options.url.rstrip("/") + path, body, options.key)
+
+
+def _resolve(path: str) -> str:
+    """A folder of this machine by its full name: the gateway may run elsewhere in it."""
+    return str(Path(path).resolve()) if Path(path).is_dir() else path
+
+
+def send(url: str, body: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:
+    """GET without a body, POST with one. Raises CallFailed."""
+    headers = {"content-type": "application/json"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urlopen(Request(url, data, headers), timeout=TIMEOUT_S) as response:
+            return dict(json.load(response))
+    except HTTPError as error:
+        raise CallFailed(_read_message(error)) from None
+    except (URLError, OSError, ValueError) as error:
+        raise CallFailed(f"{url} gives no answer: {getattr(error, 'reason', error)}") from None
+
+
+def _read_message(error: HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {error.code}"
+
+
+def _format(answer: Mapping[str, Any]) -> str:
+    lines = []
+    if swap := answer.get("swap"):
+        pause, took = 1000 * swap["pause_s"], swap["took_s"]
+        lines.append(
+            f"{swap['kind']}: {swap['before']} -> {swap['after']}, "
+            f"pause {pause:.0f} ms, {took:.1f} s in all"
+        )
+    for role in ("serving", "promoted", "previous", "configured"):
+        version = answer[role]
+        lines.append(f"{role:11}" + (_format_version(version) if version else "none"))
+    return "\n".join(lines)
+
+
+def _format_version(version: Mapping[str, Any]) -> str:
+    return f"{version['fingerprint']}  {version['method']}  {version['source']}"

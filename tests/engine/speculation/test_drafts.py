@@ -1,0 +1,216 @@
+"""Draft versions and swaps: what is refused, what is copied, what is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import EngineDead
+from engine.speculation.drafts import DraftPlan, DraftRefused, DraftStore, fingerprint_draft
+from engine.speculation.inspection.checkpoint import open_checkpoint
+from engine.speculation.swap import DraftManager, DraftSwapBusy
+
+DEMO = Path(__file__).parents[3] / "engine" / "demo"
+SPECULATION = {
+    "method": "eagle3",
+    "model": str(DEMO / "eagle3_1"),
+    "num_speculative_tokens": 3,
+}
+
+
+def copy_draft(where: Path, seed: int = 0) -> Path:
+    """The demo's draft; a seed above 0 changes one weight."""
+    shutil.copytree(DEMO / "eagle3_1", where)
+    if seed:
+        write_weight(where, "fc.weight", np.array([0x3F80 + seed], np.uint16))
+    return where
+
+
+def write_weight(where: Path, name: str, values: np.ndarray) -> None:
+    with (where / "model.safetensors").open("r+b") as stream:
+        stream.seek(open_checkpoint(where).tensors[name].start)
+        stream.write(values.tobytes())
+
+
+def change_config(where: Path, **values: object) -> Path:
+    file = where / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    return where
+
+
+class Loader:
+    """Takes every draft, unless it is to fail."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[str, str, str | None]] = []
+        self.error: Exception | None = None
+        self.gate: asyncio.Event | None = None
+
+    async def swap_draft(self, path: str, running: str, cache_salt: str | None) -> float:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.loaded.append((path, running, cache_salt))
+        return 0.01
+
+
+def make_manager(
+    store: Path | None = None, draft: Path | None = None
+) -> tuple[DraftManager, Loader]:
+    speculation = SPECULATION | ({"model": str(draft)} if draft else {})
+    plan = DraftPlan(str(DEMO / "target"), speculation)
+    manager = DraftManager(plan, DraftStore(None if store is None else str(store)))
+    manager.open()
+    manager.choose_path()
+    loader = Loader()
+    manager.attach(loader)
+    return manager, loader
+
+
+async def test_a_swap_loads_a_copy_and_a_rollback_the_draft_before(tmp_path: Path) -> None:
+    manager, loader = make_manager()
+    heard: list[tuple[str, str]] = []
+    manager.watch(lambda draft, swap: heard.append((draft.fingerprint, swap.kind)))
+    configured = manager.serving
+    done = await manager.swap(str(copy_draft(tmp_path / "new", 1)))
+    assert configured is not None
+    assert done.before == configured.fingerprint != done.after
+    assert manager.promoted == manager.serving
+    (path, _, salt) = loader.loaded[0]
+    assert path != str(tmp_path / "new")
+    assert fingerprint_draft(Path(path)) == done.after == salt
+    shutil.rmtree(tmp_path / "new")
+    back = await manager.rollback()
+    assert (back.before, back.after) == (done.after, done.before)
+    assert loader.loaded[1][2] is None, "the cache of the draft the engine began with is whole"
+    assert (await manager.rollback()).after == done.after
+    assert heard == [(done.after, "swap"), (done.before, "rollback"), (done.after, "rollback")]
+
+
+async def test_a_trial_ends_with_its_engine(tmp_path: Path) -> None:
+    manager, _ = make_manager()
+    promoted = await manager.swap(str(copy_draft(tmp_path / "one", 1)))
+    trial = await manager.swap(str(copy_draft(tmp_path / "two", 2)), trial=True)
+    assert manager.in_trial
+    path = manager.choose_path()
+    assert fingerprint_draft(Path(path)) == promoted.after
+    assert manager.serving == manager.promoted
+    assert (manager.swaps[-1].kind, manager.swaps[-1].before) == ("restart", trial.after)
+
+
+async def test_the_rollback_of_a_trial_serves_the_promoted_draft(tmp_path: Path) -> None:
+    manager, _ = make_manager()
+    await manager.swap(str(copy_draft(tmp_path / "one", 1)))
+    promoted = manager.promoted
+    await manager.swap(str(copy_draft(tmp_path / "two", 2)), trial=True)
+    await manager.rollback()
+    assert manager.serving == promoted
+    assert not manager.in_trial
+
+
+async def test_a_draft_on_trial_is_promoted_without_a_pause(tmp_path: Path) -> None:
+    manager, loader = make_manager()
+    draft = str(copy_draft(tmp_path / "one", 1))
+    await manager.swap(draft, trial=True)
+    done = await manager.swap(draft)
+    assert (done.pause_s, len(loader.loaded), manager.in_trial) == (0, 1, False)
+
+
+async def test_a_gateway_with_a_store_serves_the_promoted_draft_again(tmp_path: Path) -> None:
+    manager, _ = make_manager(tmp_path / "store")
+    done = await manager.swap(str(copy_draft(tmp_path / "one", 1)))
+    again, _ = make_manager(tmp_path / "store")
+    assert again.serving is not None
+    assert again.serving.fingerprint == done.after
+    other, _ = make_manager(tmp_path / "store", copy_draft(tmp_path / "other", 5))
+    assert other.serving is not None
+    assert other.serving.fingerprint not in (done.after, done.before), "a new draft is configured"
+
+
+async def test_a_damaged_copy_is_not_served_again(tmp_path: Path) -> None:
+    manager, _ = make_manager(tmp_path / "store")
+    done = await manager.swap(str(copy_draft(tmp_path / "one", 1)))
+    write_weight(tmp_path / "store" / done.after, "fc.weight", np.array([0], np.uint16))
+    assert manager.choose_path() == str(DEMO / "eagle3_1")
+    again, _ = make_manager(tmp_path / "store")
+    assert again.serving is not None
+    assert again.serving.fingerprint == done.before
+
+
+def drop_norms(where: Path) -> None:
+    change_config(where, norm_output=False)
+
+
+def make_infinite(where: Path) -> None:
+    write_weight(where, "lm_head.weight", np.array([0x7F80], np.uint16))
+
+
+def narrow(where: Path) -> None:
+    change_config(where, rms_norm_eps=1e-5)
+
+
+def remove(where: Path) -> None:
+    (where / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (make_infinite, "lm_head.weight holds values that are not finite"),
+        (narrow, "rms_norm_eps = 1e-05, the running draft 1e-06"),
+        (drop_norms, "norm_output"),
+        (remove, "holds no weights"),
+        (shutil.rmtree, "does not exist"),
+    ],
+)
+async def test_what_does_not_fit_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], None], why: str
+) -> None:
+    manager, loader = make_manager()
+    draft = copy_draft(tmp_path / "bad", 1)
+    spoil(draft)
+    with pytest.raises(DraftRefused, match=why):
+        await manager.swap(str(draft))
+    assert not loader.loaded
+    with pytest.raises(DraftRefused, match="no earlier draft"):
+        await manager.rollback()
+
+
+async def test_the_other_method_is_refused() -> None:
+    manager, _ = make_manager()
+    with pytest.raises(DraftRefused, match="it is eagle3, the running draft is"):
+        await manager.swap(str(DEMO / "eagle3"))
+
+
+async def test_one_swap_at_a_time_and_a_client_that_leaves_ends_none(tmp_path: Path) -> None:
+    manager, loader = make_manager()
+    loader.gate, done = asyncio.Event(), asyncio.Event()
+    manager.watch(lambda *_: done.set())
+    first = asyncio.create_task(manager.swap(str(copy_draft(tmp_path / "one", 1))))
+    await asyncio.sleep(0)
+    with pytest.raises(DraftSwapBusy):
+        await manager.rollback()
+    first.cancel()
+    await asyncio.sleep(0)
+    loader.gate.set()
+    await asyncio.wait_for(done.wait(), 10)
+    assert manager.serving == manager.promoted
+
+
+async def test_an_engine_that_dies_in_a_swap_leaves_the_promoted_draft(tmp_path: Path) -> None:
+    manager, loader = make_manager()
+    before = manager.promoted
+    loader.error = EngineDead("gone")
+    with pytest.raises(EngineDead):
+        await manager.swap(str(copy_draft(tmp_path / "one", 1)))
+    assert manager.promoted is not None
+    assert before is not None
+    assert manager.promoted.fingerprint == before.fingerprint
+    assert not manager.in_trial

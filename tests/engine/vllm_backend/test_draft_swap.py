@@ -1,0 +1,120 @@
+"""The draft of a real engine is exchanged while streams run: no text changes, acceptance does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.drive import Outcome, greedy, run_all, running, speculation
+from engine.errors import EngineFailed
+from engine.speculation.drafts import DraftPlan, DraftRefused, DraftStore
+from engine.speculation.swap import DraftManager
+from engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
+from engine.vllm_backend.engine import VllmEngine
+from tests.engine.draft_copies import EAGLE3, EAGLE31, change_weights, make_noise, perturb
+from tests.engine.vllm_backend.conftest import SMALL
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
+
+
+def manage(engine: VllmEngine) -> DraftManager:
+    plan = DraftPlan(str(DEMO / "target"), DEMO_SPECULATION)
+    manager = DraftManager(plan, DraftStore())
+    manager.open()
+    manager.choose_path()
+    manager.attach(engine)
+    return manager
+
+
+def texts(outcomes: Sequence[Outcome]) -> list[tuple[int, ...]]:
+    return [outcome.token_ids for outcome in outcomes]
+
+
+def acceptance(outcomes: Sequence[Outcome]) -> float:
+    totals = sum((outcome.totals for outcome in outcomes[1:]), outcomes[0].totals)
+    assert totals.acceptance_length is not None
+    return totals.acceptance_length
+
+
+async def run_prompts(
+    engine: VllmEngine, prompts: Sequence[tuple[int, ...]], name: str, tokens: int = 80
+) -> list[Outcome]:
+    return await run_all(
+        engine, [greedy(f"{name}-{at}", prompt, tokens) for at, prompt in enumerate(prompts)]
+    )
+
+
+async def check_swaps(engine: VllmEngine, prompts: list[tuple[int, ...]], folder: Path) -> None:
+    manager = manage(engine)
+    before = await run_prompts(engine, prompts, "before")
+    streams = asyncio.create_task(run_prompts(engine, prompts, "during", 200))
+    await asyncio.sleep(0.1)
+    done = [await manager.swap(str(make_noise(folder / "noise")))]
+    assert not streams.done(), "the swap came while streams ran"
+    done.append(await manager.rollback())
+    done.append(await manager.swap(str(folder / "noise")))
+    during = await streams
+    noise = await run_prompts(engine, prompts, "noise")
+    await manager.rollback()
+    after = await run_prompts(engine, prompts, "after")
+    for outcomes in (noise, after, [cut(outcome, 80) for outcome in during]):
+        assert texts(outcomes) == texts(before)
+    assert acceptance(noise) < 1.2 < 1.8 < acceptance(before)
+    assert acceptance(after) == pytest.approx(acceptance(before), rel=0.01)
+    assert all(0 < swap.pause_s < 10 for swap in done)
+    print(acceptance(before), acceptance(noise), acceptance(after))
+    print([round(1000 * swap.pause_s) for swap in manager.swaps])
+
+
+def cut(outcome: Outcome, tokens: int) -> Outcome:
+    return Outcome(outcome.token_ids[:tokens], None, (), 0, outcome.account)
+
+
+async def test_streams_go_on_with_the_same_text_and_a_rollback_brings_acceptance_back(
+    engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    await check_swaps(engine, prompts, tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["absent", "shape"])
+async def test_a_draft_that_fails_to_load_leaves_the_running_one(
+    engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path, fault: str
+) -> None:
+    """The second fails when half of it is loaded."""
+    folder = tmp_path / "broken"
+    if fault == "shape":
+        change_weights(folder, lambda name, one: one[:1] if name == "norm.weight" else -one)
+    before = await run_prompts(engine, prompts, "whole")
+    with pytest.raises(EngineFailed, match="not exchanged"):
+        await engine.swap_draft(str(folder), str(EAGLE31), "salt")
+    after = await run_prompts(engine, prompts, "still")
+    assert texts(after) == texts(before)
+    assert acceptance(after) == pytest.approx(acceptance(before), rel=0.01)
+
+
+async def test_a_draft_of_the_other_method_is_refused(engine: VllmEngine) -> None:
+    with pytest.raises(DraftRefused, match="eagle3, the running draft is"):
+        await manage(engine).swap(str(EAGLE3))
+
+
+async def test_two_workers_exchange_their_shards(
+    prompts: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    config = {**SMALL, "tensor_parallel_size": 2, "speculative_config": speculation(3)}
+    async with running(**config) as two:
+        await check_swaps(two, prompts, tmp_path)
+
+
+async def test_a_near_draft_keeps_most_of_the_acceptance(
+    engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    manager = manage(engine)
+    before = await run_prompts(engine, prompts, "demo")
+    await manager.swap(str(perturb(tmp_path / "near")))
+    near = await run_prompts(engine, prompts, "near")
+    await manager.rollback()
+    assert texts(near) == texts(before)
+    assert acceptance(near) == pytest.approx(acceptance(before), rel=0.25)

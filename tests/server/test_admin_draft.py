@@ -1,0 +1,107 @@
+"""/admin/draft: swap, rollback, what is refused and how."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
+
+import pytest
+
+from engine.base import AppliedDepth
+from engine.errors import EngineDead, EngineFailed
+from server.apis.shared.gateway import Controls
+from server.cli import draft as command
+from tests.engine.speculation.test_drafts import DEMO, copy_draft, make_manager
+
+
+@pytest.fixture
+def swappable(lab):
+    async def bound(depth):
+        return AppliedDepth(depth)
+
+    async def reload():
+        return {}
+
+    lab.drafts, lab.loader = make_manager()
+    lab.gateway.controls = Controls(reload, bound, lab.drafts)
+    return lab
+
+
+async def test_a_draft_is_swapped_and_rolled_back(swappable, tmp_path):
+    before = (await swappable.get("/admin/draft")).json
+    assert before["serving"]["method"] == "eagle3.1"
+    path = str(copy_draft(tmp_path / "new", 1))
+    after = (await swappable.call("POST", "/admin/draft", {"path": path})).json
+    assert after["swap"]["before"] == before["serving"]["fingerprint"]
+    assert after["serving"]["source"] == path
+    assert (after["swap"]["pause_s"], after["trial"]) == (0.01, False)
+    back = (await swappable.call("POST", "/admin/draft/rollback", {})).json
+    assert back["serving"]["fingerprint"] == before["serving"]["fingerprint"]
+    assert [swap["kind"] for swap in back["swaps"]] == ["swap", "rollback"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"path": str(DEMO / "eagle3")}, 400, "draft_refused"),
+        ({"path": "/nowhere/at/all"}, 400, "draft_refused"),
+        ({"path": ""}, 400, None),
+        ({"folder": "x"}, 400, None),
+        ({}, 400, None),
+    ],
+)
+async def test_what_cannot_be_swapped_is_refused(swappable, body, status, code):
+    answer = await swappable.call("POST", "/admin/draft", body)
+    assert (answer.status, answer.json["error"]["code"]) == (status, code)
+    assert not swappable.loader.loaded
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (EngineFailed("The draft was not exchanged."), 500, "draft_swap_failed"),
+        (EngineDead("The engine has died."), 503, "engine_dead"),
+    ],
+)
+async def test_a_swap_that_fails_says_so(swappable, tmp_path, error, status, code):
+    swappable.loader.error = error
+    path = str(copy_draft(tmp_path / "new", 1))
+    answer = await swappable.call("POST", "/admin/draft", {"path": path})
+    assert (answer.status, answer.json["error"]["code"]) == (status, code)
+    assert (await swappable.get("/admin/draft")).json["trial"] is False
+
+
+async def test_without_a_draft_of_its_own_a_gateway_says_where_it_is(swappable):
+    controls = swappable.gateway.controls
+    swappable.gateway.controls = Controls(controls.reload, controls.bound_depth)
+    answer = await swappable.get("/admin/draft")
+    assert (answer.status, answer.json["error"]["code"]) == (409, "no_draft")
+
+
+class Recorder(BaseHTTPRequestHandler):
+    """Refuses, and keeps what came."""
+
+    seen: ClassVar[list[tuple[str, str, object]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.seen.append((self.path, self.headers.get("authorization", ""), body))
+        self.send_response(400)
+        self.end_headers()
+        self.wfile.write(json.dumps({"error": {"message": "It does not fit."}}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_command_sends_what_it_is_given_and_prints_the_refusal(tmp_path, capsys):
+    server = HTTPServer(("127.0.0.1", 0), Recorder)
+    threading.Thread(target=server.handle_request, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    status = command.main(["swap", str(tmp_path), "--trial", "--url", url, "--key", "k"])
+    server.server_close()
+    assert status == 1
+    assert "It does not fit." in capsys.readouterr().err
+    assert Recorder.seen == [("/admin/draft", "Bearer k", {"path": str(tmp_path), "trial": True})]
