@@ -10,7 +10,7 @@ from server.generation.grammar import holds_calls, spells_calls
 from server.generation.job import Job
 from server.generation.prompt import Prompt
 from server.parsing.message import ReasoningFormat
-from server.parsing.parser import Parser, make_parser
+from server.parsing.parser import Parser, fit_reasoning, make_parser
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary
 
@@ -39,7 +39,7 @@ class ParserFactory:
     @property
     def reasoning(self) -> ReasoningFormat:
         """How the model marks its thinking."""
-        return reasoning_format(self.reasoning_parser)
+        return fit_reasoning(self.reasoning_parser, self.vocabulary)
 
     def read(self, token_ids: Sequence[int]) -> Prompt:
         """A prompt, and the phase in which the answer starts.

@@ -70,6 +70,12 @@ class Frame:
 
 
 _HERMES = Frame('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", separator="\n")
+_GLM47 = Frame(
+    "<tool_call>NAME",
+    "</tool_call>",
+    style="glm_xml",
+    text=("<arg_key>input</arg_key><arg_value>", "</arg_value>"),
+)
 _LLAMA = Frame('{"name": "NAME", "parameters": ', "}", separator="; ")
 _QWEN_XML = Frame(
     "<tool_call>\n<function=NAME>\n",
@@ -123,17 +129,18 @@ FRAMES: Mapping[str, Frame] = {
         separator="\n",
         text=("<arg_key>input</arg_key>\n<arg_value>", "</arg_value>"),
     ),
-    "glm47": Frame(
-        "<tool_call>NAME",
-        "</tool_call>",
-        style="glm_xml",
-        text=("<arg_key>input</arg_key><arg_value>", "</arg_value>"),
-    ),
+    "glm47": _GLM47,
+    "gigachat3": Frame('<|function_call|>{"name": "NAME", "arguments": ', "}", separator="\n"),
     "granite": Frame(
         '{"name": "NAME", "arguments": ', "}", section=("<|tool_call|>[", "]"), separator=", "
     ),
     "granite4": _HERMES,
     "hermes": _HERMES,
+    "inkling": Frame(
+        '<|content_invoke_tool_json|>{"name": "NAME", "args": ',
+        "}<|end_message|>",
+        separator="<|message_model|>",
+    ),
     "kimi_k2": Frame(
         "<|tool_call_begin|>functions.NAME:",
         "<|tool_call_end|>",
@@ -159,6 +166,14 @@ FRAMES: Mapping[str, Frame] = {
         text=('<parameter name="input">', "</parameter>\n"),
         section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
     ),
+    "plamo3": Frame(
+        "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>NAME"
+        "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
+        "<|plamo:constrain|>json<|plamo:msg|>",
+        "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
+        section=("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
+    ),
+    "poolside_v1": _GLM47,
     "mistral": Frame("[TOOL_CALLS]NAME[ARGS]", ""),
     "nemotron_v3": _QWEN_XML,
     "phi4_mini_json": Frame(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from server.parsing.json_calls import JsonCalls
+from server.parsing.lookahead import opens
 from server.parsing.markers import Follow
 from server.parsing.message import Context, ToolFormat
 from server.parsing.reader import Grammar
-from server.parsing.tagged import opens
 
 BEGINS: Follow = {"{": None, "[": None}
 OBJECT: Follow = {'{"': None, "[": {'{"': None}}
@@ -30,25 +30,31 @@ class JsonBlock:
     is_keyed: bool = False
     """An object has one key, the name, and its value is the arguments."""
     framing: str = "\n"
+    aliases: tuple[str, ...] = ()
+    """What may stand in place of the opener."""
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        return self.opener, *self.aliases
 
     def format(self) -> ToolFormat:
         inner = tuple(filter(None, (self.closer, *self.others)))
-        return ToolFormat((self.opener,), self.calls, inner, self.framing, self.closer)
+        return ToolFormat(self.openers, self.calls, inner, self.framing, self.closer)
 
-    def calls(self, _opener: str, context: Context) -> Grammar:
+    def calls(self, opener: str, context: Context) -> Grammar:
         lexicon = context.lexicon
-        marker = self.opener
-        while marker == self.opener:
+        marker = opener
+        while marker in self.openers:
             if lexicon.is_text(marker) and not (yield from opens(marker, BEGINS, context)):
                 return
             marker = yield from self._block(context).read()
 
     def _block(self, context: Context) -> JsonCalls:
-        again = context.follow(OBJECT, self.opener)
-        quotes = {self.opener: OBJECT} | ({self.closer: again} if self.closer else {})
+        again = context.follow(OBJECT, *self.openers)
+        quotes = dict.fromkeys(self.openers, OBJECT) | ({self.closer: again} if self.closer else {})
         return JsonCalls(
             context.calls,
-            context.lexicon.stops(*filter(None, (self.opener, self.closer))),
+            context.lexicon.stops(*filter(None, (*self.openers, self.closer))),
             context.out.content.write,
             closed=bool(self.closer),
             names=self.names,

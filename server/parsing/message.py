@@ -40,6 +40,10 @@ class ReasoningFormat:
     """What some models write around the rest of the answer behind their thinking."""
     forgets_end: bool = False
     """The model is known to forget the end marker before a tool call."""
+    suffixed: Callable[[str], ReasoningFormat] | None = None
+    """As in ``ToolFormat``."""
+    texts: tuple[str, ...] = ()
+    """As in ``ToolFormat``."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -66,6 +70,10 @@ class ToolFormat:
     leads: tuple[str, ...] = ()
     """Characters that open a call, and stay in the text, as the first of the content."""
     new_id: NewId = random_id
+    suffixed: Callable[[str], ToolFormat] | None = None
+    """The same format for tokenizers whose markers end with a suffix."""
+    texts: tuple[str, ...] = ()
+    """Special tokens that are text: markers are written with them."""
     channels: MessageGrammar | None = None
     """Reads the whole message, as in ``Reasoning``."""
 
@@ -214,9 +222,9 @@ def _read_calls(opener: str, context: Context) -> Grammar:
     if opener in tools.openers:
         out.content.marker()
     out.phase = Phase.TOOL_CALL
+    out.content.lead = tools.framing
     yield from tools.calls(opener, context)
     out.phase = Phase.CONTENT
-    out.content.lead = tools.framing
 
 
 def _finish(context: Context, by_model: bool) -> None:

@@ -9,7 +9,7 @@ from engine.events import ParserEvent, Phase
 from engine.types import FinishReason
 from server.parsing.emitter import Emitter
 from server.parsing.markers import FRAGMENT
-from server.parsing.message import NO_TOOLS, Context, ToolFormat, read_message
+from server.parsing.message import NO_TOOLS, Context, ReasoningFormat, ToolFormat, read_message
 from server.parsing.output import Calls, NewId, Output
 from server.parsing.reader import Reader
 from server.parsing.registry import reasoning_format, tool_format
@@ -163,7 +163,7 @@ def make_parser(
     ``UnknownParser``.
     """
     tool_form, fragment = _tool_form(tool_parser, vocabulary)
-    reasoning = reasoning_format(reasoning_parser)
+    reasoning = fit_reasoning(reasoning_parser, vocabulary)
     out = Emitter(fragment)
     calls = Calls(out, OfferedTools(tools), new_id or tool_form.new_id, parallel, custom, repairs)
     trail = tool_form.framing or (reasoning.framing if reasoning.answer else "")
@@ -174,7 +174,12 @@ def make_parser(
     reader: TextReader = Reader(read_message(context)) if reads else Verbatim(out)
     thinking = reasoning.markers + (tool_form.markers if tool_form.channels else ())
     return Parser(
-        vocabulary.structure(tool_form.markers + thinking, fragment, skip_special_tokens),
+        vocabulary.structure(
+            tool_form.markers + thinking,
+            fragment,
+            skip_special_tokens,
+            tool_form.texts + reasoning.texts,
+        ),
         vocabulary.decoder(),
         reader,
         output,
@@ -183,8 +188,16 @@ def make_parser(
     )
 
 
+def fit_reasoning(name: str | None, vocabulary: Vocabulary) -> ReasoningFormat:
+    """The reasoning format as this vocabulary writes it. Raises ``UnknownParser``."""
+    form = reasoning_format(name)
+    return form.suffixed(vocabulary.suffix) if form.suffixed and vocabulary.suffix else form
+
+
 def _tool_form(name: str | None, vocabulary: Vocabulary) -> tuple[ToolFormat, str]:
     """The format as this vocabulary writes it, and the token that FRAGMENT stands for in it."""
     form = tool_format(name) if name else NO_TOOLS
+    if form.suffixed and vocabulary.suffix:
+        form = form.suffixed(vocabulary.suffix)
     fragment = form.fragment if form.fragment in vocabulary.ids else ""
     return form.fragmented if fragment and form.fragmented else form, fragment

@@ -7,8 +7,20 @@ is content. A prompt that opens the thinking itself says so with ``starts_in``.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 from server.parsing.formats.json_lists import COHERE_TEXT
 from server.parsing.message import ReasoningFormat
+
+
+@cache
+def _suffix(form: ReasoningFormat, suffix: str) -> ReasoningFormat:
+    """The same format with ``<think:suffix>``."""
+    starts = tuple(f"{marker[:-1]}{suffix}>" for marker in form.starts)
+    ends = tuple(f"{marker[:-1]}{suffix}>" for marker in form.ends)
+    return replace(form, starts=starts, ends=ends, suffixed=None)
+
 
 THINK = ReasoningFormat(("<think>",), ("</think>",), forgets_end=True)
 """Qwen3, DeepSeek R1, GLM-4.5, MiniMax-M2: line breaks inside the markers are framing. vLLM's
@@ -44,6 +56,12 @@ ERNIE45 = ReasoningFormat(
 
 HUNYUAN = ReasoningFormat(("<think>",), ("</think>",), answer=("<answer>", "</answer>"))
 """Hunyuan A13B: ``<answer>`` around the answer; all four tags are plain text."""
+
+HUNYUAN_V3 = replace(THINK, suffixed=lambda suffix: _suffix(THINK, suffix))
+"""Hy3 and Hy4: checkpoints add a suffix to the tags."""
+
+SOLAR_OPEN2 = ReasoningFormat(("<|think:start|>",), ("<|think:end|>",), forgets_end=True)
+"""Solar Open 2."""
 
 SEED_OSS = ReasoningFormat(("<seed:think>",), ("</seed:think>",), forgets_end=True)
 """Seed-OSS: Qwen's format with a prefix."""

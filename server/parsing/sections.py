@@ -1,35 +1,24 @@
 """The grammar of formats whose calls stand between tokens: a header, a separator, arguments.
 
-Shared by Kimi K2 and DeepSeek V3 and V3.1. White space around the arguments is no part of them. A
-call may come without its section, and ends at the latest where the next call or the section ends.
+Shared by Kimi K2, DeepSeek V3 and V3.1, and PLaMo 3. White space around the arguments is no part of
+them. A call may come without its section, and ends at the latest where the next call or the section
+ends.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.parsing.json_scan import JsonText
-from server.parsing.markers import NAME, Quotes, Stops
+from server.parsing.lookahead import last_name, opens
+from server.parsing.markers import NAME, Follow, Quotes
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Calls, Framed
-from server.parsing.reader import Ended, Grammar, JsonValue, Subgrammar, Until, ignore
+from server.parsing.reader import Grammar, JsonValue, Subgrammar, Until, ignore
 
 SPACE = " \t\r\n"
-_NAME = re.compile(r"[\w.:\-]{1,128}")
-
-
-def last_name(stops: Stops, parts: list[str], begin: Callable[[str], object]) -> Subgrammar:
-    """A name up to a marker. Where the model ends its answer with the name, it is a call."""
-    try:
-        return (yield Until(stops, parts.append))
-    except Ended as ended:
-        name = "".join(parts).strip()
-        if ended.by_model and _NAME.fullmatch(name):
-            begin(name)
-            raise Ended(by_model=True) from None
-        raise
+_CALL: Follow = {NAME: None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +31,8 @@ class Sections:
     separator: str
     call_end: str
     begin: Callable[[Calls, str], bool]
+    inside: tuple[str, ...] = ()
+    """Markers around each call that mean nothing by themselves."""
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -49,12 +40,15 @@ class Sections:
         return self.call, self.call_end, self.section_end
 
     def format(self) -> ToolFormat:
-        inner = (self.separator, self.call_end, self.section_end)
+        inner = (self.separator, self.call_end, self.section_end, *self.inside)
         return ToolFormat((self.section, self.call), self._section, inner, "", self.section_end)
 
     def _section(self, opener: str, context: Context) -> Grammar:
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
-        between = context.lexicon.stops(self.call, self.section_end)
+        between = context.lexicon.stops(self.call, self.section_end, *self.inside)
+        begins = context.follow(None, self.call, *self.inside) if opener == self.section else _CALL
+        if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
+            return
         marker = opener
         while marker != self.section_end:
             if marker == self.call:

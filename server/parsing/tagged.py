@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Generator, Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from server.parsing.arguments import ArgumentsWriter
+from server.parsing.lookahead import last_name, opens
 from server.parsing.markers import FRAGMENT, NAME, Follow, Lexicon, Stops, follows
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Framed
 from server.parsing.reader import DONE, Ended, Grammar, Next, Sink, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import STRING
-from server.parsing.sections import last_name
 
 SPACE = " \t\r\n"
 FORCED = "forced"
@@ -104,74 +105,6 @@ class Tagged:
         return text[after:].partition(">")[2] if tag in self._closing.unfinished else text[after:]
 
 
-class Ahead:
-    """Whether the text goes on as ``follow`` says: YES or NO, and nothing is taken."""
-
-    __slots__ = ("_follow", "tokens")
-    lexicon: Lexicon | None = None
-    YES, NO = "yes", "no"
-
-    def __init__(self, follow: Follow, stops: Stops) -> None:
-        self._follow = follow
-        self.tokens = stops.tokens
-
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        verdict = follows(text, 0, self._follow, more) if more or text.strip() else False
-        if verdict is None:
-            return None, text
-        return self.YES if verdict else self.NO, text
-
-    def plain(self, text: str) -> None:
-        """A marker token is no text that could go on."""
-
-    def truncate(self, text: str) -> tuple[str | None, str]:
-        return self.NO, text
-
-
-class Looking:
-    """Whether the text begins with ``whole``: YES or NO, and nothing is taken.
-
-    ``beginning`` matches what may still become it. A marker in ``tokens`` is sent as such.
-    """
-
-    __slots__ = ("_beginning", "_whole", "tokens")
-    lexicon: Lexicon | None = None
-    YES, NO = Ahead.YES, Ahead.NO
-
-    def __init__(
-        self,
-        whole: re.Pattern[str],
-        beginning: re.Pattern[str],
-        tokens: frozenset[str] = frozenset(),
-    ) -> None:
-        self._whole = whole
-        self._beginning = beginning
-        self.tokens = tokens
-
-    def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        if self._whole.match(text):
-            return self.YES, text
-        return (None if more and self._beginning.match(text) else self.NO), text
-
-    def plain(self, text: str) -> None:
-        """A marker token is no text that could go on."""
-
-    def truncate(self, text: str) -> tuple[str | None, str]:
-        return self.NO, text
-
-
-def opens(opener: str, follow: Follow, context: Context) -> Generator[Want, str, bool]:
-    """Whether a plain-text ``opener`` opens anything: not unless the text goes on as it must."""
-    try:
-        opened = (yield Ahead(follow, context.lexicon.stops())) == Ahead.YES
-    except Ended:
-        context.out.content.unmark(opener)
-        raise
-    if not opened:
-        context.out.content.unmark(opener)
-    return opened
-
-
 @dataclass(frozen=True, slots=True)
 class Tags:
     """The tags of one format. ``call`` and ``parameter`` are cut where their name begins."""
@@ -184,17 +117,29 @@ class Tags:
     parameter_end: str
     line: str = ""
     """The line break the template writes inside the parameter tags, if it does."""
+    line_end: str = ""
+    """What stands at the end of a value, where that is something else."""
+    ends: tuple[str, ...] = ()
+    """Further markers that end a section."""
+    inside: tuple[str, ...] = ()
+    """Tokens around each call. With them other text in a section is part of the markup."""
+    doubled: bool = False
+    """A tool may be called by its name doubled, as in ``get_weather.get_weather``."""
+
+    @property
+    def outer(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.section, self.section_end, *self.ends)))
 
     def after_call(self, lexicon: Lexicon) -> Follow:
         """What may stand behind a call."""
-        words: Follow = dict.fromkeys(lexicon.words(self.section_end, self.section))
+        words: Follow = dict.fromkeys(lexicon.words(*self.outer, *self.inside))
         return {self.call: None} | words
 
     def after_parameter(self, lexicon: Lexicon) -> Follow:
         then = self.after_call(lexicon)
         words: Follow = {self.parameter: None}
         for word in lexicon.words(self.call_end):
-            words[word] = then
+            words[word] = then if self.section else None
         words |= then
         if lexicon.is_token(self.section_end):
             words |= dict.fromkeys(lexicon.words(self.section_end), self.again(lexicon))
@@ -202,39 +147,52 @@ class Tags:
 
     def again(self, lexicon: Lexicon) -> Follow:
         """What must stand behind the end of a section that nothing inside has announced."""
-        return {word: {self.call: None} for word in lexicon.words(self.section)}
+        return {word: {self.call: None} for word in lexicon.words(self.section) if word}
 
     def format(self, framing: str = "\n", fragment: str = "") -> ToolFormat:
         """``fragment``: a token that the tags are written with."""
-        inner = (self.section_end, self.call, self.call_end, self.parameter, self.parameter_end)
-        openers = (self.section, self.call)
+        inner: tuple[str, ...] = (self.section_end, self.call, self.call_end)
+        inner += (self.parameter, self.parameter_end, *self.ends, *self.inside)
+        openers = tuple(filter(None, (self.section, self.call)))
+        inner = tuple(filter(None, inner))
         form = ToolFormat(openers, self._section, inner, framing, self.section_end)
         if not fragment:
             return form
-        spelled = Tags(*(part.replace(fragment, FRAGMENT) for part in astuple(self)))
+        tags: dict[str, Any] = {
+            name: tag.replace(fragment, FRAGMENT)
+            for name, tag in asdict(self).items()
+            if isinstance(tag, str)
+        }
+        spelled = replace(self, **tags)
         return replace(form, fragment=fragment, fragmented=spelled.format(framing))
 
     def _section(self, opener: str, context: Context) -> Grammar:
         """Calls up to the end of the section. Other text in it is content."""
         lexicon = context.lexicon
-        stops = lexicon.stops(self.call, self.section, self.section_end)
+        stops = lexicon.stops(self.call, *self.outer)
         if opener == self.call:
             opener = yield from self._unwrapped(stops, context)
         elif lexicon.is_text(opener) and not (yield from opens(opener, {self.call: None}, context)):
             return
-        if opener != self.section:
-            return
-        stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
-        marker = opener
-        while marker != self.section_end:
+        if opener and opener == self.section:
+            yield from self.read(context)
+
+    def read(self, context: Context) -> Subgrammar:
+        """A section from behind its opening tag: the marker that ended it."""
+        stops = context.lexicon.stops(self.call, *self.outer)
+        write = ignore if self.inside else context.out.content.write
+        stray = Framed(write, lead=SPACE, trail=SPACE)
+        marker = self.section
+        while marker not in (self.section_end, *self.ends):
             marker = yield Until(stops, stray.write, stray=ignore, markup=True)
             while marker == self.call:
                 marker = yield from _Call(self, context).read()
+        return marker
 
     def _unwrapped(self, stops: Stops, context: Context) -> Subgrammar:
         """Calls without their section's opening tag: what ended them."""
         tail = context.out.content.tail.rstrip()
-        quoted = tail.endswith((self.section, "`"))
+        quoted = tail.endswith((self.section or "`", "`"))
         if quoted or not (yield from opens(self.call, self._head(context), context)):
             if quoted:
                 context.out.content.unmark(self.call)
@@ -266,15 +224,17 @@ class _Call:
     def __init__(self, tags: Tags, context: Context) -> None:
         self._tags = tags
         self._context = context
-        self._outer = (tags.section, tags.section_end)
+        self._outer = tags.outer
 
     def read(self) -> Subgrammar:
         """Returns the marker that ended it, DONE if that was its own closing tag."""
-        name, _, marker = yield from self._header(self._context.calls.begin)
+        calls = self._context.calls
+        name, _, marker = yield from self._header(calls.begin)
         if marker in self._outer or not name:
             return marker
-        calls = self._context.calls
-        calls.begin(name)
+        head, _, tail = name.partition(".")
+        doubled = self._tags.doubled and head == tail and not calls.find(name)
+        calls.begin(head if doubled else name)
         arguments = ArgumentsWriter(calls)
         try:
             marker = yield from self._parameters(arguments)
@@ -325,7 +285,8 @@ class _Call:
         words: dict[str, Follow | None] = {}
         implied: set[str] = set()
         unfinished: dict[str, str] = {}
-        for line in {"", tags.line}:
+        end = tags.line_end or tags.line
+        for line in {"", end}:
             for word in lexicon.words(tags.parameter_end):
                 if word == tags.parameter_end:
                     unfinished[line + word[:-1]] = word
@@ -338,10 +299,10 @@ class _Call:
                 implied.add(line + word)
         if not lexicon.is_token(tags.parameter):
             names = arguments.properties.keys() - arguments.given
-            words[tags.line + tags.parameter] = {
+            words[end + tags.parameter] = {
                 word: None for name in names for word in (f"{name}>", f'"{name}"')
             }
-            implied.add(tags.line + tags.parameter)
+            implied.add(end + tags.parameter)
         return self._outer_closing(Closing(words, implied, unfinished=unfinished))
 
     def _outer_closing(self, inner: Closing) -> Closing:
@@ -368,18 +329,21 @@ _TYPES = {
 
 
 class _Line:
-    """A sink that drops the line break the text begins with."""
+    """A sink that drops the line break, or other opening, that the text begins with."""
 
-    __slots__ = ("_first", "_line", "_sink")
+    __slots__ = ("_held", "_line", "_sink")
 
     def __init__(self, line: str, sink: Sink) -> None:
         self._line = line
         self._sink = sink
-        self._first = True
+        self._held: str | None = ""
 
     def write(self, text: str) -> None:
-        if self._first:
-            self._first = False
-            text = text.removeprefix(self._line)
+        if self._held is not None:
+            text = self._held + text
+            if len(text) < len(self._line) and self._line.startswith(text):
+                self._held = text
+                return
+            self._held, text = None, text.removeprefix(self._line)
         if text:
             self._sink(text)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +15,8 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 from server.parsing.markers import FRAGMENT, Lexicon
+
+_SUFFIXED = re.compile(r"<(?:think|tool_calls?|arg_key|arg_value)(:[^\s>]+)>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +112,31 @@ class Vocabulary:
 
         return cls.from_transformers(AutoTokenizer.from_pretrained(str(path)))
 
+    @cached_property
+    def suffix(self) -> str:
+        """What the checkpoint adds to its markers: ``:6124c78e`` in ``<think:6124c78e>``."""
+        found = filter(None, map(_SUFFIXED.fullmatch, self.ids))
+        return next((match[1] for match in found), "")
+
     def structure(
-        self, markers: tuple[str, ...], fragment: str, skip_special: bool
+        self,
+        markers: tuple[str, ...],
+        fragment: str,
+        skip_special: bool,
+        texts: tuple[str, ...] = (),
     ) -> Mapping[int, str | None]:
         """The ids that are no text: markers by their text, None for other special tokens.
 
-        With ``skip_special`` false these are text. The id of ``fragment`` stands for FRAGMENT.
+        With ``skip_special`` false these are text, and those in ``texts`` always are. The id of
+        ``fragment`` stands for FRAGMENT.
         """
-        key = markers, fragment, skip_special
+        key = markers, fragment, skip_special, texts
         if key not in self._structures:
             self._structures[key] = {
                 token.id: token.text if token.text in markers else None
                 for token in self.added.values()
-                if token.text in markers or (skip_special and token.special)
+                if token.text in markers
+                or (skip_special and token.special and token.text not in texts)
             } | {self.ids[text]: FRAGMENT for text in (fragment,) if text in self.ids}
         return self._structures[key]
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from server.parsing.formats.deepseek_v31 import begin
 from server.parsing.json_scan import JsonText
+from server.parsing.lookahead import last_name
 from server.parsing.markers import Follow
 from server.parsing.message import Context
 from server.parsing.reader import Subgrammar, Until, ignore
-from server.parsing.sections import Sections, last_name
+from server.parsing.sections import Sections
 from server.parsing.tagged import Closing, Tagged
 
 

@@ -16,33 +16,30 @@ values that contain tags all the same.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from server.parsing.tagged import Tags
 
-FORMAT = Tags(
+_V32 = Tags(
     section="<｜DSML｜function_calls>",
     section_end="</｜DSML｜function_calls>",
     call="<｜DSML｜invoke name=",
     call_end="</｜DSML｜invoke>",
     parameter="<｜DSML｜parameter name=",
     parameter_end="</｜DSML｜parameter>",
-).format(fragment="｜DSML｜")
-
-V4 = Tags(
-    section="<｜DSML｜tool_calls>",
-    section_end="</｜DSML｜tool_calls>",
-    call="<｜DSML｜invoke name=",
-    call_end="</｜DSML｜invoke>",
-    parameter="<｜DSML｜parameter name=",
-    parameter_end="</｜DSML｜parameter>",
-).format(fragment="｜DSML｜")
-"""DeepSeek V4 renames the section."""
-
-V41 = Tags(
+)
+_V4 = replace(_V32, section="<｜DSML｜tool_calls>", section_end="</｜DSML｜tool_calls>")
+_V41 = Tags(
     section="<｜DSML｜ calls>",
     section_end="</｜DSML｜ calls>",
     call="<｜DSML｜ invoke name=",
     call_end="</｜DSML｜ invoke>",
     parameter="<｜DSML｜ parameter name=",
     parameter_end="</｜DSML｜ parameter>",
-).format(fragment="｜DSML｜")
+)
+
+FORMAT = _V32.format(fragment="｜DSML｜")
+V4 = _V4.format(fragment="｜DSML｜")
+"""DeepSeek V4 renames the section."""
+V41 = _V41.format(fragment="｜DSML｜")
 """DeepSeek V4.1 puts a space behind the token."""

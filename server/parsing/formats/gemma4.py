@@ -1,70 +1,84 @@
-"""Gemma 4: calls with bare keys, and strings between tokens of their own.
+"""Gemma 4 and FunctionGemma: calls with bare keys, and strings between tokens of their own.
 
     <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:2}<tool_call|>
+    <start_function_call>call:get_weather{city:<escape>Paris<escape>,days:2}<end_function_call>
 
 Source: the chat template of google/gemma-4 models as vllm-project/vllm documents it
-(vllm/parser/gemma4.py). Objects and lists nest; words that are no JSON become strings. A string
-ends only where a comma, a colon or a bracket follows its closing token.
+(vllm/parser/gemma4.py), and for google/functiongemma-270m-it its parser of that name. Objects and
+lists nest; words that are no JSON become strings. A string ends only where a comma, a colon or a
+bracket follows its closing token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from dataclasses import dataclass
 from json.encoder import encode_basestring
 
 from server.parsing.arguments import as_json
+from server.parsing.lookahead import last_name
 from server.parsing.markers import Follow
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Calls
-from server.parsing.reader import Grammar, Until, Want
+from server.parsing.reader import Grammar, Subgrammar, Until
 from server.parsing.schemas import TYPES
-from server.parsing.sections import last_name
 from server.parsing.tagged import FORCED, Closing, Tagged
 
-CALL, CALL_END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _CLOSES = {"{": "}", "[": "]"}
 _SCALARS = TYPES - {"object", "array"}
 
 
-def _read_calls(opener: str, context: Context) -> Grammar:
-    marker = opener
-    while marker == CALL:
-        marker = yield from _read_call(context)
+@dataclass(frozen=True, slots=True)
+class BareKeys:
+    """The tokens of one format."""
 
+    call: str
+    call_end: str
+    quote: str
 
-def _read_call(context: Context) -> Generator[Want, str, str]:
-    stops, calls = context.lexicon.stops, context.calls
-    header: list[str] = []
+    def format(self) -> ToolFormat:
+        return ToolFormat(
+            (self.call,), self._read, (self.call_end, self.quote), "\n", self.call_end
+        )
 
-    def begin(written: str) -> None:
-        if name := written.strip().removeprefix("call:").strip():
-            calls.begin(name)
+    def _read(self, opener: str, context: Context) -> Grammar:
+        marker = opener
+        while marker == self.call:
+            marker = yield from self._call(context)
 
-    marker = yield from last_name(stops("{", CALL, CALL_END), header, begin)
-    begin("".join(header))
-    if not calls.open:
+    def _call(self, context: Context) -> Subgrammar:
+        stops, calls = context.lexicon.stops, context.calls
+        header: list[str] = []
+
+        def begin(written: str) -> None:
+            if name := written.strip().removeprefix("call:").strip():
+                calls.begin(name)
+
+        marker = yield from last_name(stops("{", self.call, self.call_end), header, begin)
+        begin("".join(header))
+        if not calls.open:
+            return marker
+        forced = False
+        if marker == "{":
+            value = _Value(calls)
+            value.text("{")
+            ends = stops(self.quote, self.call, self.call_end)
+            while (marker := (yield Until(ends, value.text))) == self.quote:
+                write, end = value.string()
+                forced = (yield Tagged(context.lexicon, self._closing(context), write)) == FORCED
+                end()
+        calls.close(spoiled=forced)
         return marker
-    forced = False
-    if marker == "{":
-        value = _Value(calls)
-        value.text("{")
-        while (marker := (yield Until(stops(QUOTE, CALL, CALL_END), value.text))) == QUOTE:
-            write, end = value.string()
-            forced = (yield Tagged(context.lexicon, _closing(context), write)) == FORCED
-            end()
-    calls.close(spoiled=forced)
-    return marker
 
-
-def _closing(context: Context) -> Closing:
-    """A string ends at its own token, or where the call is over and the output agrees."""
-    after: Follow = dict.fromkeys(",:}]")
-    words = context.follow(after, QUOTE)
-    if context.sound or not context.lexicon.is_token(CALL_END):
-        return Closing(words)
-    end = context.lexicon.sign(CALL_END)
-    again = context.follow({"call:": None}, CALL)
-    return Closing({**words, end: again}, forced=(end,))
+    def _closing(self, context: Context) -> Closing:
+        """A string ends at its own token, or where the call is over and the output agrees."""
+        after: Follow = dict.fromkeys(",:}]")
+        words = context.follow(after, self.quote)
+        if context.sound or not context.lexicon.is_token(self.call_end):
+            return Closing(words)
+        end = context.lexicon.sign(self.call_end)
+        again = context.follow({"call:": None}, self.call)
+        return Closing({**words, end: again}, forced=(end,))
 
 
 class _Value:
@@ -133,4 +147,6 @@ class _Value:
         self._is_first = False
 
 
-FORMAT = ToolFormat((CALL,), _read_calls, (CALL_END, QUOTE), closer=CALL_END)
+FORMAT = BareKeys("<|tool_call>", "<tool_call|>", '<|"|>').format()
+FUNCTION = BareKeys("<start_function_call>", "<end_function_call>", "<escape>").format()
+"""google/functiongemma-270m-it."""

@@ -12,10 +12,10 @@ the list ends the calls; what follows is content.
 from __future__ import annotations
 
 from server.parsing.json_calls import JsonCalls
+from server.parsing.lookahead import opens
 from server.parsing.markers import Follow
 from server.parsing.message import Context, ToolFormat
 from server.parsing.reader import Grammar
-from server.parsing.tagged import opens
 
 TOKEN, TEXT = "<|tool_call|>", "<tool_call>"
 

@@ -23,9 +23,9 @@ import re
 from collections.abc import Generator
 
 from engine.events import Phase
+from server.parsing.lookahead import Looking
 from server.parsing.message import Context, ReasoningFormat, ToolFormat, read_content
 from server.parsing.reader import Grammar, JsonValue, Subgrammar, Until, Want, ignore
-from server.parsing.tagged import Looking
 
 START, END, RETURN, CALL = "<|start|>", "<|end|>", "<|return|>", "<|call|>"
 CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"

@@ -6,19 +6,25 @@
     functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]                    Phi-4-mini
     <function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}    Granite 20B functions
     <|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>                  Apertus
+    <|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}             GigaChat 3
     <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather",                    Command
                       "parameters": {"city": "Paris"}}]<|END_ACTION|>
 
 Sources: the chat templates of ai21labs/AI21-Jamba-1.5-Mini, tencent/Hunyuan-A13B-Instruct,
 internlm/internlm2_5-7b-chat, microsoft/Phi-4-mini-instruct, swiss-ai/Apertus-8B-Instruct-2509,
 ibm-granite/granite-20b-functioncalling and CohereLabs/c4ai-command-a-03-2025, and the parsers that
-vllm-project/vllm has for them. Command writes its answer between tokens of its own, which are
-structure; its call ids are numbers that repeat in each turn, so that they are not passed on.
+vllm-project/vllm has for them (for ai-sage/GigaChat3 only these). Command writes its answer between
+tokens of its own, which are structure; its call ids are numbers that repeat in each turn, so that
+they are not passed on. GigaChat ends its content with a token, and older checkpoints announce a
+call by the words "function call" and a token.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from server.parsing.json_blocks import JsonBlock
+from server.parsing.markers import FRAGMENT
 
 COHERE_TEXT = (
     *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
@@ -29,6 +35,15 @@ APERTUS = JsonBlock("<|tools_prefix|>", "<|tools_suffix|>", is_keyed=True).forma
 COHERE = JsonBlock(
     "<|START_ACTION|>", "<|END_ACTION|>", COHERE_TEXT, names=("tool_name", "name")
 ).format()
+GIGACHAT3 = replace(
+    JsonBlock(
+        "<|function_call|>", others=("<|message_sep|>",), aliases=("function call<|role_sep|>",)
+    ).format(),
+    fragment="<|role_sep|>",
+    fragmented=JsonBlock(
+        "<|function_call|>", others=("<|message_sep|>",), aliases=(f"function call{FRAGMENT}",)
+    ).format(),
+)
 GRANITE_20B = JsonBlock("<function_call>").format()
 INTERNLM = JsonBlock("<|action_start|>", "<|action_end|>", ("<|plugin|>",)).format()
 JAMBA = JsonBlock("<tool_calls>", "</tool_calls>").format()

@@ -14,10 +14,10 @@ write content before a call: there an object with the name of an offered tool is
 from __future__ import annotations
 
 from server.parsing.json_calls import JsonCalls
+from server.parsing.lookahead import opens
 from server.parsing.markers import NAME, Follow
 from server.parsing.message import Context, ToolFormat
 from server.parsing.reader import DONE, Grammar
-from server.parsing.tagged import opens
 
 PYTHON = "<|python_tag|>"
 

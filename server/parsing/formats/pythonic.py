@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 from engine.events import Repair
 from server.parsing.arguments import ArgumentsWriter, as_json
+from server.parsing.lookahead import Looking, opens
 from server.parsing.markers import NAME, Follow, Stops
 from server.parsing.message import Context, ToolFormat
 from server.parsing.python_literal import Literal
 from server.parsing.reader import Ended, Grammar, Next, Subgrammar, Until
-from server.parsing.tagged import Looking, opens
 
 _LIST = re.compile(r"\s{0,99}\[\s{0,99}[A-Za-z_][\w.\-]{0,127}\s{0,99}\(")
 _LIST_BEGINS = re.compile(r"\s{0,99}(?:\[\s{0,99}(?:[A-Za-z_][\w.\-]{0,127}\s{0,99})?)?\Z")

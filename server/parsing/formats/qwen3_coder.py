@@ -13,14 +13,17 @@ examples/tool_chat_template_qwen3coder.jinja). It writes a line break after ``<p
 before ``</parameter>``, which are no part of the value, strings as they are, objects and lists as
 JSON, and other values as Python prints them (``True``, ``None``). ``<tool_call>`` and
 ``</tool_call>`` are added tokens, the inner tags plain text: ``server/parsing/tagged.py`` says how
-a value that contains them is read. A ``<function=`` outside ``<tool_call>`` is text.
+a value that contains them is read. A ``<function=`` outside ``<tool_call>`` opens a call only where
+it names an offered tool.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from server.parsing.tagged import Tags
 
-FORMAT = Tags(
+_CODER = Tags(
     section="<tool_call>",
     section_end="</tool_call>",
     call="<function=",
@@ -28,26 +31,11 @@ FORMAT = Tags(
     parameter="<parameter=",
     parameter_end="</parameter>",
     line="\n",
-).format()
+)
 
-MIMO = Tags(
-    section="<tool_call>",
-    section_end="</tool_call>",
-    call="<function=",
-    call_end="</function>",
-    parameter="<parameter=",
-    parameter_end="</parameter>",
-).format()
+FORMAT = _CODER.format()
+MIMO = replace(_CODER, line="").format()
 """XiaomiMiMo/MiMo-V2-Flash: no line breaks inside the parameter tags."""
-
-SEED_OSS = Tags(
-    section="<seed:tool_call>",
-    section_end="</seed:tool_call>",
-    call="<function=",
-    call_end="</function>",
-    parameter="<parameter=",
-    parameter_end="</parameter>",
-    line="\n",
-).format()
+SEED_OSS = replace(_CODER, section="<seed:tool_call>", section_end="</seed:tool_call>").format()
 """ByteDance-Seed/Seed-OSS-36B-Instruct: the section's tags have a prefix; a value may have no line
 breaks around it."""

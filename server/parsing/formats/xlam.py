@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from server.parsing.json_blocks import JsonBlock
 from server.parsing.json_calls import JsonCalls
+from server.parsing.lookahead import opens
 from server.parsing.markers import NAME, Follow
 from server.parsing.message import Context, ToolFormat
 from server.parsing.reader import Grammar, Next
-from server.parsing.tagged import opens
 
 LIST, FENCE = "[", "```json"
 _MARKED = {

@@ -1,0 +1,232 @@
+"""Keys and values in tags of their own behind a name: GLM, Hunyuan, K2 Horizon, Solar, Laguna.
+
+    <tool_call>get_weather                                                          GLM-4.5, 4.6
+    <arg_key>city</arg_key>
+    <arg_value>Paris</arg_value>
+    </tool_call>
+    <tool_calls><tool_call>get_weather<tool_sep><arg_key>...</tool_call></tool_calls>         Hy3
+    <ifm|tool_calls><ifm|tool_call>get_weather                                          K2 Horizon
+    <ifm|arg_key>city</ifm|arg_key><ifm|arg_type>string</ifm|arg_type><ifm|arg_value>...
+    <|tool_call:start|>get_weather                                                     Solar Open 2
+    <|tool_arg:start|>city<|tool_arg:value|>Paris<|tool_arg:end|><|tool_call:end|>
+
+Sources: the chat templates of zai-org/GLM-4.5 and GLM-4.6 (ggml-org/llama.cpp keeps a copy of the
+latter, models/templates/GLM-4.6.jinja); GLM-4.7 and poolside's Laguna write the same without line
+breaks. The parsers that vllm-project/vllm has for hy_v3, hy_v4, k2_horizon and solar_open2 describe
+the others. Values are written without framing, strings as they are and others as JSON. All tags
+are added tokens. Where a tokenizer lacks them, a value's end closes only before the next key or
+the end. Hunyuan's checkpoints add a suffix to their tags (``<tool_call:6124c78e>``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from dataclasses import astuple, dataclass, replace
+from functools import cache
+
+from server.parsing.arguments import ArgumentsWriter
+from server.parsing.json_calls import JsonCalls
+from server.parsing.lookahead import last_name, opens
+from server.parsing.markers import NAME, Follow
+from server.parsing.message import Context, ToolFormat
+from server.parsing.output import Framed
+from server.parsing.reader import Ended, Grammar, Next, Sink, Subgrammar, Until, Want, ignore
+from server.parsing.schemas import ALIASES, TYPES
+from server.parsing.sections import SPACE
+from server.parsing.tagged import FORCED, Closing, Tagged
+
+_NAME = re.compile(r"""[^\s"'{}<>()\[\]]+""")
+"""What else stands behind the opening tag is no call, and stays content."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValues:
+    """The tags of one format; one that is empty does not exist."""
+
+    call: str = "<tool_call>"
+    call_end: str = "</tool_call>"
+    key: str = "<arg_key>"
+    key_end: str = "</arg_key>"
+    value: str = "<arg_value>"
+    value_end: str = "</arg_value>"
+    section: str = ""
+    section_end: str = ""
+    separator: str = ""
+    """Behind the name."""
+    kind: str = ""
+    kind_end: str = ""
+    """Around the type of a value, behind its key."""
+
+    @property
+    def outer(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.call, self.call_end, self.section, self.section_end)))
+
+    def format(self) -> ToolFormat:
+        openers = tuple(filter(None, (self.section, self.call)))
+        inner = tuple(tag for tag in astuple(self) if tag and tag not in openers)
+        return ToolFormat(openers, self._read, inner, closer=self.section_end or self.call_end)
+
+    def suffixed(self, suffix: str) -> KeyValues:
+        return KeyValues(*(f"{tag[:-1]}{suffix}>" if tag else "" for tag in astuple(self)))
+
+    def _read(self, opener: str, context: Context) -> Grammar:
+        """Calls, and with a section around them up to its end. Other text in it is content."""
+        stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
+        between = context.lexicon.stops(*self.outer)
+        begins: Follow = {NAME: None, "{": None} if opener == self.call else {self.call: None}
+        if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
+            return
+        marker = opener
+        while marker != self.section_end:
+            if marker == self.call:
+                marker = yield from self._call(context)
+            elif opener == self.call:
+                return
+            else:
+                marker = yield Until(between, stray.write, stray=ignore, markup=True)
+
+    def _call(self, context: Context) -> Subgrammar:
+        parts: list[str] = []
+        words = filter(None, ("\n", self.key, self.separator))
+        stops = context.lexicon.stops(*words, *self.outer)
+        if self.kind:
+            first = yield Next(stops, keep=None)
+            if first == "{":
+                return (yield from self._json(context))
+            if first in stops.markers:
+                return (yield from self._pass("", first, context))
+        marker = yield from last_name(stops, parts, context.calls.begin)
+        while marker == "\n" and not "".join(parts).strip():
+            marker = yield from last_name(stops, parts, context.calls.begin)
+        written = "".join(parts).strip()
+        name, brace, inline = written.partition("{")
+        if not _NAME.fullmatch(name := name.rstrip()):
+            return (yield from self._pass(written, marker, context))
+        context.calls.begin(name)
+        arguments = ArgumentsWriter(context.calls)
+        try:
+            marker = yield from self._arguments(marker, brace + inline, arguments, context)
+        except Ended as ended:
+            arguments.truncate(ended.by_model)
+            raise
+        arguments.close()
+        context.calls.close(spoiled=marker == FORCED)
+        if marker == FORCED:
+            marker = yield Until(context.lexicon.stops(*self.outer), ignore)
+        return marker
+
+    def _pass(self, written: str, marker: str, context: Context) -> Subgrammar:
+        """What has no name is no call."""
+        context.out.content.write(written)
+        if marker in self.outer:
+            return marker
+        return (yield Until(context.lexicon.stops(*self.outer), ignore))
+
+    def _json(self, context: Context) -> Subgrammar:
+        """K2 Horizon can be asked for JSON in place of keys and values."""
+        ends = self._follow(context)
+        stops = context.lexicon.stops(*self.outer)
+        calls = JsonCalls(
+            context.calls, stops, context.out.content.write, quotes=context.quotes(ends)
+        )
+        return (yield from calls.read())
+
+    def _follow(self, context: Context) -> dict[str, Follow | None]:
+        """What must stand behind the end of a call that a value has not announced."""
+        again: Follow = context.follow({"{": None, NAME: None}, self.call)
+        last: Follow = context.follow({}, self.section_end) if self.section_end else {}
+        return {self.call_end: {**again, **last}}
+
+    def _arguments(
+        self, marker: str, inline: str, arguments: ArgumentsWriter, context: Context
+    ) -> Subgrammar:
+        """Keys and values; ``inline`` is what stands before the first."""
+        stops = context.lexicon.stops(self.key, *self.outer)
+        if marker not in (self.key, *self.outer):
+            marker = yield from arguments.loose(stops, self.key, inline)
+        elif marker != self.key:
+            arguments.inline(inline)
+        while marker not in self.outer:
+            if marker != self.key:  # behind a value
+                marker = yield Until(stops, ignore)
+                continue
+            key, kind, marker = yield from self._head(context)
+            if marker == self.value:
+                arguments.begin(key, _allow(kind, key, arguments))
+                marker = yield Tagged(context.lexicon, self._closing(context), arguments.write)
+                if marker == FORCED:
+                    return FORCED
+                arguments.end()
+        return marker
+
+    def _head(self, context: Context) -> Generator[Want, str, tuple[str, str, str]]:
+        """A key, the type if there is one, and the marker behind them."""
+        stops, key, kind = context.lexicon.stops, list[str](), list[str]()
+        tags = tuple(filter(None, (self.key_end, self.value)))
+        marker = yield Until(stops(*tags, *self.outer), key.append)
+        kinds = tuple(filter(None, (self.kind, self.kind_end)))
+        sink: Sink = ignore
+        while marker in (self.key_end, *kinds) and marker:
+            sink = kind.append if marker == self.kind else ignore
+            marker = yield Until(stops(self.value, self.key, *kinds, *self.outer), sink)
+        return "".join(key).strip(), "".join(kind), marker
+
+    def _closing(self, context: Context) -> Closing:
+        """A value's own tag; a next key is as good; a section's tag is, where the output agrees."""
+        lexicon = context.lexicon
+        named = filter(None, (self.key, self.call_end, self.separator))
+        calls = context.follow({NAME: context.follow(None, *named)}, self.call)
+        last = context.follow({}, self.section_end) if self.section_end else {}
+        ends = context.follow(None, self.call_end)
+        behind = context.follow(None, self.key_end or self.value)
+        key = context.follow({NAME: behind}, self.key)
+        words = context.follow({**key, **ends}, self.value_end)
+        if not lexicon.is_token(self.value_end) or context.sound:
+            return Closing(words)
+        implied, forced = lexicon.sign(self.key), lexicon.sign(self.call_end)
+        opening = lexicon.sign(self.call)
+        words |= {implied: key[implied], forced: {**calls, **last}, opening: calls[opening]}
+        return Closing(words, (implied,), (forced,), (opening,))
+
+
+def _allow(kind: str, key: str, arguments: ArgumentsWriter) -> frozenset[str] | None:
+    """The type the model names counts where the schema does not know the parameter."""
+    named = kind.partition("[")[0].strip().lower()
+    named = ALIASES.get(named, named)
+    return frozenset([named]) if named in TYPES and key not in arguments.properties else None
+
+
+_HY_V4 = KeyValues(section="<tool_calls>", section_end="</tool_calls>")
+_HY_V3 = replace(_HY_V4, separator="<tool_sep>")
+
+
+@cache
+def _suffix(tags: KeyValues, suffix: str) -> ToolFormat:
+    return tags.suffixed(suffix).format()
+
+
+FORMAT = KeyValues().format()
+HY_V3 = replace(_HY_V3.format(), suffixed=lambda suffix: _suffix(_HY_V3, suffix))
+HY_V4 = replace(_HY_V4.format(), suffixed=lambda suffix: _suffix(_HY_V4, suffix))
+"""Hy4 leaves out the separator."""
+K2_HORIZON = KeyValues(
+    call="<ifm|tool_call>",
+    call_end="</ifm|tool_call>",
+    key="<ifm|arg_key>",
+    key_end="</ifm|arg_key>",
+    value="<ifm|arg_value>",
+    value_end="</ifm|arg_value>",
+    section="<ifm|tool_calls>",
+    section_end="</ifm|tool_calls>",
+    kind="<ifm|arg_type>",
+    kind_end="</ifm|arg_type>",
+).format()
+SOLAR_OPEN2 = KeyValues(
+    call="<|tool_call:start|>",
+    call_end="<|tool_call:end|>",
+    key="<|tool_arg:start|>",
+    key_end="",
+    value="<|tool_arg:value|>",
+    value_end="<|tool_arg:end|>",
+).format()

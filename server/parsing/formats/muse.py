@@ -1,0 +1,120 @@
+"""Muse Spark and Muse Glimmer: messages to recipients, and XML calls in those that go to a tool.
+
+    <|start|>assistant to=self<|message|>The user asks ...<|eom|>
+    <|start|>assistant to=get_weather<|message|><atem:function_calls>
+    <atem:invoke name="get_weather">
+    <atem:parameter name="city">Paris</atem:parameter>
+    </atem:invoke>
+    </atem:function_calls><|eom|>
+    <|start|>assistant to=user<|message|>It rains.<|eot|>
+
+Source: the parsers that vllm-project/vllm has under these names. A message to ``self`` is thinking,
+one to ``user`` or ``commentary`` is content, one to ``developer`` is dropped, and only one to a
+tool holds calls. Without a recipient Spark thinks and Glimmer answers. The prompt ends with
+``<|start|>assistant``, so that an answer begins inside a header. A tool that is offered by a bare
+name is called by its name doubled (``get_weather.get_weather``).
+
+One grammar reads the whole answer, asked for as tool format, as reasoning format or as both.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from engine.events import Phase
+from server.parsing.lookahead import Looking
+from server.parsing.message import Context, ReasoningFormat, ToolFormat
+from server.parsing.reader import Ended, Grammar, Subgrammar, Until, ignore
+from server.parsing.tagged import Tags
+
+START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
+MARKERS = (START, MESSAGE, EOM, EOT)
+ENDS = (EOM, EOT, START)
+_RECIPIENT = re.compile(r"to=([A-Za-z0-9_.\-]+)\s*\Z")
+_HEADER = re.compile(r"\s{0,99}(?:to=|assistant)")
+_HEADER_BEGINS = re.compile(r"\s{0,99}(?:to?|a(?:s(?:s(?:i(?:s(?:t(?:a(?:nt?)?)?)?)?)?)?)?)?\Z")
+_TAGS = Tags(
+    section="<atem:function_calls>",
+    section_end="</atem:function_calls>",
+    call="<atem:invoke name=",
+    call_end="</atem:invoke>",
+    parameter="<atem:parameter name=",
+    parameter_end="</atem:parameter>",
+    ends=ENDS,
+    doubled=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipients:
+    """Whom a message that is no call is for; ``""`` is one without a recipient."""
+
+    thinking: frozenset[str]
+    content: frozenset[str]
+    dropped: frozenset[str] = frozenset()
+
+    def tools(self) -> ToolFormat:
+        inner = (*MARKERS, *_TAGS.format().markers)
+        return ToolFormat((), _no_calls, inner, framing="", channels=self.read)
+
+    def reasoning(self) -> ReasoningFormat:
+        return ReasoningFormat((), (), framing="", channels=self.read, inner=MARKERS)
+
+    def read(self, context: Context) -> Grammar:
+        """Message after message, from inside the first one's header."""
+        stops = context.lexicon.stops(START, MESSAGE)
+        if context.starts_in is Phase.REASONING:
+            yield from self._read_body("self", context)
+        elif (yield Looking(_HEADER, _HEADER_BEGINS, stops.tokens)) == Looking.NO:
+            yield from self._read_body("user", context)
+        while True:
+            header: list[str] = []
+            try:
+                while (yield Until(stops, header.append)) == START:
+                    header.clear()
+            except Ended:
+                if not _HEADER.match(text := "".join(header)):
+                    context.out.content.write(text)
+                raise
+            found = _RECIPIENT.search("".join(header))
+            yield from self._read_body(found[1] if found else "", context)
+
+    def _read_body(self, recipient: str, context: Context) -> Grammar:
+        out, stops = context.out, context.lexicon.stops(*ENDS)
+        if recipient in self.thinking:
+            out.phase = Phase.REASONING
+            yield Until(stops, out.reasoning.write)
+        elif recipient in self.dropped:
+            yield Until(stops, ignore)
+        elif recipient in self.content or not context.tools.channels:
+            out.content.separate("\n\n")
+            yield Until(stops, out.content.write)
+        else:
+            out.phase = Phase.TOOL_CALL
+            yield from _read_calls(context)
+        out.phase = Phase.CONTENT
+
+
+def _read_calls(context: Context) -> Subgrammar:
+    """Sections up to the end of the message, whose other text is none of the answer."""
+    stops = context.lexicon.stops(_TAGS.section, *ENDS)
+    marker = ""
+    while marker not in ENDS:
+        marker = yield Until(stops, ignore)
+        if marker == _TAGS.section:
+            marker = yield from _TAGS.read(context)
+    return marker
+
+
+def _no_calls(_opener: str, _context: Context) -> Grammar:
+    yield from ()
+
+
+_SPARK = Recipients(
+    frozenset({"", "self"}), frozenset({"user", "commentary"}), frozenset({"developer"})
+)
+_GLIMMER = Recipients(frozenset({"self"}), frozenset({"", "user"}))
+
+SPARK, SPARK_REASONING = _SPARK.tools(), _SPARK.reasoning()
+GLIMMER, GLIMMER_REASONING = _GLIMMER.tools(), _GLIMMER.reasoning()
