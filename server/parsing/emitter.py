@@ -56,11 +56,12 @@ class Emitter:
     def _join(self) -> None:
         if not self._parts:
             return
-        text = "".join(self._parts)
+        text = self._parts[0] if len(self._parts) == 1 else "".join(self._parts)
         self._parts.clear()
         if not text:
             return
-        text = self.spell(text)
+        if self.fragment:
+            text = self.spell(text)
         if self._make is ReasoningDelta:
             self._events.append(ReasoningDelta(text))
         elif self._make is ContentDelta:

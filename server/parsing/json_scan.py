@@ -39,6 +39,11 @@ class JsonScan:
                 at = self._top(text, at, end)
         return at
 
+    def is_quoted(self, text: str) -> bool:
+        """Whether all of ``text`` is inside the string that is open."""
+        open_string = self.in_string and not self._escaped and not self.broken
+        return open_string and '"' not in text and "\\" not in text and "\n" not in text
+
     def _string(self, text: str, at: int, end: int) -> int:
         if self._escaped:
             self._escaped = False

@@ -132,6 +132,8 @@ class Calls:
         self._tools = tools
         self._new_id = new_id
         self._parallel = parallel
+        self._muted = False
+        """With ``parallel_tool_calls: false`` only the first call is delivered."""
         self._custom = custom
         self.repairing = repairs
         """Whether what can mean only one thing is mended."""
@@ -169,13 +171,9 @@ class Calls:
         """Whether the open call has arguments so far."""
         return any(self._parts)
 
-    @property
-    def _muted(self) -> bool:
-        """With ``parallel_tool_calls: false`` only the first call is delivered."""
-        return not self._parallel and self.num > 1
-
     def begin(self, name: str, id: str | None = None) -> None:
         self.num += 1
+        self._muted = not self._parallel and self.num > 1
         self.open, self._name = True, name
         self._parts, self._raw, self._repairs = [], [], []
         self._spoiled = False
@@ -187,7 +185,10 @@ class Calls:
 
     def write(self, arguments: str) -> None:
         self._parts.append(arguments)
-        self._deliver(arguments if self._text is None else self._text.write(arguments))
+        if self._text is not None:
+            arguments = self._text.write(arguments)
+        if not self._muted:
+            self._out.arguments(self.num - 1, arguments)
 
     def write_json(self, text: str) -> None:
         """A piece of arguments that the model writes as JSON, mended on the way."""

@@ -207,7 +207,7 @@ class JsonValue(_Taking):
         return self._quotes.lexicon if self._quotes and quoting else None
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
-        if self._plainly:
+        if self._plainly or (text.isascii() and self._scan.is_quoted(text)):
             self._sink(text)
             return None, ""
         taken, after, marker = self._end(text, more)

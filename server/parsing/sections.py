@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.parsing.json_scan import JsonText
 from server.parsing.lookahead import last_name, opens
 from server.parsing.markers import NAME, Follow, Quotes
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Calls, Framed
-from server.parsing.reader import Grammar, JsonValue, Subgrammar, Until, ignore
+from server.parsing.reader import Grammar, JsonValue, Next, Subgrammar, Until, ignore
 
 SPACE = " \t\r\n"
 _CALL: Follow = {NAME: None}
@@ -66,9 +65,11 @@ class Sections:
         if not self.begin(context.calls, "".join(header).strip()):
             return marker
         if marker == self.separator:
-            arguments = JsonText(context.calls.write_json)
             stops = context.lexicon.stops(*self.ends)
-            marker = yield JsonValue(stops, arguments.write, True, self._quotes(context))
+            marker = yield Next(stops, keep=None)
+            if marker not in self.ends:
+                write = context.calls.write_json
+                marker = yield JsonValue(stops, write, True, self._quotes(context))
         context.calls.close()
         return marker
 

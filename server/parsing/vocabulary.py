@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -156,9 +156,12 @@ class Decoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._skip_space = skip_space
 
-    def text(self, token_ids: Iterable[int]) -> str:
+    def text(self, token_ids: Sequence[int]) -> str:
         pieces = self._pieces
-        data = b"".join([pieces[token_id] for token_id in token_ids])
+        if len(token_ids) == 1:
+            data = pieces[token_ids[0]]
+        else:
+            data = b"".join([pieces[token_id] for token_id in token_ids])
         if self._skip_space and data:
             self._skip_space = False
             data = data.removeprefix(b" ")
