@@ -1,5 +1,10 @@
-"""Models that write a JSON list of calls behind a marker.
+"""Models that write JSON calls, one or a list of them, behind a marker.
 
+    <tool_call>                                                       Hermes, Qwen 2.5 and Qwen 3,
+    {"name": "get_weather", "arguments": {"city": "Paris"}}                 ERNIE 4.5, Granite 4.0
+    </tool_call>
+    <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]   Granite 3.0, 3.2, 3.3
+    <tool_call>[{"name": "get_weather", "arguments": {"city": "Paris"}}]               Granite 3.1
     <tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_calls>    Jamba,
                                                                               Hunyuan A13B
     <|action_start|><|plugin|>{"name": "get_weather", "parameters": {}}<|action_end|>     InternLM
@@ -15,8 +20,15 @@ internlm/internlm2_5-7b-chat, microsoft/Phi-4-mini-instruct, swiss-ai/Apertus-8B
 ibm-granite/granite-20b-functioncalling and CohereLabs/c4ai-command-a-03-2025, and the parsers that
 vllm-project/vllm has for them (for ai-sage/GigaChat3 only these). Command writes its answer between
 tokens of its own, which are structure; its call ids are numbers that repeat in each turn, so that
-they are not passed on. GigaChat ends its content with a token, and older checkpoints announce a
-call by the words "function call" and a token.
+they are not passed on. NousResearch/Hermes-2-Pro and Qwen/Qwen3 put a line break before each
+``<tool_call>`` that content or another call precedes, and around the JSON; those are framing. Qwen
+has both markers as added tokens. Where a tokenizer has not, the marker is plain text: it opens a
+call only if a brace follows it, and closes one only outside a JSON string. LongCat-Flash
+(meituan-longcat/LongCat-Flash-Chat) writes the same between markers of its own. Of Granite
+(ibm-granite/granite-3.0-8b-instruct and later) ``<|tool_call|>`` is a special token,
+``<tool_call>`` plain text, and the end of the list ends the calls; what follows is content.
+GigaChat ends its content with a token, and older checkpoints announce a call by the words "function
+call" and a token.
 """
 
 from __future__ import annotations
@@ -35,6 +47,9 @@ APERTUS = JsonBlock("<|tools_prefix|>", "<|tools_suffix|>", is_keyed=True).forma
 COHERE = JsonBlock(
     "<|START_ACTION|>", "<|END_ACTION|>", COHERE_TEXT, names=("tool_name", "name")
 ).format()
+HERMES = JsonBlock("<tool_call>", "</tool_call>").format()
+LONGCAT = JsonBlock("<longcat_tool_call>", "</longcat_tool_call>").format()
+GRANITE = JsonBlock("<|tool_call|>", aliases=("<tool_call>",)).format()
 GIGACHAT3 = replace(
     JsonBlock(
         "<|function_call|>", others=("<|message_sep|>",), aliases=("function call<|role_sep|>",)
