@@ -11,8 +11,8 @@ from tests.server.parsing.golden_corpus import Case, Format, Marker, corpus
 from tests.server.parsing.golden_cuts import cuttings
 from tests.server.parsing.golden_reading import check, output
 
-ALONE = {"openai", "reasoning_openai_gptoss", "kimi_k3"}
-"""Harmony and Kimi K3 frame whole messages: they go with themselves."""
+ALONE = {"openai", "reasoning_openai_gptoss", "kimi_k3", "inkling", "muse_glimmer"}
+"""These frame whole messages: they go with themselves."""
 
 
 def found(name: str) -> dict[Format, Case]:
