@@ -22,8 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 
-from engine.fleet.load import PrefixMemory, hash_blocks
-from engine.fleet.routing import Assignment, LoadBalancer
+from engine.fleet.routing import Assignment, LoadBalancer, PrefixMemory, hash_blocks
 from engine.fleet.settings import RoutingSettings
 from engine.types import EngineRequest, Sampling
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from engine.speculation.accounting import Totals
-from engine.supervision.losses import EngineLoss, PostMortem
+from engine.supervision.policy import EngineLoss, PostMortem
 from engine.types import EngineInfo, EngineRequest, Health, Step
 
 

@@ -21,13 +21,13 @@ from engine.speculation.accounting import Totals
 from engine.speculation.swap import SwapsDrafts
 from engine.supervision.continuation import is_seeded
 from engine.supervision.isolation import PoisonIsolation
-from engine.supervision.losses import create_loss
 from engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
     RecoveryObserver,
     RestartPolicy,
     SupervisionTimeouts,
+    create_loss,
     now,
 )
 from engine.supervision.pool import EnginePool, EngineSession, SessionSubmission, close_engine

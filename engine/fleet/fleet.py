@@ -31,12 +31,12 @@ from engine.fleet.routing import Assignment, LoadBalancer, RoutingReason
 from engine.fleet.settings import FleetSettings
 from engine.fleet.status import WorkerStatus
 from engine.fleet.worker import IncompatibleWorker, Worker
-from engine.supervision.losses import create_loss
 from engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
     RecoveryObserver,
     SupervisionTimeouts,
+    create_loss,
     now,
 )
 from engine.supervision.pool import EnginePool, EngineSession, SessionSubmission

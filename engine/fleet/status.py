@@ -46,7 +46,7 @@ class WorkerStatus:
     """Why it does not serve; empty when it does."""
     running: int
     outstanding: float
-    """Tokens it has yet to process (``engine/fleet/load.py``)."""
+    """Tokens it has yet to process (``engine/fleet/routing.py``)."""
     requests: Mapping[str, int]
     """Requests sent to it, by ``RoutingReason``."""
     tokens: int

@@ -12,6 +12,7 @@ from engine.errors import EngineDead, EngineError, EngineFailed
 from engine.remote import probe, wire
 from engine.remote.connection import WorkerConnection
 from engine.remote.driver import RemoteEngineBase
+from engine.remote.probe import SpeculationAccount, lay_decode_steps, parse_totals
 from engine.remote.reading import (
     WorkerProtocolError,
     compute_limits,
@@ -22,7 +23,6 @@ from engine.remote.reading import (
     read_object,
     read_optional_object,
 )
-from engine.remote.speculation import SpeculationAccount, lay_decode_steps, parse_totals
 from engine.speculation.accounting import Totals, intern_step
 from engine.types import (
     DecodeStep,

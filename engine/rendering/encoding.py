@@ -8,13 +8,13 @@ same tokens; and text that cannot fit by its length alone is refused unread.
 from __future__ import annotations
 
 import json
+import threading
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from tokenizers import Encoding, Tokenizer
-
-from engine.rendering.limits import NO_LIMITS, PromptTooLong, RenderLimits
 
 WINDOW = 32_768
 """Characters tokenized at once."""
@@ -23,6 +23,42 @@ AGREED = 8
 """Tokens in a row that two windows must share before the seam between them."""
 NFC_SHRINKS = 3
 """NFC shortens text at most by this factor, in UTF-8 bytes."""
+
+
+class PromptTooLong(ValueError):
+    """A prompt of more than ``RenderLimits.max_tokens``; it has ``at_least`` so many."""
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__(f"the prompt has at least {at_least} tokens")
+        self.at_least = at_least
+
+
+class RenderingCancelled(Exception):
+    """The client has left, or the time limit was reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """Limits of one rendering or tokenization; thread-safe."""
+
+    max_tokens: int | None = None
+    """The most tokens a prompt may have."""
+    keep: int | None = None
+    """Drop all but this many tokens at one end; ``max_tokens`` does not apply then."""
+    side: Literal["left", "right"] = "left"
+    """The end at which tokens are dropped."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set when the result is no longer needed."""
+
+    def check(self, num_tokens: int) -> None:
+        """Raises PromptTooLong or RenderingCancelled."""
+        if self.ended.is_set():
+            raise RenderingCancelled("the client has left")
+        if self.max_tokens is not None and self.keep is None and num_tokens > self.max_tokens:
+            raise PromptTooLong(num_tokens)
+
+
+NO_LIMITS = RenderLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from engine.rendering.encoding import TextEncoder
+from engine.rendering.encoding import NO_LIMITS, RenderLimits, TextEncoder
 from engine.rendering.files import ModelFiles
-from engine.rendering.limits import NO_LIMITS, RenderLimits
 from engine.rendering.sandbox import TemplateRunner
 from engine.rendering.template import ChatTemplate, TemplateInput
 

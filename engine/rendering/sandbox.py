@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import orjson
 
-from engine.rendering.limits import RenderLimits
+from engine.rendering.encoding import RenderLimits
 from engine.rendering.template import ChatTemplate, TemplateInput
 
 CPU_S = 5.0

@@ -17,8 +17,13 @@ from dataclasses import dataclass
 from engine.base import Engine, SupportsUnclaimed
 from engine.speculation.accounting import Totals
 from engine.supervision.isolation import PendingStart
-from engine.supervision.losses import LossLog
-from engine.supervision.policy import RecoveryObserver, StallDetector, SupervisionTimeouts, now
+from engine.supervision.policy import (
+    LossLog,
+    RecoveryObserver,
+    StallDetector,
+    SupervisionTimeouts,
+    now,
+)
 from engine.supervision.recovery import FailureKind, InFlightRequest, RequestRecovery, Submission
 from engine.types import EngineInfo, EngineRequest, Step
 

@@ -27,7 +27,7 @@ from vllm.v1.metrics.loggers import StatLoggerFactory
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from engine.machine import count_oom_kills, is_stopped
 from engine.speculation.accounting import Totals
-from engine.supervision.losses import PostMortem
+from engine.supervision.policy import PostMortem
 from engine.types import (
     EngineInfo,
     EngineRequest,

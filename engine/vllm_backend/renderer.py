@@ -20,11 +20,15 @@ from vllm.renderers.hf import resolve_chat_template
 from vllm.renderers.registry import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
-from engine.rendering.encoding import WINDOW, TextEncoder, truncate_ids
-from engine.rendering.limits import NO_LIMITS, RenderLimits
-from engine.rendering.messages import CODED, filter_variables, merge_developer
+from engine.rendering.encoding import NO_LIMITS, WINDOW, RenderLimits, TextEncoder, truncate_ids
 from engine.rendering.sandbox import SMALL_BYTES, TemplateRunner
-from engine.rendering.template import ChatTemplate, TemplateInput
+from engine.rendering.template import (
+    CODED,
+    ChatTemplate,
+    TemplateInput,
+    filter_variables,
+    merge_developer,
+)
 
 READ_DEVELOPER = frozenset({"HfRenderer", "CohereRenderer", "InklingRenderer"})
 """Renderers that give OpenAI's developer role to a template that knows it, else as the system's.

@@ -16,9 +16,9 @@ from engine.speculation.swap import DraftManager
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.cli.command_line import CommandLine
-from server.generation.parser_factory import Vocabulary
+from server.generation.grammar import Vocabulary
+from server.generation.pipeline import ConstraintProbe
 from server.generation.prompt import Renderer
-from server.generation.trials import ConstraintProbe
 
 
 class Backend(Protocol):

@@ -18,7 +18,7 @@ from engine.rendering import ModelFiles, TemplateRenderer, UnsupportedModel
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.cli.command_line import CommandLine, ModelArguments, refuse_unknown_parsers
-from server.generation.parser_factory import Vocabulary
+from server.generation.grammar import Vocabulary
 from server.settings import ConfigError, Settings
 
 PROBE_S = 3.0

@@ -8,7 +8,7 @@ import time
 from typing import TextIO
 
 from engine.types import EngineInfo
-from server.generation.parser_factory import ParserFactory
+from server.generation.grammar import ParserFactory
 
 HEARTBEAT_S = 5.0
 REMARKS = ("note:", "WARNING:")

@@ -46,9 +46,9 @@ from server.cli.listener import (
     format_url,
     serve,
 )
-from server.generation.parser_factory import ParserFactory
-from server.generation.pipeline import Pipeline, ServedModel
-from server.generation.trials import ConstraintTrials
+from server.generation.grammar import ParserFactory
+from server.generation.job import ServedModel
+from server.generation.pipeline import ConstraintTrials, Pipeline
 from server.http.connection_limits import ConnectionLimiter, ConnectionLimits, raise_file_limit
 from server.http.cross_origin import CrossOriginPolicy, parse_names
 from server.http.response import StreamTiming

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from engine.rendering.limits import PromptTooLong, RenderLimits
+from engine.rendering.encoding import PromptTooLong, RenderLimits
 from server.errors import InvalidRequest
 from server.generation.prompt import Conversation, Renderer, render
 

@@ -24,7 +24,7 @@ from engine.events import (
     UsageDelta,
 )
 from engine.observer import Ending, Observation, Observer, RequestFacts
-from engine.rendering.limits import PromptTooLong
+from engine.rendering.encoding import PromptTooLong
 from engine.speculation.accounting import Account
 from engine.types import EngineRequest, FinishReason, Step
 from server.access.budget import charge
@@ -32,9 +32,8 @@ from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow
 from server.generation.context import context_overflow, render_newest, room_for_messages, shorten
 from server.generation.context import prompt_limits as limits_of
 from server.generation.deadline import Deadline
-from server.generation.grammar import answer_constraint
+from server.generation.grammar import Parser, answer_constraint
 from server.generation.job import Job, PromptSource
-from server.generation.parser_factory import Parser
 from server.generation.pipeline import Pipeline
 from server.generation.prompt import Conversation, Prompt, encode, render
 

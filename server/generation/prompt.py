@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from engine.events import Phase
-from engine.rendering.limits import NO_LIMITS, PromptTooLong, RenderLimits
+from engine.rendering.encoding import NO_LIMITS, PromptTooLong, RenderLimits
 from server.access.budget import SMALL_BYTES, charge
 from server.errors import InvalidRequest
 

@@ -16,8 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
-from engine.rendering.encoding import TextEncoder
-from engine.rendering.limits import NO_LIMITS, RenderLimits
+from engine.rendering.encoding import NO_LIMITS, RenderLimits, TextEncoder
 from engine.scripted import ScriptedEngine, steps
 from engine.speculation.policy import SpeculationPolicy
 from engine.types import (
@@ -30,8 +29,9 @@ from engine.types import (
 )
 from server.apis.shared.gateway import Gateway
 from server.app import create_app
-from server.generation.parser_factory import ParserFactory, Vocabulary
-from server.generation.pipeline import Pipeline, ServedModel
+from server.generation.grammar import ParserFactory, Vocabulary
+from server.generation.job import ServedModel
+from server.generation.pipeline import Pipeline
 from server.http.middleware import FastWriteMiddleware
 from server.http.response import StreamTiming
 from server.store.sql import Retention, SqlResponseStore

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from server.backends.in_process import read_adapters
 from server.cli.command_line import read_command_line
-from server.generation.adapters import read_adapters
 from server.settings import ConfigError
 
 

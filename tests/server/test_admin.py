@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.base import AppliedDepth
-from engine.supervision.losses import create_loss
-from engine.supervision.policy import LossCause
+from engine.supervision.policy import LossCause, create_loss
 from server.apis.shared.gateway import Controls
 from server.settings import ConfigError
 

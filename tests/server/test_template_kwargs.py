@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from engine.rendering import ModelFiles, TemplateRenderer
-from engine.rendering.messages import RESERVED
+from engine.rendering.template import RESERVED
 from tests.server.conftest import DEMO, Lab
 
 SAY = [{"role": "user", "content": "hi"}]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.generation.lark_grammar import lark_grammar
-from server.generation.regex import regex_grammar
+from server.generation.lark_grammar import lark_grammar, regex_grammar
 from server.generation.text_grammar import BadGrammar, TextGrammar
 
 PATCH = r"""

@@ -13,7 +13,7 @@ from server.access.admission import AdmissionLimits
 from server.access.caller import Requester
 from server.access.keys import ApiKey, KeyRing, hash_key
 from server.errors import InvalidRequest, TooManyRequests
-from server.generation.trials import ConstraintTrials
+from server.generation.pipeline import ConstraintTrials
 from tests.server.conftest import DEMO
 
 FLOOD, VICTIM = "flood-key-0123456789", "victim-key-0123456789"

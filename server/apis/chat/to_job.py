@@ -17,11 +17,11 @@ from server.apis.chat.request import (
     HostedTool,
     NamedCustomChoice,
     NamedFunctionChoice,
-    TextPart,
     ThinkingOptions,
 )
 from server.apis.shared import tools
 from server.apis.shared.constraints import content_constraint
+from server.apis.shared.sampling_fields import TextPart
 from server.apis.shared.template import (
     MediaPolicy,
     custom_call,
@@ -42,8 +42,7 @@ from server.apis.shared.to_job import (
 )
 from server.apis.shared.tools import read_text_grammar
 from server.errors import InvalidRequest
-from server.generation.job import Job, ToolPolicy
-from server.generation.pipeline import ServedModel
+from server.generation.job import Job, ServedModel, ToolPolicy
 from server.generation.prompt import Conversation
 from server.generation.text_grammar import TextGrammar
 

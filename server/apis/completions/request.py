@@ -7,9 +7,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from server.apis.chat.request import ResponseFormat
 from server.apis.shared.request import Many
-from server.apis.shared.sampling_fields import UNSUPPORTED_VLLM, SamplingFields, TokenId
+from server.apis.shared.sampling_fields import (
+    UNSUPPORTED_VLLM,
+    ResponseFormat,
+    SamplingFields,
+    TokenId,
+)
 
 MAX_PROMPTS = 1024
 

@@ -10,8 +10,7 @@ from server.apis.completions.request import MAX_PROMPTS, CompletionRequest
 from server.apis.shared.constraints import content_constraint
 from server.apis.shared.to_job import make_job, make_sampling, read_prompt_logprobs, resolve_model
 from server.errors import InvalidRequest
-from server.generation.job import Job, PromptSource
-from server.generation.pipeline import ServedModel
+from server.generation.job import Job, PromptSource, ServedModel
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's; a completion without a limit would run to the end of the context."""

@@ -12,7 +12,7 @@ from server.apis.messages.request import CountTokensRequest, MessagesRequest
 from server.apis.messages.response import MessageFold, MessageStream
 from server.apis.messages.to_job import make_counted_conversation, make_messages_job
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.request import parse
+from server.apis.shared.request import parse, read_body
 from server.apis.shared.route import (
     GenerationApi,
     count_prompt_tokens,
@@ -21,7 +21,6 @@ from server.apis.shared.route import (
 )
 from server.errors import anthropic_body
 from server.generation.prompt import render
-from server.http.body import read_body
 
 MESSAGES = GenerationApi(
     MessagesRequest, make_messages_job, MessageStream, MessageFold, anthropic_body

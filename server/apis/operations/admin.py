@@ -16,11 +16,10 @@ from engine.speculation.drafts import DraftRefused
 from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 from engine.speculation.swap import DraftManager, DraftSwap, DraftSwapBusy
 from server.apis.shared.gateway import Controls, Gateway
-from server.apis.shared.request import RequestModel, parse
+from server.apis.shared.request import RequestModel, parse, read_body
 from server.apis.shared.route import describe_body
 from server.errors import Conflict, GatewayError, InvalidRequest, Unavailable
 from server.generation.pipeline import Pipeline
-from server.http.body import read_body
 from server.settings import ConfigError
 
 Depth = Annotated[int, Field(ge=0)]

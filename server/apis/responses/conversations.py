@@ -11,11 +11,11 @@ import orjson
 from pydantic import Field
 
 from server.access.budget import charge
-from server.apis.chat.request import Metadata
 from server.apis.responses.items import REFERENCE, ItemDict, read_items
 from server.apis.responses.request import InputItem
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Many, RequestModel
+from server.apis.shared.sampling_fields import Metadata
 from server.errors import InvalidRequest, NotFound
 from server.store.base import ConversationStore, StoredConversation
 

@@ -7,9 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from server.apis.chat.request import (
+from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
+from server.apis.shared.sampling_fields import (
     CacheHints,
     CustomFormat,
+    EngineFields,
     FunctionName,
     JsonObjectFormat,
     Metadata,
@@ -20,8 +22,6 @@ from server.apis.chat.request import (
     TextFormat,
     Verbosity,
 )
-from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
-from server.apis.shared.sampling_fields import EngineFields
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"

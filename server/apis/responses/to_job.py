@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from engine.types import Constraint, Sampling
-from server.apis.chat.request import JsonObjectFormat
 from server.apis.responses.items import ItemDict, messages
 from server.apis.responses.request import (
     ENCRYPTED,
@@ -25,11 +24,11 @@ from server.apis.shared.constraints import (
     schema_constraint,
 )
 from server.apis.shared.notices import ignore
+from server.apis.shared.sampling_fields import JsonObjectFormat
 from server.apis.shared.template import effort_kwargs, own_template, template_kwargs
 from server.apis.shared.to_job import make_job, make_sampling, resolve_model
 from server.errors import InvalidRequest
-from server.generation.job import Job, ToolPolicy
-from server.generation.pipeline import ServedModel
+from server.generation.job import Job, ServedModel, ToolPolicy
 from server.generation.prompt import Conversation
 
 

@@ -18,8 +18,7 @@ from server.apis.shared.notices import ignore
 from server.apis.shared.request import MAX_TOOLS
 from server.apis.shared.tools import read_text_grammar
 from server.errors import InvalidRequest
-from server.generation.job import Namespaced, ToolPolicy
-from server.generation.pipeline import ServedModel
+from server.generation.job import Namespaced, ServedModel, ToolPolicy
 from server.generation.text_grammar import TextGrammar
 
 CLIENT_TOOLS = ("function", "custom", "namespace")

@@ -9,15 +9,17 @@ import orjson
 from jsonschema_rs import Draft4Validator, Draft7Validator, Draft202012Validator
 
 from engine.types import Constraint
-from server.apis.chat.request import (
+from server.apis.shared.request import BadJSON, loads
+from server.apis.shared.sampling_fields import (
+    EngineFields,
     JsonObjectFormat,
     JsonSchemaFormat,
     ResponseFormat,
+    SamplingFields,
     StructuralTagFormat,
+    StructuredOutputs,
     TextFormat,
 )
-from server.apis.shared.sampling_fields import EngineFields, SamplingFields, StructuredOutputs
-from server.apis.shared.strict_json import BadJSON, loads
 from server.apis.shared.strict_schema import check_strict
 from server.errors import InvalidRequest
 from server.parsing.schemas import normalise

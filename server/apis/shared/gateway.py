@@ -10,7 +10,7 @@ from engine.base import AppliedDepth
 from engine.fleet.status import WorkerStatus
 from engine.observer import NullObserver, Observer
 from engine.speculation.swap import DraftManager
-from engine.supervision.losses import EngineLoss
+from engine.supervision.policy import EngineLoss
 from server.access.budget import RequestBudget
 from server.access.caller import caller
 from server.access.keys import KeyRing

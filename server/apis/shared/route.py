@@ -13,19 +13,18 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from engine.rendering.limits import PromptTooLong, RenderLimits
+from engine.rendering.encoding import PromptTooLong, RenderLimits
 from server.access.budget import charge
 from server.access.caller import Caller, caller
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.request import Model, read_json, validate
+from server.apis.shared.request import Model, read_body, read_json, validate
 from server.apis.shared.response import EncodingContext
 from server.errors import Forbidden
 from server.generation.context import context_overflow
 from server.generation.deadline import Deadline
 from server.generation.generate import events
-from server.generation.job import Job
-from server.generation.pipeline import Pipeline, ServedModel
-from server.http.body import read_body
+from server.generation.job import Job, ServedModel
+from server.generation.pipeline import Pipeline
 from server.http.response import ErrorBody, Fold, FoldedResponse, StreamedResponse, StreamEncoder
 
 WORKLOAD_HEADER = "x-eaglegate-workload"

@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
-from engine.rendering.messages import GLOBALS, RESERVED
+from engine.rendering.template import GLOBALS, RESERVED
 from server.apis.shared.notices import note
 from server.errors import InvalidRequest
-from server.generation.pipeline import ServedModel
+from server.generation.job import ServedModel
 from server.parsing.free_text import ARGUMENT
 
 END = " omitted: this model reads text only]"

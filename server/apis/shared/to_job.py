@@ -12,8 +12,14 @@ from server.apis.shared.constraints import NamedConstraint
 from server.apis.shared.notices import ignore
 from server.apis.shared.sampling_fields import EngineFields, RepetitionDetection, SamplingFields
 from server.errors import InvalidRequest, NotFound
-from server.generation.job import Job, PromptSource, ToolPolicy, classify_workload, fingerprint
-from server.generation.pipeline import ServedModel
+from server.generation.job import (
+    Job,
+    PromptSource,
+    ServedModel,
+    ToolPolicy,
+    classify_workload,
+    fingerprint,
+)
 from server.generation.prompt import Conversation
 
 MAX_DEPTH_PARAM = "num_speculative_tokens"

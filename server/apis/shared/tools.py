@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from server.apis.chat.request import CustomFormat
 from server.apis.shared.constraints import check_bounds, check_readable, check_schema
 from server.apis.shared.notices import ignore
+from server.apis.shared.sampling_fields import CustomFormat
 from server.apis.shared.strict_schema import check_strict
 from server.errors import InvalidRequest
-from server.generation.job import Namespaced, ToolPolicy
-from server.generation.lark_grammar import lark_grammar
-from server.generation.pipeline import ServedModel
-from server.generation.regex import regex_grammar
+from server.generation.job import Namespaced, ServedModel, ToolPolicy
+from server.generation.lark_grammar import lark_grammar, regex_grammar
 from server.generation.text_grammar import BadGrammar, TextGrammar
 from server.parsing.free_text import PARAMETERS
 

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fleet.load import OutputEstimate, PrefixMemory, WorkerLoad, hash_blocks
-from engine.fleet.routing import LoadBalancer, RoutingReason
+from engine.fleet.routing import (
+    LoadBalancer,
+    OutputEstimate,
+    PrefixMemory,
+    RoutingReason,
+    WorkerLoad,
+    hash_blocks,
+)
 from engine.fleet.settings import RoutingSettings
 from engine.types import EngineRequest, Sampling
 

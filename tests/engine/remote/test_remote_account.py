@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.remote.speculation import SpeculationAccount, lay_decode_steps
+from engine.remote.probe import SpeculationAccount, lay_decode_steps
 from engine.speculation.accounting import sum_steps
 from engine.types import DecodeStep, UndraftedReason
 

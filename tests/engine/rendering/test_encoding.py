@@ -13,8 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.rendering import encoding
-from engine.rendering.encoding import TextEncoder
-from engine.rendering.limits import PromptTooLong, RenderingCancelled, RenderLimits
+from engine.rendering.encoding import PromptTooLong, RenderingCancelled, RenderLimits, TextEncoder
 
 DEMO = "engine/demo/target/tokenizer.json"
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.errors import EngineDead, EngineStartError
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
-from engine.supervision.losses import PostMortem
-from engine.supervision.policy import LossCause, RecoveryOutcome, SupervisionTimeouts
+from engine.supervision.policy import LossCause, PostMortem, RecoveryOutcome, SupervisionTimeouts
 from engine.supervisor import SupervisedEngine
 from engine.types import (
     EngineInfo,

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import EngineDead, RequestQuarantined
-from engine.supervision.losses import PostMortem
-from engine.supervision.policy import LossCause, RecoveryOutcome, SupervisionTimeouts
+from engine.supervision.policy import LossCause, PostMortem, RecoveryOutcome, SupervisionTimeouts
 from tests.engine.supervision.mortal import (
     FAST,
     Cradle,

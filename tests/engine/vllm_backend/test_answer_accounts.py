@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-from engine.remote.speculation import SpeculationAccount, lay_decode_steps
+from engine.remote.probe import SpeculationAccount, lay_decode_steps
 from engine.speculation.accounting import sum_steps
 from engine.vllm_backend.scheduler import RequestAccounts
 
