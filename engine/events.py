@@ -151,3 +151,7 @@ class Finish:
 
 ParserEvent = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
 Event = ParserEvent | PromptEcho | TokensDelta | LogprobsDelta | UsageDelta | Finish
+
+
+Batch = tuple[int, list[Event]]
+"""The choice, and the events of one engine step; never an empty list."""

@@ -16,6 +16,7 @@ from server.apis.completions import route as completions
 from server.apis.messages import route as messages
 from server.apis.operations import admin, invocations, status, tokens
 from server.apis.responses import route as responses
+from server.apis.responses.background import BackgroundRuns
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.notices import NoticeHeader
 from server.apis.shared.route import complete_openapi
@@ -32,8 +33,13 @@ from server.http.middleware import HeadMiddleware, RootPathMiddleware
 logger = logging.getLogger(__name__)
 
 
-def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastAPI:
-    """``more_routes`` are those of other rooms, such as /metrics."""
+def create_app(
+    gateway: Gateway,
+    more_routes: Iterable[BaseRoute] = (),
+    background_runs: BackgroundRuns | None = None,
+) -> FastAPI:
+    """``more_routes`` are those of other packages, such as /metrics."""
+    runs = BackgroundRuns() if background_runs is None else background_runs
     prefix = gateway.root_path.rstrip("/")
     servers = [{"url": prefix}] if prefix else None
     app = FastAPI(title="eaglegate", docs_url=None, redoc_url=None, servers=servers)
@@ -43,11 +49,11 @@ def create_app(gateway: Gateway, more_routes: Iterable[BaseRoute] = ()) -> FastA
         completions,
         invocations,
         messages,
-        responses,
         status,
         tokens,
     ):
         app.include_router(room.router(gateway))
+    app.include_router(responses.router(gateway, runs))
     app.router.routes.extend(more_routes)
     complete_openapi(app)
 

@@ -31,6 +31,7 @@ from server.access.admission import Admission, AdmissionLimits
 from server.access.keys import KeyRing, describe_exposure, load_keys
 from server.access.memory import MemoryMonitor, find_sources
 from server.apis.responses import encryption
+from server.apis.responses.background import BackgroundRuns
 from server.apis.responses.service import maintain_store
 from server.apis.shared.gateway import Controls, Gateway
 from server.app import create_app
@@ -107,8 +108,9 @@ class ServeCommand:
         self._telemetry.watch_process(self._read_usage)
         self._telemetry.watch_admission(lambda: self._admission)
         self._gateway = self._new_gateway(keys)
+        self._runs = BackgroundRuns()
         self._app = TelemetryMiddleware(
-            create_app(self._gateway, make_routes(self._telemetry)),
+            create_app(self._gateway, make_routes(self._telemetry), self._runs),
             AccessLog(settings.log_level, errors),
             self._tracing,
         )
@@ -166,7 +168,7 @@ class ServeCommand:
         drain = Drain(self._gateway, self._admission, self._settings.drain_s, self._engine.aclose)
         hooks = SignalHandlers(drain, self._reload)
         watching = asyncio.create_task(self._gateway.memory.run())
-        upkeep = asyncio.create_task(maintain_store(self._gateway))
+        upkeep = asyncio.create_task(maintain_store(self._gateway.store, self._runs))
         try:
             return await serve(
                 self._app,
@@ -228,7 +230,7 @@ class ServeCommand:
         await self._backend.aclose()
         await self._tracing.aclose()
         if self._gateway.store is not None:
-            await self._gateway.runs.finish(LAST_WORDS_S)
+            await self._runs.finish(LAST_WORDS_S)
             await self._gateway.store.aclose()
         for child in multiprocessing.active_children():
             child.terminate()

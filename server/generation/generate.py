@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from engine.errors import EngineError, RequestRejected
 from engine.events import (
+    Batch,
     Event,
     Finish,
     LogprobsDelta,
@@ -36,10 +37,6 @@ from server.generation.grammar import Parser, answer_constraint
 from server.generation.job import Job, PromptSource
 from server.generation.pipeline import Pipeline
 from server.generation.prompt import Conversation, Prompt, encode, render
-
-Batch = tuple[int, list[Event]]
-"""The choice, and the events of one engine step; never an empty list."""
-
 
 ENDINGS: dict[type[Exception], Ending] = {
     RequestRejected: Ending.REJECTED,

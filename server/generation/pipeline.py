@@ -7,20 +7,20 @@ that the request holds no engine slot meanwhile. Requests without one never wait
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from engine.base import Engine
 from engine.errors import EngineError, RequestRejected
-from engine.observer import WORKLOADS
 from engine.speculation.policy import SpeculationPolicy
 from engine.types import Constraint, EngineInfo
 from server.access.admission import Admission, AdmissionLimits
 from server.access.caller import Requester
 from server.errors import InvalidRequest, TooManyRequests, from_engine
 from server.generation.grammar import ParserFactory
+from server.generation.job import ServedModel
 from server.generation.prompt import Renderer
 
 BOUNDS = AdmissionLimits(running=1, queued=64, queued_tokens=4 << 20)
@@ -92,36 +92,6 @@ def _too_many(error: TooManyRequests) -> TooManyRequests:
         code="constraint_queue_full",
         retry_after_s=error.retry_after_s,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    models: tuple[str, ...]
-    """Names that clients may use; the first is the default."""
-    depth: int
-    """K of the engine: the most draft tokens per step."""
-    depth_per_request: bool = field(default=True, kw_only=True)
-    """Requests may set their own depth; else every request gets K."""
-    tools: bool
-    """A tool-call parser is configured."""
-    template_kwargs: Mapping[str, Any]
-    trusts_templates: bool = field(default=False, kw_only=True)
-    """Requests may bring a chat template."""
-    workloads: tuple[str, ...] = WORKLOADS
-    """Slices a client may name in ``x-eaglegate-workload``."""
-    sampling: Mapping[str, float] = field(default_factory=dict)
-    """The model's own sampling defaults."""
-    spec_metrics: str = "none"
-    """Speculation in every response: none, summary or detailed; a request may ask otherwise."""
-    reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
-    """Names under which chat completions deliver reasoning."""
-    adapters: frozenset[str] = frozenset()
-    """Which of ``models`` are LoRA adapters."""
-    vocab_size: int | None = None
-    thinking_budget: bool | None = None
-    """The engine can end a reasoning after so many tokens; None where that is unknown."""
-    replaces_media: bool = True
-    """A placeholder replaces images and files of earlier messages; else they are refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
-from engine.events import Batch, Event
+from engine.events import (
+    Batch,
+    Event,
+)
 from server.errors import GatewayError, ReaderTooSlow, from_engine, openai_body
 from server.http import sse
 from server.http.middleware import Write, find_writer, write_nothing

@@ -27,6 +27,7 @@ from engine.types import (
     Step,
     TokenLogprob,
 )
+from server.apis.responses.background import BackgroundRuns
 from server.apis.shared.gateway import Gateway
 from server.app import create_app
 from server.generation.grammar import ParserFactory, Vocabulary
@@ -95,7 +96,8 @@ class Lab:
             store=SqlResponseStore("sqlite://", Retention(3600)),
         )
         self.gateway.open(self.path())
-        self.app = create_app(self.gateway)
+        self.runs = BackgroundRuns()
+        self.app = create_app(self.gateway, background_runs=self.runs)
 
     def path(self) -> Pipeline:
         info = EngineInfo("demo", 256, 2048, SpeculationInfo("eagle3.1", self.depth, summary="x"))

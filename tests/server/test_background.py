@@ -175,7 +175,7 @@ async def test_one_that_runs_shows_what_it_has_so_far(lab):
 async def test_a_cancel_after_the_end_changes_nothing(lab):
     lab.says("done")
     made = await begin(lab)
-    run = lab.gateway.runs.get(made["id"], "")
+    run = lab.runs.get(made["id"], "")
     await run.task
     await run.cancel()
     assert (await lab.post(f"{URL}/{made['id']}/cancel", {})).json["status"] == "completed"
@@ -213,7 +213,7 @@ async def test_frames_read_later_are_those_that_were_streamed(lab):
     assert [e["response"]["status"] for e in events[:3]] == ["queued", "queued", "in_progress"]
     assert all(e["response"]["output"] == [] for e in events[:3])
     id = events[0]["response"]["id"]
-    assert lab.gateway.runs.get(id, "").response is None, "only the store has it now"
+    assert lab.runs.get(id, "").response is None, "only the store has it now"
     assert (await lab.get(f"{URL}/{id}?stream=true")).body == live.body
     assert (await lab.get(f"{URL}/{id}")).json == events[-1]["response"]
 
@@ -230,7 +230,7 @@ async def test_large_tools_are_not_kept_once_a_response_has_ended(tmp_path):
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(8):
             made = await begin(lab, tools=[big], tool_choice="none")
-            await lab.gateway.runs.get(made["id"], "").task
+            await lab.runs.get(made["id"], "").task
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] - before < 2 << 20
         assert len(said(await lab.get(f"{URL}/{made['id']}?stream=true"))) > 4
@@ -275,7 +275,7 @@ async def test_another_gateway_sees_that_it_runs_and_fails_it_when_nobody_says_s
     assert (await twin.get(at)).json["status"] == "in_progress"
     await lab.gateway.store.hold([made["id"]], time.time() - 1)
     assert (await twin.get(at)).json["status"] == "failed"
-    await lab.gateway.runs.hold(lab.gateway.store)
+    await lab.runs.hold(lab.gateway.store)
     assert (await twin.get(at)).json["status"] == "in_progress"
     held = (await lab.gateway.store.get(made["id"], "")).held_until
     assert held == pytest.approx(time.time() + HOLD_S, abs=5)
@@ -287,10 +287,10 @@ async def test_another_gateway_can_cancel_and_delete_it(lab, twin):
     for method, path, status in (("POST", "/cancel", 200), ("DELETE", "", 404)):
         endless(lab)
         made = await begin(lab)
-        run = lab.gateway.runs.get(made["id"], "")
+        run = lab.runs.get(made["id"], "")
         at = f"{URL}/{made['id']}"
         assert (await call(twin.app, method, at + path, b"{}")).status == 200
-        await lab.gateway.runs.hold(lab.gateway.store)
+        await lab.runs.hold(lab.gateway.store)
         assert run.ended
         assert not lab.engine.running
         for gateway in (lab, twin):
@@ -310,7 +310,7 @@ async def test_one_that_ends_after_another_gateway_cancelled_it_stays_cancelled(
 
     lab.engine.script = script
     made = await begin(lab)
-    run = lab.gateway.runs.get(made["id"], "")
+    run = lab.runs.get(made["id"], "")
     assert (await twin.post(f"{URL}/{made['id']}/cancel", {})).json["status"] == "cancelled"
     await run.task
     go.set()
@@ -327,9 +327,9 @@ async def test_a_store_that_is_away_for_a_moment_ends_nothing(lab):
         raise StoreFailed("away")
 
     lab.gateway.store.hold = failing
-    await lab.gateway.runs.hold(lab.gateway.store)
+    await lab.runs.hold(lab.gateway.store)
     lab.gateway.store.hold = hold
-    assert not lab.gateway.runs.get(made["id"], "").ended
+    assert not lab.runs.get(made["id"], "").ended
     await lab.post(f"{URL}/{made['id']}/cancel", {})
 
 
@@ -359,7 +359,7 @@ async def test_a_start_before_what_is_kept_is_refused(lab, monkeypatch):
     monkeypatch.setattr("server.apis.responses.frame_log.MOST_BYTES", 500)
     lab.says("word " * 40, [1])
     made = await begin(lab)
-    run = lab.gateway.runs.get(made["id"], "")
+    run = lab.runs.get(made["id"], "")
     await run.task
     answer = await lab.get(f"{URL}/{made['id']}?stream=true&starting_after=0")
     assert answer.status == 400
@@ -374,8 +374,8 @@ async def test_finished_runs_are_bounded_in_bytes(lab, monkeypatch):
     ids = []
     for _ in range(12):
         ids.append((await begin(lab))["id"])
-        await lab.gateway.runs.get(ids[-1], "").task
-    left = [id for id in ids if lab.gateway.runs.get(id, "") is not None]
+        await lab.runs.get(ids[-1], "").task
+    left = [id for id in ids if lab.runs.get(id, "") is not None]
     assert 0 < len(left) < 12
     assert left == ids[-len(left) :]
     assert (await lab.get(f"{URL}/{ids[0]}")).json["status"] == "completed"

@@ -223,11 +223,11 @@ async def test_a_background_response_runs_by_itself(lab):
     lab.says("one two", [1])
     made = (await ask(lab, background=True)).json
     assert made["status"] == "queued"
-    await lab.gateway.runs.get(made["id"], "").task
+    await lab.runs.get(made["id"], "").task
     response = (await lab.get(f"{URL}/{made['id']}")).json
     assert response["status"] == "completed"
     assert response["output"][0]["content"][0]["text"] == "one two"
-    lab.gateway.runs.forget(made["id"])
+    lab.runs.forget(made["id"])
     assert (await lab.get(f"{URL}/{made['id']}")).json == response
 
 
@@ -269,8 +269,8 @@ async def test_one_that_was_running_when_the_gateway_stopped_has_failed(lab):
     lab.engine.script = [Pause(60)]
     made = (await ask(lab, background=True)).json
     await asyncio.sleep(0)
-    run = lab.gateway.runs.get(made["id"], "")
-    lab.gateway.runs.forget(made["id"])
+    run = lab.runs.get(made["id"], "")
+    lab.runs.forget(made["id"])
     assert (await lab.get(f"{URL}/{made['id']}")).json["status"] == "in_progress"
     await lab.gateway.store.hold([made["id"]], time.time() - 1)
     response = (await lab.get(f"{URL}/{made['id']}")).json
@@ -316,7 +316,7 @@ async def test_a_background_response_needs_a_store_to_begin_but_not_to_end(lab, 
     del lab.gateway.store.put, lab.gateway.store.settle
     made = (await ask(lab, background=True)).json
     lab.gateway.store.settle = failing
-    await lab.gateway.runs.get(made["id"], "").task
+    await lab.runs.get(made["id"], "").task
     response = (await lab.get(f"{URL}/{made['id']}")).json
     assert (response["status"], response["store"]) == ("completed", False)
     assert said(await lab.get(f"{URL}/{made['id']}?stream=true"))[-1]["response"] == response

@@ -7,42 +7,31 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from server.apis.shared.fields import (
+    CALL_DISCRIMINATOR,
+    UNSUPPORTED_VLLM,
+    CacheHints,
+    CustomFormat,
+    FunctionName,
+    OtherPart,
+    ReasoningEffort,
+    RefusalPart,
+    ResponseFormat,
+    SamplingFields,
+    ServiceTier,
+    TextPart,
+    TokenCount,
+    Verbosity,
+    call_tag,
+    type_of,
+)
 from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
-from server.apis.shared.sampling_fields import UNSUPPORTED_VLLM, SamplingFields, TokenCount
-
-
-def _type_of(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-
-
-def _call_tag(value: Any) -> str:
-    return "Custom" if _type_of(value) == "custom" else "Function"
 
 
 def _tool_tag(value: Any) -> str:
-    kind = _type_of(value)
+    kind = type_of(value)
     hosted = isinstance(kind, str) and kind not in ("function", "custom")
-    return "Hosted" if hosted else _call_tag(value)
-
-
-CALL_DISCRIMINATOR = Discriminator(_call_tag)
-"""Chooses between models tagged Custom and Function; an unknown type is validated as Function."""
-
-
-class TextPart(OpenModel):
-    type: Literal["text"]
-    text: str
-
-
-class RefusalPart(OpenModel):
-    type: Literal["refusal"]
-    refusal: str
-
-
-class OtherPart(OpenModel):
-    """Images, audio and files: parsed so that the error can name their type."""
-
-    type: str
+    return "Hosted" if hosted else call_tag(value)
 
 
 def _part_tag(value: Any) -> str:
@@ -105,9 +94,6 @@ class ChatMessage(OpenModel):
     reasoning_content: str | None = None
 
 
-FunctionName = Annotated[str, Field(min_length=1, max_length=256)]
-
-
 class Function(RequestModel):
     name: FunctionName
     description: str | None = None
@@ -118,18 +104,6 @@ class Function(RequestModel):
 class FunctionTool(RequestModel):
     type: Literal["function"] = "function"
     function: Function
-
-
-class CustomGrammar(OpenModel):
-    syntax: Literal["lark", "regex"] | None = None
-    definition: str | None = None
-
-
-class CustomFormat(CustomGrammar):
-    """The format of a custom tool's text; Responses have no ``grammar`` level."""
-
-    type: Literal["text", "grammar"]
-    grammar: CustomGrammar | None = None
 
 
 class Custom(RequestModel):
@@ -195,53 +169,6 @@ ChatToolChoice = (
     | NamedCustomChoice
     | AllowedToolsChoice
 )
-
-
-class TextFormat(RequestModel):
-    type: Literal["text"]
-
-
-class JsonObjectFormat(RequestModel):
-    type: Literal["json_object"]
-
-
-class JsonSchema(RequestModel):
-    name: str
-    description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(RequestModel):
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-class StructuralTagFormat(OpenModel):
-    """vLLM's: ``format``, or the older ``structures`` and ``triggers``."""
-
-    type: Literal["structural_tag"]
-
-
-ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat,
-    Field(discriminator="type"),
-]
-
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Verbosity = Literal["low", "medium", "high"]
-ServiceTier = Annotated[str, Field(max_length=64)]
-"""Any value: there is one tier, and the response names it."""
-Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
-
-
-class CacheHints(RequestModel):
-    """Accepted without effect: the engine caches prefixes by itself."""
-
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    safety_identifier: str | None = None
 
 
 class ThinkingOptions(RequestModel):

@@ -21,7 +21,9 @@ from server.apis.chat.request import (
 )
 from server.apis.shared import tools
 from server.apis.shared.constraints import content_constraint
-from server.apis.shared.sampling_fields import TextPart
+from server.apis.shared.fields import (
+    TextPart,
+)
 from server.apis.shared.template import (
     MediaPolicy,
     custom_call,

@@ -7,13 +7,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from server.apis.shared.request import Many
-from server.apis.shared.sampling_fields import (
+from server.apis.shared.fields import (
     UNSUPPORTED_VLLM,
     ResponseFormat,
     SamplingFields,
     TokenId,
 )
+from server.apis.shared.request import Many
 
 MAX_PROMPTS = 1024
 

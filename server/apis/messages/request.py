@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from server.apis.shared.fields import SpeculationMetrics
 from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
-from server.apis.shared.sampling_fields import SpeculationMetrics
 
 
 class TextBlock(OpenModel):

@@ -13,6 +13,9 @@ from pydantic import Field
 from server.access.budget import charge
 from server.apis.responses.items import REFERENCE, ItemDict, read_items
 from server.apis.responses.request import InputItem
+from server.apis.shared.fields import (
+    Metadata,
+)
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Many, RequestModel
 from server.apis.shared.sampling_fields import Metadata

@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
-from server.apis.shared.sampling_fields import (
+from server.apis.shared.fields import (
     CacheHints,
     CustomFormat,
     EngineFields,
@@ -22,6 +21,7 @@ from server.apis.shared.sampling_fields import (
     TextFormat,
     Verbosity,
 )
+from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"

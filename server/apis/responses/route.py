@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from server.access.budget import charge
+from server.apis.responses.background import BackgroundRuns
 from server.apis.responses.conversations import (
     ConversationItems,
     ConversationRequest,
@@ -30,9 +31,9 @@ from server.http.response import (
 )
 
 
-def router(gateway: Gateway) -> APIRouter:
+def router(gateway: Gateway, runs: BackgroundRuns) -> APIRouter:
     routes = APIRouter()
-    service = ResponsesService(gateway)
+    service = ResponsesService(gateway, runs)
 
     @routes.post("/v1/responses", openapi_extra=describe_body(ResponsesRequest))
     async def create(request: Request) -> Response:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from engine.observer import Observer
 from server.access.budget import charge
 from server.access.caller import caller
-from server.apis.responses.background import HOLD_S, BackgroundRun, LoggedStream
+from server.apis.responses.background import HOLD_S, BackgroundRun, BackgroundRuns, LoggedStream
 from server.apis.responses.conversations import (
     ConversationsService,
     ItemList,
@@ -130,8 +130,9 @@ class ResponseRecord:
 class ResponsesService:
     """Creates responses and stores them unless the client asks otherwise."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, runs: BackgroundRuns) -> None:
         self._gateway = gateway
+        self._runs = runs
         self._conversations = ConversationsService(gateway)
 
     async def create(self, request: Request, arrived: float) -> Response:
@@ -181,7 +182,7 @@ class ResponsesService:
         stream = LoggedStream(job, make_encoding_context(path), record.thinking)
         await record.begin(stream.builder)
         run = BackgroundRun(job.id, record.owner, stream, lambda: record.settle(stream.builder))
-        self._gateway.runs.add(run)
+        self._runs.add(run)
         held = charge.get()
         held.extend()
         queued = stream.builder.response()
@@ -232,7 +233,7 @@ class ResponsesService:
         return _current_response(await self._load(stored.id))
 
     def _run(self, id: str) -> BackgroundRun | None:
-        return self._gateway.runs.get(id, self._gateway.owner())
+        return self._runs.get(id, self._gateway.owner())
 
     def _follow(self, run: BackgroundRun, after: int = -1) -> Response:
         owner, store = self._gateway.owner(), self._gateway.store
@@ -248,7 +249,7 @@ class ResponsesService:
         run = self._run(id)
         if run is not None:
             await run.cancel()
-            self._gateway.runs.forget(id)
+            self._runs.forget(id)
         if store is None or not await store.delete(id, owner):
             raise _not_found(id)
         return {"id": id, "object": "response", "deleted": True}
@@ -319,12 +320,14 @@ def _not_found(id: str) -> NotFound:
     return NotFound(f"Response with id '{id[:80]}' not found.", param="response_id")
 
 
-async def maintain_store(gateway: Gateway, every_s: float = HOLD_S / 4) -> None:
+async def maintain_store(
+    store: ResponseStore | None, runs: BackgroundRuns, every_s: float = HOLD_S / 4
+) -> None:
     """Renew running responses and delete expired ones, until cancelled."""
     swept = time.monotonic()
-    while gateway.store is not None:
+    while store is not None:
         await asyncio.sleep(every_s)
-        await gateway.runs.hold(gateway.store)
+        await runs.hold(store)
         if time.monotonic() - swept >= SWEEP_S:
             swept = time.monotonic()
-            await gateway.store.sweep()
+            await store.sweep()

@@ -23,6 +23,9 @@ from server.apis.shared.constraints import (
     require_single,
     schema_constraint,
 )
+from server.apis.shared.fields import (
+    JsonObjectFormat,
+)
 from server.apis.shared.notices import ignore
 from server.apis.shared.sampling_fields import JsonObjectFormat
 from server.apis.shared.template import effort_kwargs, own_template, template_kwargs

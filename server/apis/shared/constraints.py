@@ -9,8 +9,7 @@ import orjson
 from jsonschema_rs import Draft4Validator, Draft7Validator, Draft202012Validator
 
 from engine.types import Constraint
-from server.apis.shared.request import BadJSON, loads
-from server.apis.shared.sampling_fields import (
+from server.apis.shared.fields import (
     EngineFields,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -20,6 +19,7 @@ from server.apis.shared.sampling_fields import (
     StructuredOutputs,
     TextFormat,
 )
+from server.apis.shared.request import BadJSON, loads
 from server.apis.shared.strict_schema import check_strict
 from server.errors import InvalidRequest
 from server.parsing.schemas import normalise

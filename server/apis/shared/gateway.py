@@ -15,7 +15,6 @@ from server.access.budget import RequestBudget
 from server.access.caller import caller
 from server.access.keys import KeyRing
 from server.access.memory import MemoryMonitor
-from server.apis.responses.background import BackgroundRuns
 from server.apis.responses.encryption import ReasoningCipher
 from server.errors import Unavailable
 from server.generation.pipeline import Pipeline
@@ -66,7 +65,6 @@ class Gateway:
     """None stores no responses."""
     cipher: ReasoningCipher = field(default_factory=ReasoningCipher.ephemeral)
     """Encrypts the reasoning that clients store."""
-    runs: BackgroundRuns = field(default_factory=BackgroundRuns)
     controls: Controls | None = None
     workers: Callable[[], Iterable[WorkerStatus]] = tuple
     """The workers of a fleet; empty for a local engine."""

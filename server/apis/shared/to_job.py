@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from engine.types import RepetitionStop, Sampling
 from server.apis.shared.constraints import NamedConstraint
+from server.apis.shared.fields import EngineFields, RepetitionDetection, SamplingFields
 from server.apis.shared.notices import ignore
-from server.apis.shared.sampling_fields import EngineFields, RepetitionDetection, SamplingFields
 from server.errors import InvalidRequest, NotFound
 from server.generation.job import (
     Job,

@@ -8,6 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from server.apis.shared.constraints import check_bounds, check_readable, check_schema
+from server.apis.shared.fields import (
+    CustomFormat,
+)
 from server.apis.shared.notices import ignore
 from server.apis.shared.sampling_fields import CustomFormat
 from server.apis.shared.strict_schema import check_strict

@@ -1,12 +1,12 @@
-"""Fields that the OpenAI endpoints share: sampling, vLLM's extensions, structured outputs."""
+"""Fields that several APIs share: sampling, vLLM's extensions, response formats, content parts."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field
 
-from server.apis.shared.request import Many, RequestModel
+from server.apis.shared.request import Many, OpenModel, RequestModel
 
 MAX_CHOICES = 128
 MAX_PATTERN = 256
@@ -115,3 +115,96 @@ UNSUPPORTED_VLLM = {
     "use_beam_search": "there is no beam search",
     "watermarking": "this engine adds no watermark",
 }
+
+
+def type_of(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def call_tag(value: Any) -> str:
+    return "Custom" if type_of(value) == "custom" else "Function"
+
+
+CALL_DISCRIMINATOR = Discriminator(call_tag)
+"""Chooses between models tagged Custom and Function; an unknown type is validated as Function."""
+
+
+class TextPart(OpenModel):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(OpenModel):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class OtherPart(OpenModel):
+    """Images, audio and files: parsed so that the error can name their type."""
+
+    type: str
+
+
+FunctionName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class CustomGrammar(OpenModel):
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomFormat(CustomGrammar):
+    """The format of a custom tool's text; Responses have no ``grammar`` level."""
+
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+
+class TextFormat(RequestModel):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(RequestModel):
+    type: Literal["json_object"]
+
+
+class JsonSchema(RequestModel):
+    name: str
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(RequestModel):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class StructuralTagFormat(OpenModel):
+    """vLLM's: ``format``, or the older ``structures`` and ``triggers``."""
+
+    type: Literal["structural_tag"]
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat,
+    Field(discriminator="type"),
+]
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+Verbosity = Literal["low", "medium", "high"]
+
+ServiceTier = Annotated[str, Field(max_length=64)]
+"""Any value: there is one tier, and the response names it."""
+
+Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+
+
+class CacheHints(RequestModel):
+    """Accepted without effect: the engine caches prefixes by itself."""
+
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    safety_identifier: str | None = None
