@@ -1,15 +1,15 @@
-"""What the server tells whoever looks on; it knows nothing of metrics, logs or traces.
+"""Observer: the interface through which the server reports. It knows no metrics, logs or traces.
 
 One ``Observation`` per request, in this order:
 
     observation = observer.begin(facts)        # once the request is a Job and was let in
-    tell = observation.choice(sequence_id)     # for every choice
-    tell(event)                                # every event, before the next step is asked for
+    observe = observation.choice(sequence_id)  # for every choice
+    observe(event)                             # every event, before the next step is asked for
     observation.end(Ending.COMPLETED)          # exactly once, in a finally
 
 ``observer.record_refusal`` reports a request that never became a Job. No method raises or waits.
 The step an engine yields, then the events made of it, then the next step: because one task does
-all three for a sequence, an observer that also sees the steps can tell which step made which event.
+all three for a sequence, an observer that also sees the steps knows which step made which event.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Protocol
 
 from engine.events import Event
 
-Tell = Callable[[Event], None]
+EventCallback = Callable[[Event], None]
 
 CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
 """The workloads a request is counted under when it names no other."""
@@ -73,8 +73,8 @@ class RequestFacts:
 class Observation(Protocol):
     """One request under observation."""
 
-    def choice(self, sequence: str) -> Tell:
-        """Whom to tell the events of the choice whose ``EngineRequest.id`` is ``sequence``."""
+    def choice(self, sequence: str) -> EventCallback:
+        """A callback for the events of the choice whose ``EngineRequest.id`` is ``sequence``."""
         ...
 
     def end(self, ending: Ending) -> None:
@@ -103,7 +103,7 @@ class Observer(Protocol):
 class NullObservation:
     """Sees nothing."""
 
-    def choice(self, sequence: str) -> Tell:  # noqa: ARG002
+    def choice(self, sequence: str) -> EventCallback:  # noqa: ARG002
         return _nothing
 
     def end(self, ending: Ending) -> None:

@@ -10,7 +10,7 @@ from operator import add
 from typing import NamedTuple
 
 from engine.events import Outcome, Phase, Repair, Usage
-from engine.observer import Ending, RequestFacts, Tell
+from engine.observer import Ending, EventCallback, RequestFacts
 from engine.speculation.accounting import Totals
 from observability.labels import NO_DRAFT, OTHER, Labels
 from observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
@@ -200,7 +200,7 @@ class RequestObservation:
     def sequences(self) -> Mapping[str, SequenceTimeline]:
         return {id_: choice.sequence for id_, choice in self._choices.items()}
 
-    def choice(self, sequence: str) -> Tell:
+    def choice(self, sequence: str) -> EventCallback:
         return self._choices[sequence].sequence.add_event
 
     def settle(self, *, ended: bool = False) -> None:

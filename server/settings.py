@@ -120,7 +120,7 @@ class Settings:
     upstream_start_s: float = setting(600.0, "seconds a worker that is loading is waited for")
     unknown_fields: str = setting(
         "ignore",
-        "what becomes of request fields nobody knows: ignored and named in a header, or a 400",
+        "unknown request fields: ignored and named in a response header, or refused with 400",
         choices=("ignore", "refuse"),
     )
     history_media: str = setting(

@@ -43,7 +43,7 @@ ACCOUNT_EVENTS = 16
 class RemoteEngine(RemoteEngineBase):
     """See ``engine.base.Engine``: token ids over HTTP to and from one vLLM server.
 
-    The account of an answer's decode steps comes with its last step, because the worker tells it
+    The account of an answer's decode steps comes with its last step, because the worker reports it
     then. Answers that are broken off have none.
     """
 

@@ -72,7 +72,7 @@ def _describe_speculation(config: SpeculativeConfig | None) -> SpeculationInfo:
 
 
 def _name_method(config: SpeculativeConfig) -> str:
-    """vLLM calls EAGLE 3 and 3.1 both ``eagle3``; the draft's flags tell them apart."""
+    """vLLM calls EAGLE 3 and 3.1 both ``eagle3``; the draft's flags distinguish them."""
     draft = getattr(config.draft_model_config, "hf_config", None)
     flags = getattr(draft, "fc_norm", False) or getattr(draft, "norm_output", False)
     return "eagle3.1" if config.method == "eagle3" and flags else str(config.method)

@@ -2,7 +2,7 @@
 
 A request *enters* before any work is done for it, is *admitted* to the engine when its turn comes,
 and *leaves* when its response is over, however it ends. What cannot be served in time is refused
-at once, because a place in the queue that leads nowhere takes one from somebody else.
+at once, because a place in the queue that leads nowhere takes one from another request.
 
 Classes go before one another; within a class keys share by weight (``fair_order``), both the
 places in the engine and those in the queue:

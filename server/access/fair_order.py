@@ -215,6 +215,6 @@ class ServiceRate:
         return requests * self._mean_held_s / max(1, places)
 
     def retry_after_s(self, requests: float, places: int) -> float:
-        """What to tell one who would be behind ``requests`` others."""
+        """The Retry-After of a request that would be behind ``requests`` others."""
         wait = self.wait_s(requests, places)
         return self.UNKNOWN_S if wait is None else min(self.MAX_S, max(self.MIN_S, wait))

@@ -88,7 +88,7 @@ def hash_key(key: str) -> bytes:
 
 
 def generate_key() -> str:
-    """A fresh key in plain text; nobody keeps it but its user."""
+    """A new key in plain text; only its user keeps it."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
@@ -205,14 +205,14 @@ def describe_exposure(settings: Settings, keys: KeyRing) -> str:
         return ""
     if "*" in parse_names(settings.allowed_origins):
         return (
-            "WARNING: --allowed-origins * without API keys: every web page that somebody opens "
+            "WARNING: --allowed-origins * without API keys: every web page opened on this network "
             "where this address can be reached may use the model. Name origins, or configure keys."
         )
     if settings.host in ("127.0.0.1", "::1", "localhost"):
         return ""
     return (
-        f"WARNING: --host {settings.host} without API keys: whoever reaches this address may use "
-        "the model and read /metrics. Configure keys (--api-key-file), or listen on 127.0.0.1."
+        f"WARNING: --host {settings.host} without API keys: everyone who reaches this address may "
+        "use the model and read /metrics. Configure keys (--api-key-file), or listen on 127.0.0.1."
     )
 
 

@@ -65,13 +65,13 @@ def check_workers(
 def _format_worker(answer: EngineInfo | EngineStartError) -> list[str]:
     if isinstance(answer, EngineStartError):
         return [f"  {answer}"]
-    told = {name: text for name, text in answer.details.items() if name != "worker"}
+    details = {name: text for name, text in answer.details.items() if name != "worker"}
     return align(
         {
             "model": answer.model,
             "context": f"{answer.max_model_len} tokens",
             "speculation": answer.speculation.summary,
-            **told,
+            **details,
         }
     )
 

@@ -95,7 +95,7 @@ FLAGS = (
     ignore("enable_log_deltas", NO_PROMPTS, SWITCH),
     ignore("enable_prompt_tokens_details", "usage always has prompt_tokens_details", SWITCH),
     ignore("enable_per_request_metrics", "timings are in /metrics, not in answers", SWITCH),
-    ignore("enable_server_load_tracking", "/load and /metrics always tell it", SWITCH),
+    ignore("enable_server_load_tracking", "/load and /metrics always show it", SWITCH),
     refuse(
         "enable_force_include_usage",
         "a stream has usage where the client asks with stream_options.include_usage",

@@ -1,4 +1,4 @@
-"""Taking the port before anything slow begins, and serving on it until told to stop."""
+"""Bind the port before anything slow begins, and serve on it until a signal to stop."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class ServeCommand:
         self._progress = progress
         errors = duplicate_stderr()
         logging.basicConfig(level=settings.log_level.upper(), stream=errors)
-        if settings.log_level == "info":  # httpx tells of every request to a worker
+        if settings.log_level == "info":  # httpx logs every request to a worker
             logging.getLogger("httpx").setLevel(logging.WARNING)
         self._gate = ConnectionLimiter(limits(line, raise_file_limit()), self._refuse_connection)
         keys = load_key_ring(settings)
@@ -116,7 +116,7 @@ class ServeCommand:
         )
 
     def run(self) -> int:
-        """Serve until told to stop; 1 when requests were lost on the way out."""
+        """Serve until a signal to stop; 1 when requests were lost on the way out."""
         lost = uvloop.run(self._run())
         if lost:
             print(f"eaglegate: {lost} requests were lost at shutdown", file=sys.stderr)

@@ -1,6 +1,6 @@
 """What a web page of another origin may do: nothing, unless an operator has allowed its origin.
 
-A browser sends what any page tells it to, from inside the operator's network. Three things about
+A browser sends what any page asks for, from inside the operator's network. Three things about
 such a request a page cannot forge: ``Origin``, which goes with everything that is not GET or HEAD;
 ``Sec-Fetch-Site``; and ``Host``, the name the browser connected to. A page whose own name is made
 to resolve to this machine (DNS rebinding) has an origin equal to ``Host``, so the name itself has
@@ -28,7 +28,7 @@ from server.settings import ConfigError
 
 ANY = "*"
 LOCAL_NAMES = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
-"""Names that nobody can register; the last two are this machine's in its containers."""
+"""Names that cannot be registered; the last two are this machine's in its containers."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """What a browser lets every page send; nothing here changes or spends anything for them."""
 OWN_SITE = frozenset({"same-origin", "none"})

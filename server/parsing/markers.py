@@ -127,7 +127,7 @@ _NAME = re.compile(r"""[^\s<>{}()\[\]"'=,:;|\ud800-\udfff]{1,128}""")
 
 
 def follows(text: str, at: int, follow: Follow | None, more: bool) -> bool | None:
-    """Whether ``text[at:]`` goes on as ``follow`` says; None: too early to tell.
+    """Whether ``text[at:]`` goes on as ``follow`` says; None: not known yet.
 
     The end of the output settles it.
     """

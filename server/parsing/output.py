@@ -256,7 +256,7 @@ class Calls:
             self._out.event(end)
 
     def _unique(self, id: str | None) -> str:
-        """The model's own id, unless this answer has used it: ids tell calls apart."""
+        """The model's own id, unless this answer has used it: ids distinguish calls."""
         given = self._new_id() if id is None or id in self.ids else id
         self.ids.add(given)
         return given

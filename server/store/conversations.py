@@ -57,7 +57,7 @@ class RunQuery(Protocol):
 
 
 def remove_old(connection: Connection, oldest: float) -> None:
-    """What nobody has used since ``oldest``, in Unix time."""
+    """Conversations not used since ``oldest``, in Unix time."""
     old = select(CONVERSATIONS.c.id).where(CONVERSATIONS.c.used < oldest)
     connection.execute(delete(ITEMS).where(ITEMS.c.conversation.in_(old)))
     connection.execute(delete(CONVERSATIONS).where(CONVERSATIONS.c.used < oldest))
@@ -128,12 +128,12 @@ class SqlConversationStore:
         return bool(await self._run("deleted", self._remove, id, item))
 
     def _put(self, conversation: StoredConversation) -> None:
-        told = {
+        changes = {
             "metadata": orjson.dumps(conversation.metadata).decode(),
             "used": time.time(),
         }
         mine = CONVERSATIONS.c.id == conversation.id
-        row = told | {
+        row = changes | {
             "id": conversation.id,
             "owner": conversation.owner,
             "created": conversation.created,
@@ -141,7 +141,7 @@ class SqlConversationStore:
             "num_bytes": 0,
         }
         with self._engine.begin() as connection:
-            if not connection.execute(update(CONVERSATIONS).where(mine).values(told)).rowcount:
+            if not connection.execute(update(CONVERSATIONS).where(mine).values(changes)).rowcount:
                 self._check_number(connection, conversation.owner)
                 connection.execute(insert(CONVERSATIONS).values(row))
 

@@ -71,7 +71,7 @@ RESPONSES = Table(
     Column("size", Integer),
     Column("output", Text),
 )
-"""``output`` is kept apart from the response, whose tools nobody needs who reads a history;
+"""``output`` is kept apart from the response, whose tools a reader of the history does not need;
 ``size`` is that of input and output. Rows of earlier versions have neither."""
 
 

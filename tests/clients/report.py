@@ -20,9 +20,9 @@ HEAD = """\
 # Clients
 
 Coding agents, SDKs, load generators and evaluation harnesses that CI runs against the gateway,
-at the pinned versions. A scripted worker stands behind `--upstream` and calls the tools it is told
-to, so an agent goes through whole sessions: everything between the client and the worker's tokens
-is real. A row passes when the client reaches its goal and none of its requests is refused,
+at the pinned versions. A scripted worker stands behind `--upstream` and calls tools from a script,
+so an agent goes through whole sessions: everything between the client and the worker's tokens is
+real. A row passes when the client reaches its goal and none of its requests is refused,
 but where the row is about a refusal.
 
 Cline resumes a session in its terminal interface only (`--id` takes no prompt), which is not run.

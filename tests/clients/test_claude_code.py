@@ -120,7 +120,7 @@ def test_small_context(make_desk):
 
 
 def test_prompt_too_long(make_desk):
-    """is told that a prompt is too long in words it knows"""
+    """understands the error for a prompt that is too long"""
     desk = make_desk(12_000)
     desk.traffic.expects_refusals = True
     ran = claude(desk, "Anything.")

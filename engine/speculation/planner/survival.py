@@ -7,7 +7,7 @@ is committed. A verify step of width d with a accepted tokens is a trial at posi
 
 Three levels: a request is shrunk to its slice, a slice to its tenant (an API key), a tenant to
 ``START``. Tenants share nothing: one tenant's traffic cannot teach another's estimates. Counts are
-discounted, so estimates follow a change of traffic, and a position nobody drafts any more is
+discounted, so estimates follow a change of traffic, and a position no longer drafted is
 forgotten. Where a level knows little of a position, the fall from the positions before it goes on:
 acceptance that falls with depth (attention drift) lowers the depths behind it before any trial.
 """

@@ -5,7 +5,7 @@
     [TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{"city": "Paris"}            v11 with an id
 
 Source: mistral-common (mistral_common/tokens/tokenizers/instruct.py: V2, V3, V7, V11, V13), where
-all three markers are control tokens. What stands behind ``[TOOL_CALLS]`` tells the variants apart,
+all three markers are control tokens. What follows ``[TOOL_CALLS]`` distinguishes the variants,
 so one grammar reads all. A v11 call without ``[ARGS]`` has its arguments from the first brace on.
 Ids have nine letters or digits, since the templates refuse others in the next prompt.
 """
