@@ -18,7 +18,6 @@ from server.apis.shared.fields import (
 )
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Many, RequestModel
-from server.apis.shared.sampling_fields import Metadata
 from server.errors import InvalidRequest, NotFound
 from server.store.base import ConversationStore, StoredConversation
 

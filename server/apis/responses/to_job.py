@@ -27,7 +27,6 @@ from server.apis.shared.fields import (
     JsonObjectFormat,
 )
 from server.apis.shared.notices import ignore
-from server.apis.shared.sampling_fields import JsonObjectFormat
 from server.apis.shared.template import effort_kwargs, own_template, template_kwargs
 from server.apis.shared.to_job import make_job, make_sampling, resolve_model
 from server.errors import InvalidRequest

@@ -12,7 +12,6 @@ from server.apis.shared.fields import (
     CustomFormat,
 )
 from server.apis.shared.notices import ignore
-from server.apis.shared.sampling_fields import CustomFormat
 from server.apis.shared.strict_schema import check_strict
 from server.errors import InvalidRequest
 from server.generation.job import Namespaced, ServedModel, ToolPolicy
