@@ -17,16 +17,11 @@ get the one that pays: ``planning.py`` asks it at every step.
 A step in which no request drafts skips the draft model altogether (``worker.py``) and so leaves
 a hole in its KV cache. Prompts are never skipped. What a request at depth 0 generates stays out
 of the prefix cache, where a later request would draft worse from it.
-
-vLLM ends a reasoning that has used up its ``thinking_token_budget`` by forcing the tokens of its
-end. It counts them right on the plain path, but beside drafts it may force the end a second time
-where the model has just written one itself. So a request verifies no drafts while the end of its
-budget is near (``ThinkingBudgetTracker``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -48,64 +43,6 @@ from engine.vllm_backend.planning import StepPlanning
 from engine.vllm_fields import DEPTH, KEEP
 
 
-class ThinkingBudgetTracker:
-    """Follows the reasoning of every request with a budget; ``depth`` is the engine's K."""
-
-    def __init__(self, vllm_config: VllmConfig, depth: int) -> None:
-        config = vllm_config.reasoning_config
-        self._start = list(config.reasoning_start_token_ids or ()) if config else []
-        self._end = list(config.natural_reasoning_end_token_ids or ()) if config else []
-        forced = list(config.reasoning_end_token_ids or ()) if config else []
-        self._margin = 2 * (depth + 1) + len(self._start) + len(forced)
-        self._thoughts: dict[str, ReasoningSpan] = {}
-
-    def is_near_end(self, request: Request) -> bool:
-        """Whether a step could use the budget up, two steps ahead for asynchronous scheduling."""
-        params = request.sampling_params
-        budget = params.thinking_token_budget if params else None
-        if budget is None or not (self._start and self._end):
-            return False
-        thought = self._thoughts.setdefault(
-            request.request_id, ReasoningSpan(self._start, self._end)
-        )
-        thought.read(request.all_token_ids)
-        return not thought.ended and budget - thought.length <= self._margin
-
-    def forget_others(self, requests: Mapping[str, Request]) -> None:
-        """Forget all others."""
-        for req_id in self._thoughts.keys() - requests.keys():
-            del self._thoughts[req_id]
-
-
-class ReasoningSpan:
-    """The reasoning in a sequence of tokens that grows."""
-
-    def __init__(self, start: list[int], end: list[int]) -> None:
-        self._start, self._end = start, end
-        self._read = 0
-        self._begin: int | None = None
-        self.ended = False
-
-    @property
-    def length(self) -> int:
-        """Tokens since it began; 0 before."""
-        return 0 if self._begin is None else self._read - self._begin
-
-    def read(self, tokens: Sequence[int]) -> None:
-        for at in range(self._read + 1, len(tokens) + 1):
-            if self._ends_with(tokens, at, self._start):
-                self._begin, self.ended = at, False
-            elif self._begin is not None and self._ends_with(tokens, at, self._end):
-                self._begin, self.ended = None, True
-        self._read = len(tokens)
-
-    @staticmethod
-    def _ends_with(tokens: Sequence[int], at: int, marker: list[int]) -> bool:
-        return (
-            tokens[at - 1] == marker[-1] and list(tokens[max(0, at - len(marker)) : at]) == marker
-        )
-
-
 class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     """What both schedulers below share. ``ceiling`` is the most any request gets, now."""
 
@@ -114,7 +51,6 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self.ceiling: int = self.num_spec_tokens
         self._verified: dict[str, tuple[int, int]] = {}
         self._shareable: dict[str, int] = {}
-        self._budgets = ThinkingBudgetTracker(self.vllm_config, self.num_spec_tokens)
         self._answers: RequestAccounts | None = None
         self._own_schedule = self._take_over_schedule()
         self._draft_len = self._get_draft_len()
@@ -130,13 +66,9 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         most = self.num_spec_tokens if (extra or {}).get(KEEP) else self.ceiling
         return self.ceiling if wanted is None else max(0, min(int(wanted), most))
 
-    def _get_useful_depth(self, request: Request) -> int:
-        """Less than it wants where drafts would not do."""
-        return 0 if self._budgets.is_near_end(request) else self.get_depth(request)
-
     def _get_width(self, request: Request) -> int:
         """Draft tokens of this request to verify next."""
-        return self._planning.get_width(request, self._get_useful_depth(request))
+        return self._planning.get_width(request, self.get_depth(request))
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
@@ -147,8 +79,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._planning.note(scheduler_output)
         depth = self._get_step_depth(scheduled)
         decoding = all(is_past_prompt(self.requests[req_id], tokens[req_id]) for req_id in tokens)
-        near = any(self._budgets.is_near_end(request) for request in scheduled)
-        skip = depth == 0 and decoding and not self._uniform and not near
+        skip = depth == 0 and decoding and not self._uniform
         setattr(scheduler_output, SKIP, skip)
         if skip and self._planning.active:
             self._limit_sharing_of(scheduled, tokens)
@@ -157,12 +88,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._limit_placeholders(scheduled, depth)
 
     def _get_step_depth(self, scheduled: list[Request]) -> int:
-        """How deep to draft after this step: the deepest useful depth of its requests."""
+        """How deep to draft after this step: the greatest depth of its requests."""
         longest = max((request.num_computed_tokens for request in scheduled), default=0)
         if longest + self.num_spec_tokens > self._draft_len:
             return self._planning.plan([], 0)
         most = self._get_batch_limit(len(scheduled))
-        drafting = [(r, self._get_useful_depth(r)) for r in scheduled if not r.is_prefill_chunk]
+        drafting = [(r, self.get_depth(r)) for r in scheduled if not r.is_prefill_chunk]
         if self._planning.active:
             return self._planning.plan(drafting, most)
         return min(most, max((depth for _, depth in drafting), default=0))
@@ -221,7 +152,6 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         if self._planning.active:
             self._planning.observe(scheduler_output, self._verified)
         self._attach_accounts(outputs.values(), depths)
-        self._budgets.forget_others(self.requests)
         return outputs
 
     def _attach_accounts(

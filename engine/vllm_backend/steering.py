@@ -1,29 +1,45 @@
-"""``logit_bias`` and ``min_p`` beside a draft, in vLLM's first model runner.
+"""Sampling fields that vLLM's first model runner does not steer right beside a draft.
 
-vLLM loads neither of their processors when there is a draft, and its rejection sampler would not
-apply them to the rows that verify drafts. Here both are loaded; the sampler applies them to the
-rows without a draft and to bonus tokens as ever, ``apply_to_drafts`` to the rows of drafts. So a
-request with them speculates: greedy text is that of an engine without a draft, sampled text comes
-from the same distribution. The second model runner (GPU) applies both to every row itself.
+* ``logit_bias`` and ``min_p``: vLLM loads neither of their processors when there is a draft, and
+  its rejection sampler would not apply them to the rows that verify drafts. Here both are loaded;
+  the sampler applies them to the rows without a draft and to bonus tokens as ever,
+  ``apply_to_drafts`` to the rows of drafts.
+* ``thinking_token_budget``: ``ThinkingBudgets`` replaces vLLM's state per row, which stayed behind
+  when another request moved to that row, wrote every request's end of reasoning to the first row
+  in steps without drafts, and forgot what was due when a prompt came in chunks.
+* ``min_tokens``: vLLM bans the end from the bonus token even where the drafts before it reach the
+  minimum (``apply_to_samples``).
+
+So a request with them speculates: greedy text is that of an engine without a draft, sampled text
+comes from the same distribution. The second model runner (GPU) applies all of them to every row
+itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from itertools import accumulate
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.config.reasoning import ReasoningConfig
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.sample.logits_processor import (
     BUILTIN_LOGITS_PROCESSORS,
+    BatchUpdate,
     LogitBiasLogitsProcessor,
     LogitsProcessors,
     MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
 )
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from engine.vllm_backend.contract import WORKER
@@ -118,3 +134,181 @@ def mask_min_p(
     repeats = torch.tensor(counts, device=logits.device)
     margins = margin.repeat_interleave(repeats, output_size=len(logits)).unsqueeze(1)
     logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + margins, -torch.inf)
+
+
+def apply_to_samples(
+    original: Callable[..., torch.Tensor],
+    sampler: Sampler,
+    logits: torch.Tensor,
+    sampling_metadata: SamplingMetadata,
+    predict_bonus_token: bool,
+) -> torch.Tensor:
+    """A bonus token comes after the drafts of its request: they count for ``min_tokens``."""
+    drafts = sampling_metadata.spec_token_ids
+    if not predict_bonus_token or drafts is None:
+        return original(sampler, logits, sampling_metadata, predict_bonus_token)
+    for processor in sampling_metadata.logitsprocs.non_argmax_invariant:
+        if isinstance(processor, MinTokensLogitsProcessor):
+            free = find_rows_past_minimum(processor, drafts)
+            if free:
+                with without_rows(processor, free):
+                    return original(sampler, logits, sampling_metadata, predict_bonus_token)
+    return original(sampler, logits, sampling_metadata, predict_bonus_token)
+
+
+def find_rows_past_minimum(
+    processor: MinTokensLogitsProcessor, drafts: Sequence[Sequence[int]]
+) -> list[int]:
+    return [
+        row
+        for row, (minimum, output, *_) in processor.min_toks.items()
+        if drafts[row] and len(output) + len(drafts[row]) >= minimum
+    ]
+
+
+@contextmanager
+def without_rows(processor: MinTokensLogitsProcessor, rows: list[int]) -> Iterator[None]:
+    """Leave these rows alone for one call of ``apply``."""
+    banned, restored = processor.logits_slice, processor.restore_logits_slice
+    processor.logits_slice = drop_rows(banned, rows)
+    processor.restore_logits_slice = drop_rows(restored, rows)
+    try:
+        yield
+    finally:
+        processor.logits_slice, processor.restore_logits_slice = banned, restored
+
+
+def drop_rows(
+    places: tuple[torch.Tensor, torch.Tensor], rows: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    keep = ~torch.isin(places[0], torch.tensor(rows, device=places[0].device))
+    return places[0][keep], places[1][keep]
+
+
+class ReasoningSpan:
+    """The reasoning in a sequence of tokens that grows."""
+
+    def __init__(self, start: list[int], end: list[int]) -> None:
+        self._start, self._end = start, end
+        self._read = 0
+        self._begin: int | None = None
+
+    @property
+    def length(self) -> int | None:
+        """Tokens since it began; None outside of it."""
+        return None if self._begin is None else self._read - self._begin
+
+    def read(self, tokens: Sequence[int]) -> None:
+        for at in range(self._read + 1, len(tokens) + 1):
+            if self._ends_with(tokens, at, self._start):
+                self._begin = at
+            elif self._begin is not None and self._ends_with(tokens, at, self._end):
+                self._begin = None
+        self._read = len(tokens)
+
+    @staticmethod
+    def _ends_with(tokens: Sequence[int], at: int, marker: list[int]) -> bool:
+        return (
+            tokens[at - 1] == marker[-1] and list(tokens[max(0, at - len(marker)) : at]) == marker
+        )
+
+
+class ThinkingBudget:
+    """What one request's budget demands next: a function of its tokens alone."""
+
+    def __init__(self, budget: int, prompt: Sequence[int], config: ReasoningConfig) -> None:
+        self._budget, self._prompt = budget, prompt
+        self._markers = (config.reasoning_start_token_ids, config.natural_reasoning_end_token_ids)
+        self._phrase: list[int] = list(config.reasoning_end_token_ids or ())
+        self._restart()
+
+    def _restart(self) -> None:
+        start, end = self._markers
+        self._span = ReasoningSpan(list(start or ()), list(end or ()))
+        self._tokens = list(self._prompt)
+        self._span.read(self._tokens)
+
+    def read(self, output: Sequence[int]) -> None:
+        """All tokens of the answer so far; vLLM takes some back when a transfer of KV fails."""
+        known = len(self._tokens) - len(self._prompt)
+        if len(output) < known:
+            self._restart()
+            known = 0
+        self._tokens += output[known:]
+        self._span.read(self._tokens)
+
+    def find_forced(self, drafts: Iterable[int]) -> list[int | None]:
+        """The token that must come next, after each number of drafts from none to all."""
+        span, committed = copy(self._span), len(self._tokens)
+        forced = [self._get_forced(span)]
+        for draft in drafts:
+            self._tokens.append(draft)
+            span.read(self._tokens)
+            forced.append(self._get_forced(span))
+        del self._tokens[committed:]
+        return forced
+
+    def _get_forced(self, span: ReasoningSpan) -> int | None:
+        """The phrase that ends the reasoning goes on where its beginning has been written."""
+        if span.length is None or span.length < self._budget:
+            return None
+        written = (n for n in range(len(self._phrase) - 1, 0, -1) if self._is_last(n))
+        return self._phrase[next(written, 0)]
+
+    def _is_last(self, count: int) -> bool:
+        return self._tokens[-count:] == self._phrase[:count]
+
+
+class ThinkingBudgets:
+    """The budgets of a batch by row, in the place of vLLM's ``ThinkingBudgetStateHolder``."""
+
+    def __init__(self, config: ReasoningConfig) -> None:
+        self._config = config
+        self._rows: dict[int, ThinkingBudget] = {}
+
+    def has_tracked_requests(self) -> bool:
+        return bool(self._rows)
+
+    def sync_batch(self, batch_update: BatchUpdate | None) -> None:
+        process_dict_updates(self._rows, batch_update, self._make)
+
+    def _make(
+        self, params: SamplingParams, prompt: list[int] | None, _: list[int]
+    ) -> ThinkingBudget | None:
+        budget = params.thinking_token_budget
+        if budget is None or budget < 0:
+            return None
+        return ThinkingBudget(budget, prompt or (), self._config)
+
+    def update_state(self, output_token_ids: list[list[int]], *_: Any, **__: Any) -> None:
+        for row, budget in self._rows.items():
+            budget.read(output_token_ids[row])
+
+    def apply_to_logits(
+        self,
+        logits: torch.Tensor,
+        predict_bonus_token: bool,
+        spec_token_ids: list[list[int]] | None,
+    ) -> torch.Tensor:
+        """``logits`` has a row per request, in a step without drafts or for bonus tokens, or else
+        a row per draft."""
+        drafts = spec_token_ids or []
+        begins = (0, *accumulate(len(own) for own in drafts))
+        per_request = predict_bonus_token or not begins[-1]
+        places: list[tuple[int, int]] = []
+        for row, budget in self._rows.items() if len(logits) else ():
+            forced = budget.find_forced(drafts[row] if row < len(drafts) else ())
+            rows = [(row, forced[-1])] if per_request else enumerate(forced[:-1], begins[row])
+            places += [(at, token) for at, token in rows if token is not None]
+        if places:
+            where = torch.tensor(places, device=logits.device).unbind(1)
+            logits.index_put_(where, torch.full((len(places),), 1e9, device=logits.device))
+        return logits
+
+
+def make_thinking_budgets(
+    _: Callable[..., Any], config: ReasoningConfig | None, *__: Any
+) -> ThinkingBudgets | None:
+    """None where the markers of a reasoning are unknown: the API refuses budgets there."""
+    known = config and config.reasoning_start_token_ids and config.natural_reasoning_end_token_ids
+    return ThinkingBudgets(config) if config and known and config.reasoning_end_token_ids else None

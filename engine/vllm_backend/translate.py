@@ -30,7 +30,7 @@ from engine.types import (
     SpeculationInfo,
     TokenLogprob,
 )
-from engine.vllm_backend.contract import SCHEDULER
+from engine.vllm_backend.contract import SCHEDULER, WORKER
 from engine.vllm_fields import build_sampling_fields, select_top
 
 SAMPLING_DEFAULTS = (
@@ -50,13 +50,20 @@ def describe_engine(config: VllmConfig) -> EngineInfo:
         reports_decode_steps=(
             speculation is None or config.scheduler_config.scheduler_cls == SCHEDULER
         ),
-        thinking_budget=bool(config.reasoning_config and config.reasoning_config.enabled),
+        thinking_budget=_keeps_thinking_budgets(config),
         default_sampling=_select_sampling_defaults(model.get_diff_sampling_param()),
         details={
             "dtype": str(model.dtype).removeprefix("torch."),
             "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
         },
     )
+
+
+def _keeps_thinking_budgets(config: VllmConfig) -> bool:
+    """vLLM's first model runner gives them to the wrong rows of a batch; our worker does not."""
+    known = bool(config.reasoning_config and config.reasoning_config.enabled)
+    steered = config.parallel_config.worker_extension_cls == WORKER
+    return known and bool(steered or config.use_v2_model_runner)
 
 
 def _select_sampling_defaults(params: Mapping[str, Any]) -> dict[str, float]:

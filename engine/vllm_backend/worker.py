@@ -13,7 +13,8 @@
   the adapters' wrapper, which counts the target's tokens: on a CPU the engine died.
 * On a CPU, adapters leave requests without one alone. vLLM gives their tokens the index -1, which
   its kernels for CPUs take for the last adapter: its text went to requests of the model itself.
-* ``min_p`` and ``logit_bias`` act on draft tokens, too (``steering.py``).
+* ``min_p``, ``logit_bias``, ``min_tokens`` and ``thinking_token_budget`` steer every row of a batch
+  as they steer a request alone and without a draft (``steering.py``).
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-from vllm.v1.worker import gpu_model_runner
+from vllm.v1.worker import gpu_input_batch, gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from engine.vllm_backend import steering
@@ -173,6 +175,12 @@ _wrap(GPUModelRunner, "_sample", sample)
 _wrap(GPUModelRunner, "_bookkeeping_sync", bookkeeping_sync)
 _wrap(gpu_model_runner, "build_logitsprocs", steering.build_logitsprocs)
 _wrap(rejection_sampler.RejectionSampler, "apply_logits_processors", steering.apply_to_drafts)
+_wrap(Sampler, "apply_logits_processors", steering.apply_to_samples)
+_wrap(
+    gpu_input_batch,
+    "maybe_create_thinking_budget_state_holder",
+    steering.make_thinking_budgets,
+)
 if current_platform.is_cpu():
     patch_kernels()
     _wrap(rejection_sampler, "apply_sampling_constraints", apply_sampling_constraints)

@@ -199,8 +199,8 @@ def thinking_budget(asked: int | None, served: ServedModel) -> int | None:
     if served.thinking_budget is False:
         raise InvalidRequest(
             f"'thinking_token_budget' of {asked} cannot be enforced: the engine does not know how "
-            "this model's reasoning ends. Leave it out, or start with --reasoning-parser or "
-            "--reasoning-config.",
+            "this model's reasoning ends, or runs a --worker-extension-cls of its own. Leave it "
+            "out, or start with --reasoning-parser or --reasoning-config.",
             param="thinking_token_budget",
         )
     return asked

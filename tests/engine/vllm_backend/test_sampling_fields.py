@@ -15,6 +15,7 @@ from engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 from tests.engine.vllm_backend.conftest import MOST
+from tests.engine.vllm_backend.test_lossless import preemptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
@@ -176,3 +177,35 @@ async def test_a_repetition_ends_the_answer(
     request = greedy(f"repeated-{depth}", prompts[0], 60, **fields)
     outcome = await run(engine, at(depth, request))
     assert tuple(outcome.token_ids) == (300,) * 4
+
+
+async def test_preemption_chunks_and_prefix_hits(
+    engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts
+) -> None:
+    """At full depth, with more KV than there is and prompts longer than a chunk, twice.
+
+    ``min_p`` of 1 leaves the likeliest token alone, so that sampled text is the greedy one.
+    """
+    filler = ((prompts[1] + prompts[4]) * 20)[:480]
+    fields = [steered.fields[name] for name in ("logit_bias", "bad_words", "all_together")]
+    fields += [{"thinking_token_budget": 8}, {"min_p": 1.0}]
+    requests = []
+    for number, more in enumerate(fields * 2):
+        prompt = prompts[number % 6] + filler[number:]
+        request = greedy(f"long-{number}", prompt, 120, ignore_eos=True, **more)
+        if "min_p" in more:
+            sampling = replace(request.sampling, temperature=1.5, logit_bias={20: 2.0})
+            request = replace(request, sampling=sampling)
+        requests.append(request)
+    want = await run_all(plain_engine, requests)
+    before = preemptions(engine)
+    for _ in range(2):
+        for outcome, expected in zip(await run_all(engine, requests), want, strict=True):
+            assert outcome.token_ids == expected.token_ids, expected
+            assert outcome.totals.imbalance == 0
+    assert preemptions(engine) > before
+    for number in range(len(fields)):
+        again = await run(engine, requests[number])
+        assert again.cached_tokens >= 256
+        assert again.token_ids == want[number].token_ids
+        assert again.totals.accepted > 0, requests[number].id
