@@ -182,9 +182,10 @@ async def test_a_repetition_ends_the_answer(
 async def test_preemption_chunks_and_prefix_hits(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts
 ) -> None:
-    """At full depth, with more KV than there is and prompts longer than a chunk, twice.
+    """At full depth, with too little KV for all and prompts longer than a chunk, twice.
 
-    ``min_p`` of 1 leaves the likeliest token alone, so that sampled text is the greedy one.
+    The text is that of each request alone and without a draft. ``min_p`` of 1 leaves the likeliest
+    token alone, so that sampled text is the greedy one.
     """
     filler = ((prompts[1] + prompts[4]) * 20)[:480]
     fields = [steered.fields[name] for name in ("logit_bias", "bad_words", "all_together")]
@@ -197,7 +198,7 @@ async def test_preemption_chunks_and_prefix_hits(
             sampling = replace(request.sampling, temperature=1.5, logit_bias={20: 2.0})
             request = replace(request, sampling=sampling)
         requests.append(request)
-    want = await run_all(plain_engine, requests)
+    want = [await run(plain_engine, request) for request in requests]
     before = preemptions(engine)
     for _ in range(2):
         for outcome, expected in zip(await run_all(engine, requests), want, strict=True):
@@ -205,6 +206,7 @@ async def test_preemption_chunks_and_prefix_hits(
             assert outcome.totals.imbalance == 0
     assert preemptions(engine) > before
     for number in range(len(fields)):
+        await run(engine, requests[number])
         again = await run(engine, requests[number])
         assert again.cached_tokens >= 256
         assert again.token_ids == want[number].token_ids
