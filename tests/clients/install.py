@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.clients.pins import BY_NAME, CLIENTS, NEWEST, NODE, TORCH, UV, Client
+from tests.clients.pins import BY_NAME, CLIENTS, MACHINE, NEWEST, NODE, TORCH, UV, Client
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = Path(os.environ.get("CLIENT_TESTS_CACHE", ROOT / ".clients"))
@@ -50,8 +49,7 @@ def install(client: Client) -> Path:
 
 def node_bin() -> Path:
     """The folder of Node's binary, installed when it is not there."""
-    machine = {"x86_64": "x64", "aarch64": "arm64"}[platform.machine()]
-    package = f"node-{platform.system().lower()}-{machine}"
+    package = f"node-{sys.platform}-{MACHINE}"
     folder = CACHE / f"node-{NODE}"
     found = folder / "node_modules" / package / "bin"
     if not (found / "node").exists():
@@ -61,11 +59,13 @@ def node_bin() -> Path:
 
 
 NPM = ("--no-audit", "--no-fund", "--no-progress", "--no-save", "--loglevel=error")
+LEAN = ("--omit=optional", "--ignore-scripts")
 
 
 def _npm(client: Client, folder: Path) -> None:
     path = f"{node_bin()}{os.pathsep}{os.environ['PATH']}"
-    _run("npm", "install", *NPM, "--prefix", str(folder), *client.wanted, PATH=path)
+    lean = LEAN if client.lean else ()
+    _run("npm", "install", *NPM, *lean, "--prefix", str(folder), *client.wanted, PATH=path)
 
 
 def _python(client: Client, folder: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +27,8 @@ class Client:
     packages: tuple[str, ...] = ()
     origin: str = "as locked"
     """Of a client that is here already."""
+    lean: bool = False
+    """Without optional packages and install scripts, of npm; promptfoo has 1.7 GB of the former."""
 
     @property
     def version(self) -> str:
@@ -45,8 +49,8 @@ class Client:
         return f"{name}@latest" if self.kind == "npm" else name
 
 
-def npm(name: str, title: str, *packages: str) -> Client:
-    return Client(name, title, "npm", packages)
+def npm(name: str, title: str, *packages: str, lean: bool = False) -> Client:
+    return Client(name, title, "npm", packages, lean=lean)
 
 
 def python(name: str, title: str, *packages: str) -> Client:
@@ -54,6 +58,9 @@ def python(name: str, title: str, *packages: str) -> Client:
 
 
 TORCH = "torch==2.13.0+cpu"
+MACHINE = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+LIBSQL = f"linux-{MACHINE}-gnu" if sys.platform == "linux" else f"{sys.platform}-{MACHINE}"
+"""An optional package that promptfoo does not start without."""
 CLIENTS = (
     npm("codex", "Codex CLI", "@openai/codex@0.169.0"),
     npm("claude", "Claude Code", "@anthropic-ai/claude-code@2.1.330"),
@@ -80,7 +87,7 @@ CLIENTS = (
         "zod@4.6.7",
     ),
     npm("agents-js", "OpenAI Agents JS", "@openai/agents@0.20.0", "zod@4.6.7"),
-    npm("promptfoo", "promptfoo", "promptfoo@0.123.1"),
+    npm("promptfoo", "promptfoo", "promptfoo@0.123.1", f"@libsql/{LIBSQL}@0.5.29", lean=True),
     python("openai", "OpenAI SDK (Python)", "openai==3.54.0"),
     python("pydantic-ai", "Pydantic AI", "pydantic-ai-slim[openai,anthropic]==2.68.0"),
     python("instructor", "Instructor", "instructor[anthropic]==1.17.0"),

@@ -25,8 +25,6 @@ so an agent goes through whole sessions: everything between the client and the w
 real. A row passes when the client reaches its goal and none of its requests is refused,
 but where the row is about a refusal.
 
-Cline resumes a session in its terminal interface only (`--id` takes no prompt), which is not run.
-
 `make clients` writes this page; `make clients-newest` runs the newest versions and prints what
 fails. The SDKs that run against the demo model itself (`openai` for Python and
 Node, `anthropic`, `openai-agents`, `langchain-openai`) are in `tests/e2e` and `tests/server`.
