@@ -27,6 +27,7 @@ usage: eaglegate COMMAND [options]
   check [MODEL]   show what serve would run with these options, and what would stop it
   parse           read model output on stdin, print what the parsers make of it
   draft COMMAND   show, swap or roll back the draft of a running gateway
+  bench           measure a server, or the demo with and without its draft, under load
   key NAME        make an API key and its entry for --api-key-file
   version         print the version
 
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(import_module("server.cli.parse").main(rest))
         case "draft":
             return int(import_module("server.cli.draft").main(rest))
+        case "bench":
+            return int(import_module("measure.bench_command").main(rest))
         case "key":
             return _key(rest)
         case "version" | "--version":

@@ -1,0 +1,231 @@
+"""Data sets: what a benchmark sends, as sessions of turns.
+
+SPEED-Bench's layout (every turn of a row is sent, not the first alone), ShareGPT, OpenAI Batch
+JSONL, random tokens, and a small set of our own that ships. Which one a file is follows from its
+rows. Between two turns the answer of the model is put into the conversation, unless the data brings
+an answer of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+OWN = Path(__file__).parent / "data"
+"""Our sets, a file each; `mixed` is all of them."""
+MIXED = "mixed"
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+"""What a public SPEED-Bench row holds until its text is fetched."""
+SHARED: tuple[str, ...] = ("tools", "tool_choice", "response_format")
+"""Fields of a body that a row may bring for all its turns."""
+FIRST_TOKEN, TOKEN_RANGE = 1000, 1000
+"""Ids of random prompts: every vocabulary has them, and none is special in most."""
+
+
+class DataError(ValueError):
+    """A data set that cannot be sent; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a session."""
+
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """Added to the conversation before it is sent."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """The other fields of the body."""
+    path: str = CHAT
+    at: float | None = None
+    """Seconds after the start of the run, where it was recorded."""
+    pause: float = 0.0
+    """Seconds after the answer to the turn before, in a recorded session."""
+    leave_after: int | None = None
+    """Close the connection once so many tokens have come, as the recorded client did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One conversation; its turns are sent one after the other."""
+
+    id: str
+    turns: tuple[Turn, ...]
+    category: str = ""
+
+
+def load_sessions(source: str, *, count: int | None = None, seed: int = 0) -> list[Session]:
+    """The sessions of a file, a folder, or one of our sets by its name, in an order of ``seed``.
+
+    `random:INPUT:OUTPUT` makes prompts of so many random tokens. Raises DataError.
+    """
+    if source.startswith("random:"):
+        sessions = list(_make_random(source, count or 64, seed))
+    else:
+        sessions = [session for path in _find_files(source) for session in _read_file(path)]
+    if not sessions:
+        raise DataError(f"--data {source} holds no conversation")
+    random.Random(seed).shuffle(sessions)
+    return sessions[:count]
+
+
+def list_own_sets() -> list[str]:
+    return [MIXED, *sorted(path.stem for path in OWN.glob("*.jsonl"))]
+
+
+def take_block(sessions: list[Session], block: int, requests: int) -> list[Session]:
+    """The sessions of a block: about ``requests`` requests, going round the data set."""
+    at = block * requests
+    taken: list[Session] = []
+    while sum(len(session.turns) for session in taken) < requests:
+        session = sessions[at % len(sessions)]
+        taken.append(session)
+        at += 1
+    return taken
+
+
+def _find_files(source: str) -> list[Path]:
+    if (OWN / f"{source}.jsonl").is_file():
+        return [OWN / f"{source}.jsonl"]
+    path = OWN if source == MIXED else Path(source)
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix in READABLE)
+        if found:
+            return found
+    if path.is_file():
+        return [path]
+    raise DataError(
+        f"--data {source}: there is no such file, folder with {', '.join(READABLE)} files, or set "
+        f"of ours ({', '.join(list_own_sets())})"
+    )
+
+
+def _read_file(path: Path) -> Iterator[Session]:
+    """Raises DataError."""
+    rows = READABLE.get(path.suffix, _read_json)(path)
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}: row {number + 1} is not an object")
+        yield _read_row(row, f"{path.stem}-{number}", path)
+
+
+def _read_json(path: Path) -> Iterable[Any]:
+    text = path.read_bytes()
+    try:
+        if text.lstrip()[:1] == b"[":
+            return list(orjson.loads(text))
+        return [orjson.loads(line) for line in text.splitlines() if line.strip()]
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"{path} is not JSON, nor JSON lines: {error}") from None
+
+
+def _read_parquet(path: Path) -> Iterable[Any]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise DataError(f"{path}: reading parquet needs `pip install pyarrow`") from None
+    rows: list[Any] = parquet.read_table(path).to_pylist()
+    return rows
+
+
+READABLE: dict[str, Callable[[Path], Iterable[Any]]] = {
+    ".jsonl": _read_json,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}
+
+
+def _read_row(row: dict[str, Any], name: str, path: Path) -> Session:
+    for wanted, read in ROWS:
+        if wanted in row:
+            return read(row, name)
+    raise DataError(
+        f"{path}: a row needs one of {', '.join(wanted for wanted, _ in ROWS)}; "
+        f"given {', '.join(map(str, row)) or 'nothing'}"
+    )
+
+
+def _read_speed_bench(row: dict[str, Any], name: str) -> Session:
+    """A row of SPEED-Bench: ``turns`` holds the user's messages, all of them."""
+    texts = [turn if isinstance(turn, str) else turn["content"] for turn in row["turns"]]
+    for text in texts:
+        _refuse_placeholder(text)
+    turns = tuple(Turn(({"role": "user", "content": text},)) for text in texts)
+    identity = row.get("question_id", row.get("id", name))
+    return Session(str(identity), turns, str(row.get("category", "")))
+
+
+def _read_sharegpt(row: dict[str, Any], name: str) -> Session:
+    """The user's messages of a recorded chat; the answers are the model's own."""
+    said = [part for part in row["conversations"] if part.get("from") in ("human", "user")]
+    turns = tuple(Turn(({"role": "user", "content": part["value"]},)) for part in said)
+    return Session(str(row.get("id", name)), turns, "sharegpt")
+
+
+def _read_batch(row: dict[str, Any], name: str) -> Session:
+    """A line of an OpenAI Batch file: one request, as it stands."""
+    turn = Turn(body=row["body"], path=row.get("url", CHAT))
+    return Session(str(row.get("custom_id", name)), (turn,), "batch")
+
+
+def _read_own(row: dict[str, Any], name: str) -> Session:
+    """Our layout: ``steps`` of messages each, which may bring recorded answers; tools for all."""
+    body = {key: row[key] for key in SHARED if key in row}
+    turns = tuple(Turn(tuple(messages), body) for messages in row["steps"])
+    return Session(str(row.get("id", name)), turns, str(row.get("category", "")))
+
+
+def _read_messages(row: dict[str, Any], name: str) -> Session:
+    """Messages of one request; or, as SPEED-Bench is prepared, user messages of many turns."""
+    messages = row["messages"]
+    body = {key: row[key] for key in SHARED if key in row}
+    identity = row.get("question_id", row.get("id", row.get("name", name)))
+    return Session(str(identity), _split_turns(messages, body), str(row.get("category", "")))
+
+
+def _split_turns(messages: list[Any], body: Mapping[str, Any]) -> tuple[Turn, ...]:
+    """A user message right after another one is the next turn: an answer belongs between them."""
+    turns: list[list[Any]] = [[]]
+    for message in messages:
+        if turns[-1] and message["role"] == turns[-1][-1]["role"] == "user":
+            turns.append([])
+        turns[-1].append(message)
+    for text in (str(message.get("content")) for message in messages):
+        _refuse_placeholder(text)
+    return tuple(Turn(tuple(turn), body) for turn in turns)
+
+
+def _refuse_placeholder(text: str) -> None:
+    if PLACEHOLDER in text.upper():
+        raise DataError(
+            "the set holds placeholders instead of prompts: fill it with its own prepare.py first"
+        )
+
+
+ROWS: tuple[tuple[str, Callable[[dict[str, Any], str], Session]], ...] = (
+    ("steps", _read_own),
+    ("turns", _read_speed_bench),
+    ("conversations", _read_sharegpt),
+    ("body", _read_batch),
+    ("messages", _read_messages),
+)
+"""The key that gives a row's layout away, in the order they are looked for."""
+
+
+def _make_random(source: str, count: int, seed: int) -> Iterator[Session]:
+    try:
+        _, given, wanted = source.split(":")
+        prompt_tokens, output_tokens = int(given), int(wanted)
+    except ValueError:
+        raise DataError(f"--data {source}: write random:INPUT:OUTPUT, numbers of tokens") from None
+    generator = random.Random(seed)
+    for number in range(count):
+        tokens = [FIRST_TOKEN + generator.randrange(TOKEN_RANGE) for _ in range(prompt_tokens)]
+        body = {"prompt": tokens, "max_tokens": output_tokens, "ignore_eos": True}
+        turn = Turn(body=body, path=COMPLETIONS)
+        yield Session(f"random-{number}", (turn,), f"random {prompt_tokens}:{output_tokens}")

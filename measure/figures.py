@@ -1,0 +1,243 @@
+"""Figures of a set of results: latencies, throughput, goodput, acceptance.
+
+The formulas are those of `vllm bench serve` and AIPerf where they define the same figure; docs/
+measure.md has the table. Every figure takes results, and where it has an interval, the blocks of
+the run they came from: results of one block share what else the machine did at that time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.speculation.accounting import Totals
+from measure.statistics import (
+    Estimate,
+    Summary,
+    bootstrap_mean,
+    bootstrap_ratio,
+    summarise,
+)
+from measure.stream import RequestResult
+
+MS = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Results of one load point of one setting, sent in one go."""
+
+    setting: str
+    load: str
+    number: int
+    duration: float
+    results: tuple[RequestResult, ...]
+    totals: Totals | None = None
+    """Of the server's counters in this time."""
+
+    @property
+    def completed(self) -> list[RequestResult]:
+        return [result for result in self.results if result.ok and not result.left]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Limits a request meets or not, in milliseconds: `ttft`, `tpot`, `e2el`."""
+
+    limits: Mapping[str, float]
+
+    def is_met(self, result: RequestResult) -> bool:
+        """TPOT of a single token is 0, as in `vllm bench serve`."""
+        measured = {
+            "ttft": (result.ttft or 0.0) * MS,
+            "tpot": (result.tpot or 0.0) * MS,
+            "e2el": result.latency * MS,
+        }
+        return result.ok and all(measured[name] <= most for name, most in self.limits.items())
+
+    @classmethod
+    def parse(cls, pairs: Iterable[str]) -> Goal:
+        """From `ttft:500 tpot:50`. Raises ValueError."""
+        limits: dict[str, float] = {}
+        for pair in pairs:
+            name, _, value = pair.partition(":")
+            if name not in ("ttft", "tpot", "e2el"):
+                raise ValueError(f"--goodput {pair}: write ttft:MS, tpot:MS or e2el:MS")
+            limits[name] = float(value)
+        return cls(limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One setting at one load point. Latencies in milliseconds, rates per second."""
+
+    setting: str
+    load: str
+    requests: int
+    failed: int
+    duration: float
+    prompt_tokens: int
+    output_tokens: int
+    user_speed: Estimate | None
+    """Mean over requests of 1 / TPOT: what AIPerf calls output token throughput per user."""
+    throughput: Estimate | None
+    """Output tokens per second, of all users."""
+    request_rate: float
+    goodput: float | None
+    ttft: Summary | None
+    tpot: Summary | None
+    itl: Summary | None
+    e2el: Summary | None
+    acceptance: Acceptance | None
+    errors: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How the drafts did; pooled over requests. None where there was nothing to divide by."""
+
+    source: str
+    """answers: each answer's own account; counters: the server's, other traffic included."""
+    length: float | None
+    """1 + A / D"""
+    rate: float | None
+    """A / P"""
+    per_position: tuple[float, ...]
+    """A_i over the drafts that reached position i; over all drafts where that is not known."""
+    conditional: tuple[float | None, ...]
+    """A_i / A_(i-1)"""
+    fallback: float | None
+    """(D_0 + F) / (D + F)"""
+    verify_steps: int
+
+
+def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figures:
+    """All blocks of one setting at one load point."""
+    done = [result for block in blocks for result in block.completed]
+    failed = [result for block in blocks for result in block.results if not result.ok]
+    duration = sum(block.duration for block in blocks)
+    good = sum(goal.is_met(result) for result in done) if goal else 0
+    return Figures(
+        setting=blocks[0].setting,
+        load=blocks[0].load,
+        requests=len(done),
+        failed=len(failed),
+        duration=duration,
+        prompt_tokens=sum(result.prompt_tokens for result in done),
+        output_tokens=sum(result.output_tokens for result in done),
+        user_speed=_mean_by_block(blocks, lambda result: result.user_speed),
+        throughput=bootstrap_ratio(
+            [sum(result.output_tokens for result in block.completed) for block in blocks],
+            [block.duration for block in blocks],
+        ),
+        request_rate=len(done) / duration if duration else 0.0,
+        goodput=good / duration if goal and duration else None,
+        ttft=_summarise_ms(result.ttft for result in done),
+        tpot=_summarise_ms(result.tpot for result in done),
+        itl=_summarise_ms(gap for result in done for gap in result.gaps),
+        e2el=_summarise_ms(result.latency for result in done),
+        acceptance=measure_acceptance(blocks),
+        errors=_count_errors(failed),
+    )
+
+
+def _mean_by_block(
+    blocks: Sequence[Block], value: Callable[[RequestResult], float | None]
+) -> Estimate | None:
+    pairs = [
+        (found, block.number)
+        for block in blocks
+        for result in block.completed
+        if (found := value(result)) is not None
+    ]
+    return bootstrap_mean([found for found, _ in pairs], [number for _, number in pairs])
+
+
+def _summarise_ms(values: Iterable[float | None]) -> Summary | None:
+    return summarise(value * MS for value in values if value is not None)
+
+
+def _count_errors(failed: Iterable[RequestResult]) -> dict[str, int]:
+    counts: dict[str, int] = defaultdict(int)
+    for result in failed:
+        counts[(result.error or "")[:120]] += 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1])[:10])
+
+
+def sum_answers(results: Iterable[RequestResult]) -> Totals:
+    """The accounts that answers carried, added up."""
+    drafted: list[int] = []
+    accepted: list[int] = []
+    tokens = plain = requests = 0
+    for result in results:
+        requests += 1
+        tokens += result.output_tokens
+        drafted += result.drafted
+        accepted += result.accepted
+        plain += max(0, result.output_tokens - 1 - sum(result.accepted) - len(result.accepted))
+    deepest = max(drafted, default=0)
+    took, reached = np.asarray(accepted), np.asarray(drafted)
+    return Totals(
+        requests=requests,
+        tokens=tokens,
+        verify_steps=len(drafted),
+        proposed=sum(drafted),
+        accepted=sum(accepted),
+        rejected=accepted.count(0),
+        undrafted=plain,
+        accepted_at=tuple(int((took > at).sum()) for at in range(deepest)),
+        proposed_at=tuple(int((reached > at).sum()) for at in range(deepest)),
+    )
+
+
+def measure_acceptance(blocks: Sequence[Block]) -> Acceptance | None:
+    """From the answers' own accounts; where they carry none, from the server's counters."""
+    answered = [result for block in blocks for result in block.completed]
+    if any(result.drafted for result in answered):
+        return describe_acceptance(sum_answers(answered), "answers")
+    known = [block.totals for block in blocks if block.totals is not None]
+    if not known:
+        return None
+    totals = sum(known, Totals())
+    return describe_acceptance(totals, "counters") if totals.verify_steps else None
+
+
+def describe_acceptance(totals: Totals, source: str) -> Acceptance:
+    reached = totals.proposed_at or (totals.verify_steps,) * len(totals.accepted_at)
+    pairs = zip(totals.accepted_at, reached, strict=False)
+    # vLLM's own counters say nothing of steps without a draft
+    whole = source == "answers" or bool(totals.proposed_at)
+    return Acceptance(
+        source=source,
+        length=totals.acceptance_length,
+        rate=totals.acceptance_rate,
+        per_position=tuple(took / drafts for took, drafts in pairs if drafts),
+        conditional=totals.conditional_acceptance,
+        fallback=totals.fallback_ratio if whole else None,
+        verify_steps=totals.verify_steps,
+    )
+
+
+def split_categories(blocks: Sequence[Block]) -> dict[str, list[Block]]:
+    """The same blocks by category of their sessions; counters belong to none of them."""
+    names = sorted({result.category for block in blocks for result in block.results})
+    return {
+        name: [
+            Block(
+                block.setting,
+                block.load,
+                block.number,
+                block.duration,
+                tuple(result for result in block.results if result.category == name),
+            )
+            for block in blocks
+        ]
+        for name in names
+    }

@@ -1,0 +1,269 @@
+"""One streamed answer of an OpenAI-compatible API, read with the times of its chunks.
+
+Chat completions, completions, Responses and Anthropic's messages. TTFT is the first chunk that
+carries output: content, reasoning or a part of a tool call, whichever comes first; a chunk with a
+role alone is none. The answer ends with the last chunk that belongs to a choice, its finish reason
+included, as `vllm bench serve` has it; the chunk with the usage does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import orjson
+
+CONTENT_EVENTS = {
+    "response.output_text.delta": "text",
+    "response.reasoning_text.delta": "reasoning",
+}
+"""Events of the Responses API that carry output, and the part of the answer they add to."""
+DELTA_FIELDS = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "input_json_delta": "partial_json",
+}
+"""Deltas of Anthropic's messages, and the field that holds their text."""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class RequestResult:
+    """What one request gave. Times in seconds; ``started`` counts from the start of its run."""
+
+    id: str
+    session: str
+    category: str = ""
+    started: float = 0.0
+    ttft: float | None = None
+    latency: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    """Between chunks that carry output: inter-chunk times, which vLLM calls ITL."""
+    output_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    finish: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    """Per token, as chat completions write them: with alternatives where asked for."""
+    drafted: list[int] = field(default_factory=list)
+    """Draft tokens of every verify step, where the server reports them."""
+    accepted: list[int] = field(default_factory=list)
+    status: int = 0
+    error: str | None = None
+    left: bool = False
+    """The client closed the connection early, on purpose."""
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    @property
+    def tpot(self) -> float | None:
+        """(End - first token) / (N - 1); None for N < 2."""
+        if self.ttft is None or self.output_tokens < 2:
+            return None
+        return (self.latency - self.ttft) / (self.output_tokens - 1)
+
+    @property
+    def user_speed(self) -> float | None:
+        """1 / TPOT: tokens per second one reader gets."""
+        return 1 / self.tpot if self.tpot else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens after the first per decode step: of verify steps and plain ones alike."""
+        if self.output_tokens < 2 or not self.accepted:
+            return None
+        steps = self.output_tokens - 1 - sum(self.accepted)
+        return (self.output_tokens - 1) / steps if steps > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> RequestResult:
+        names = {item.name for item in fields(cls)}
+        result = cls(**{name: value for name, value in row.items() if name in names})
+        result.tool_calls = [ToolCall(**call) for call in row.get("tool_calls", ())]
+        return result
+
+
+class StreamReader:
+    """Reads server-sent events of any of the four APIs into a ``RequestResult``.
+
+    ``feed`` takes bytes as they arrive and the time since the request was sent.
+    """
+
+    def __init__(self, result: RequestResult) -> None:
+        self.result = result
+        self._rest = b""
+        self._last = 0.0
+
+    def feed(self, data: bytes, now: float) -> None:
+        *frames, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        for frame in frames:
+            for payload in _iter_payloads(frame):
+                self._take(payload, now)
+
+    def finish(self) -> None:
+        """Take a last frame without its blank line, and note an answer that never came."""
+        self.feed(b"\n\n", self._last)
+        if self.result.ttft is None and self.result.error is None:
+            self.result.error = "the stream ended without any output"
+
+    def read_error(self, body: bytes, status: int) -> None:
+        """An answer other than 200."""
+        self.result.status = status
+        try:
+            said = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            said = body[:200].decode("utf-8", "replace")
+        self.result.error = f"HTTP {status}: {_error_text(said)}"
+
+    def _take(self, payload: dict[str, Any], now: float) -> None:
+        if payload.get("error"):
+            self.result.error = _error_text(payload)
+        elif "choices" in payload:
+            self._take_chunk(payload, now)
+        elif str(payload.get("type", "")).startswith("response."):
+            self._take_response_event(payload, now)
+        elif "type" in payload:
+            self._take_message_event(payload, now)
+
+    def _mark(self, now: float, *, output: bool) -> None:
+        """A chunk of a choice has come; ``output`` if it carries any."""
+        result = self.result
+        if output and result.ttft is None:
+            result.ttft = now
+        elif output:
+            result.gaps.append(now - self._last)
+        if output:
+            self._last = now
+        result.latency = now
+
+    def _take_chunk(self, chunk: dict[str, Any], now: float) -> None:
+        for choice in chunk["choices"][:1]:
+            delta = choice.get("delta") or {}
+            output = self._add_delta(delta, choice.get("text"))
+            self.result.token_ids += choice.get("token_ids") or ()
+            self._add_logprobs(choice.get("logprobs"))
+            self.result.finish = choice.get("finish_reason") or self.result.finish
+            self._mark(now, output=output)
+        self._add_usage(chunk.get("usage"))
+        self._add_speculation(chunk.get("metrics"))
+
+    def _add_delta(self, delta: Mapping[str, Any], text: str | None) -> bool:
+        content = delta.get("content") or text or ""
+        reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
+        calls = delta.get("tool_calls") or ()
+        self.result.text += content
+        self.result.reasoning += reasoning
+        for part in calls:
+            function = part.get("function") or part.get("custom") or {}
+            call = self._call_at(part.get("index", 0))
+            call.name += function.get("name") or ""
+            call.arguments += function.get("arguments") or function.get("input") or ""
+        return bool(content or reasoning or calls)
+
+    def _call_at(self, index: int) -> ToolCall:
+        while len(self.result.tool_calls) <= index:
+            self.result.tool_calls.append(ToolCall())
+        return self.result.tool_calls[index]
+
+    def _add_logprobs(self, logprobs: Any) -> None:
+        if isinstance(logprobs, Mapping) and isinstance(logprobs.get("content"), list):
+            self.result.logprobs += logprobs["content"]
+
+    def _take_response_event(self, event: dict[str, Any], now: float) -> None:
+        kind, delta = event["type"], event.get("delta")
+        result = self.result
+        if kind in CONTENT_EVENTS and isinstance(delta, str):
+            part = CONTENT_EVENTS[kind]
+            setattr(result, part, getattr(result, part) + delta)
+            self._mark(now, output=True)
+        elif kind.endswith("_call_arguments.delta") or kind.endswith("_call_input.delta"):
+            result.tool_calls[-1:] = [*(result.tool_calls[-1:] or [ToolCall()])]
+            result.tool_calls[-1].arguments += str(delta)
+            self._mark(now, output=True)
+        elif kind == "response.output_item.added":
+            item = event.get("item") or {}
+            if str(item.get("type", "")).endswith("_call"):
+                result.tool_calls.append(ToolCall(name=item.get("name") or ""))
+        elif kind in ("response.completed", "response.incomplete", "response.failed"):
+            self._end_response(event.get("response") or {})
+
+    def _end_response(self, response: Mapping[str, Any]) -> None:
+        self.result.finish = response.get("status")
+        self._add_usage(response.get("usage"))
+        self._add_speculation(response.get("metrics"))
+        if response.get("status") == "failed":
+            self.result.error = _error_text(response)
+
+    def _take_message_event(self, event: dict[str, Any], now: float) -> None:
+        kind, delta = event["type"], event.get("delta") or {}
+        if kind == "content_block_start":
+            block = event.get("content_block") or {}
+            if str(block.get("type", "")).endswith("tool_use"):
+                self.result.tool_calls.append(ToolCall(name=block.get("name") or ""))
+        elif kind == "content_block_delta" and delta.get("type") in DELTA_FIELDS:
+            self._add_block_delta(delta, now)
+        elif kind == "message_delta":
+            self.result.finish = delta.get("stop_reason") or self.result.finish
+            self._add_usage(event.get("usage"))
+            self._add_speculation(event.get("metrics"))
+        elif kind == "message_start":
+            self._add_usage((event.get("message") or {}).get("usage"))
+
+    def _add_block_delta(self, delta: Mapping[str, Any], now: float) -> None:
+        text = str(delta.get(DELTA_FIELDS[delta["type"]]) or "")
+        if delta["type"] == "text_delta":
+            self.result.text += text
+        elif delta["type"] == "thinking_delta":
+            self.result.reasoning += text
+        elif self.result.tool_calls:
+            self.result.tool_calls[-1].arguments += text
+        self._mark(now, output=bool(text))
+
+    def _add_usage(self, usage: Mapping[str, Any] | None) -> None:
+        if not usage:
+            return
+        result = self.result
+        result.output_tokens = (
+            usage.get("completion_tokens") or usage.get("output_tokens") or result.output_tokens
+        )
+        result.prompt_tokens = (
+            usage.get("prompt_tokens") or usage.get("input_tokens") or result.prompt_tokens
+        )
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        result.cached_tokens = details.get("cached_tokens") or result.cached_tokens
+
+    def _add_speculation(self, metrics: Any) -> None:
+        account = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
+        if account and account.get("per_step_drafted") is not None:
+            self.result.drafted = list(account["per_step_drafted"])
+            self.result.accepted = list(account["per_step_accepted"])
+
+
+def _iter_payloads(frame: bytes) -> Iterator[dict[str, Any]]:
+    lines = (line for line in frame.split(b"\n") if line.startswith(b"data:"))
+    data = b"\n".join(line.removeprefix(b"data:").strip() for line in lines)
+    if data and data != b"[DONE]":
+        payload = orjson.loads(data)
+        if isinstance(payload, dict):
+            yield payload
+
+
+def _error_text(said: Any) -> str:
+    error = said.get("error", said) if isinstance(said, Mapping) else said
+    message = error.get("message", error) if isinstance(error, Mapping) else error
+    return str(message)[:300]
