@@ -28,6 +28,7 @@ usage: eaglegate COMMAND [options]
   parse           read model output on stdin, print what the parsers make of it
   draft COMMAND   show, swap or roll back the draft of a running gateway
   bench           measure a server, or the demo with and without its draft, under load
+  replay FILE     send a capture again, compare settings or the recorded run
   key NAME        make an API key and its entry for --api-key-file
   version         print the version
 
@@ -45,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(import_module("server.cli.parse").main(rest))
         case "draft":
             return int(import_module("server.cli.draft").main(rest))
-        case "bench":
-            return int(import_module("measure.bench_command").main(rest))
+        case "bench" | "replay":
+            return int(import_module(f"measure.{command}_command").main(rest))
         case "key":
             return _key(rest)
         case "version" | "--version":

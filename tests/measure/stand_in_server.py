@@ -82,7 +82,8 @@ class StandInServer:
         for number, size in enumerate(self.steps):
             if number:
                 await asyncio.sleep(self.step_s)
-            yield frame(choice(self.delta(at, size), token_ids=list(range(at, at + size))))
+            ids = list(range(at, at + size)) if body.get("return_token_ids") else None
+            yield frame(choice(self.delta(at, size), token_ids=ids))
             at += size
         yield frame(choice({}, finish="stop"))
         yield frame(self.ending(body))

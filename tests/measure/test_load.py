@@ -78,7 +78,7 @@ async def test_a_server_that_is_away_is_an_error_of_each_request():
 
 
 async def test_a_client_that_left_leaves_again(server, url):
-    turn = Turn(({"role": "user", "content": "hi"},), leave_after=4)
+    turn = Turn(({"role": "user", "content": "hi"},), {"return_token_ids": True}, leave_after=4)
     server.step_s = 0.05
     (result,) = await run(url, [Session("s", (turn,))])
     assert result.left
