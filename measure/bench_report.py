@@ -9,7 +9,14 @@ from typing import Any
 
 from measure.bench import BenchPlan
 from measure.charts import Line, Point, draw_lines
-from measure.figures import Acceptance, Block, Figures, compute_figures, split_categories
+from measure.figures import (
+    Acceptance,
+    Block,
+    Figures,
+    compute_figures,
+    split_categories,
+    sum_decoding,
+)
 from measure.report import (
     Page,
     format_estimate,
@@ -281,8 +288,8 @@ def _pair(pairs: Sequence[tuple[Block, Block]], value: Callable[[Block], float])
 
 
 def _mean_speed(block: Block) -> float:
-    speeds = [speed for result in block.completed if (speed := result.user_speed)]
-    return sum(speeds) / len(speeds) if speeds else 0.0
+    tokens, seconds = sum_decoding(block.completed)
+    return tokens / seconds if seconds else 0.0
 
 
 def _throughput(block: Block) -> float:
@@ -302,6 +309,11 @@ def find_notes(figures: Sequence[Figures]) -> list[str]:
         if f.failed:
             said = "; ".join(f"{count} x {text}" for text, count in f.errors.items())
             notes.append(f"{where}: {f.failed} requests failed: {said}")
+        if f.bunched:
+            notes.append(
+                f"{where}: the chunks of {f.bunched} of {f.requests} answers came together, after "
+                "a stall of the client or the network: TPOT and ITL are too low there"
+            )
         if f.requests and f.output_tokens == 0:
             notes.append(f"{where}: no usage in the answers, so there is no TPOT")
         if f.acceptance and f.acceptance.source == "counters":

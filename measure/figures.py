@@ -8,7 +8,7 @@ the run they came from: results of one block share what else the machine did at 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from engine.speculation.accounting import Totals
 from measure.statistics import (
     Estimate,
     Summary,
-    bootstrap_mean,
     bootstrap_ratio,
     summarise,
 )
@@ -83,7 +82,10 @@ class Figures:
     prompt_tokens: int
     output_tokens: int
     user_speed: Estimate | None
-    """Mean over requests of 1 / TPOT: what AIPerf calls output token throughput per user."""
+    """Tokens per second of decoding, one reader's: 1 / TPOT, pooled over requests."""
+    mean_inverse_tpot: float | None
+    """Mean over requests of 1 / TPOT, AIPerf's output token throughput per user. One answer that a
+    stall delivered at once outweighs all others in it."""
     throughput: Estimate | None
     """Output tokens per second, of all users."""
     request_rate: float
@@ -94,6 +96,8 @@ class Figures:
     e2el: Summary | None
     acceptance: Acceptance | None
     errors: Mapping[str, int]
+    bunched: int
+    """Answers whose chunks came together (``RequestResult.is_bunched``)."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -132,7 +136,8 @@ def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figure
         duration=duration,
         prompt_tokens=sum(result.prompt_tokens for result in done),
         output_tokens=sum(result.output_tokens for result in done),
-        user_speed=_mean_by_block(blocks, lambda result: result.user_speed),
+        user_speed=_pool_speed(blocks),
+        mean_inverse_tpot=_mean(1 / result.tpot for result in done if result.tpot),
         throughput=bootstrap_ratio(
             [sum(result.output_tokens for result in block.completed) for block in blocks],
             [block.duration for block in blocks],
@@ -145,19 +150,25 @@ def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figure
         e2el=_summarise_ms(result.latency for result in done),
         acceptance=measure_acceptance(blocks),
         errors=_count_errors(failed),
+        bunched=sum(result.is_bunched for result in done),
     )
 
 
-def _mean_by_block(
-    blocks: Sequence[Block], value: Callable[[RequestResult], float | None]
-) -> Estimate | None:
-    pairs = [
-        (found, block.number)
-        for block in blocks
-        for result in block.completed
-        if (found := value(result)) is not None
-    ]
-    return bootstrap_mean([found for found, _ in pairs], [number for _, number in pairs])
+def _pool_speed(blocks: Sequence[Block]) -> Estimate | None:
+    counts = [sum_decoding(block.completed) for block in blocks]
+    return bootstrap_ratio([tokens for tokens, _ in counts], [seconds for _, seconds in counts])
+
+
+def sum_decoding(results: Iterable[RequestResult]) -> tuple[float, float]:
+    """Tokens after the first, and the seconds they took."""
+    known = [result for result in results if result.tpot is not None]
+    tokens = sum(result.output_tokens - 1 for result in known)
+    return float(tokens), sum(result.decode_s for result in known)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = summarise(values)
+    return found.mean if found else None
 
 
 def _summarise_ms(values: Iterable[float | None]) -> Summary | None:

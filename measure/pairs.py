@@ -57,7 +57,7 @@ class Measure:
 
 
 MEASURES = (
-    Measure("TPOT", True, lambda result: result.tpot),
+    Measure("TPOT", True, lambda result: None if result.is_bunched else result.tpot),
     Measure("TTFT", True, lambda result: result.ttft),
     Measure("tokens per step", False, lambda result: result.tokens_per_step),
 )

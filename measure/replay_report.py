@@ -215,6 +215,12 @@ def _find_notes(pairs: Sequence[Pair], requests: int, *, recorded: bool) -> list
             f"{invented} prompts were made of hashes: times and lengths are comparable, "
             "acceptance is that of random text"
         )
+    bunched = sum(p.base.result.is_bunched or p.other.result.is_bunched for p in pairs)
+    if bunched:
+        notes.append(
+            f"{bunched} pairs have no TPOT: the chunks of an answer came together, after a stall "
+            "of the client or the network"
+        )
     if recorded:
         notes.append(
             "the recorded run's times are those of the server then, with the load it had; "

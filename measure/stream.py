@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from statistics import median
 from typing import Any
 
 import orjson
 
+BUNCHED_S = 0.0005
+"""No server is that fast between two chunks."""
 CONTENT_EVENTS = {
     "response.output_text.delta": "text",
     "response.reasoning_text.delta": "reasoning",
@@ -75,9 +78,15 @@ class RequestResult:
         return (self.latency - self.ttft) / (self.output_tokens - 1)
 
     @property
-    def user_speed(self) -> float | None:
-        """1 / TPOT: tokens per second one reader gets."""
-        return 1 / self.tpot if self.tpot else None
+    def decode_s(self) -> float:
+        """From the first token to the end; 0 for an answer of one token."""
+        return self.latency - self.ttft if self.tpot is not None and self.ttft is not None else 0.0
+
+    @property
+    def is_bunched(self) -> bool:
+        """Most chunks came at the same moment as the one before: a stall of the client or the
+        network delivered them together, and the time between them is not the server's."""
+        return len(self.gaps) > 1 and median(self.gaps) < BUNCHED_S
 
     @property
     def tokens_per_step(self) -> float | None:

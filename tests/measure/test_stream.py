@@ -50,7 +50,8 @@ def test_times_of_a_chat_answer():
     assert found.latency == 0.8, "the usage comes later and does not count"
     assert found.gaps == pytest.approx([0.3, 0.3])
     assert found.tpot == pytest.approx(0.6 / 6)
-    assert found.user_speed == pytest.approx(10)
+    assert found.decode_s == pytest.approx(0.6)
+    assert not found.is_bunched
     assert (found.text, found.reasoning, found.finish) == ("four tokenstwo", "hm", "stop")
     assert (found.prompt_tokens, found.output_tokens, found.cached_tokens) == (5, 7, 4)
     assert found.tokens_per_step == 6 / 2
@@ -136,7 +137,13 @@ def test_errors_are_results():
 
 def test_one_token_has_no_tpot():
     result = RequestResult("r", "s", ttft=0.1, latency=0.1, output_tokens=1)
-    assert (result.tpot, result.user_speed, result.tokens_per_step) == (None, None, None)
+    assert (result.tpot, result.decode_s, result.tokens_per_step) == (None, 0, None)
+
+
+def test_chunks_that_a_stall_delivered_together_are_no_speed():
+    parts = [frames(chunk({"content": "a"})) for _ in range(4)]
+    assert read(*((1.0, part) for part in parts)).is_bunched
+    assert not read(*((at * 0.01, part) for at, part in enumerate(parts))).is_bunched
 
 
 def test_results_survive_json():
