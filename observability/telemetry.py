@@ -193,6 +193,11 @@ class Telemetry:
         """Read the workers of a fleet from what ``find`` finds."""
         self._workers = find
 
+    def describe_parser(self, purpose: str, parser: str, source: str) -> None:
+        """What reads reasoning or tool calls, and whose it is."""
+        for group in self.groups:
+            group.record_parser(purpose, parser, source)
+
     def watch_drafts(self, drafts: DraftManager) -> None:
         """Count by the draft that serves, from now on and after every swap."""
         if drafts.serving is not None:

@@ -61,6 +61,9 @@ class Settings:
     repair_tool_calls: bool = setting(
         True, "mend arguments of tool calls where they can mean one thing only; counted"
     )
+    vllm_parser_fallback: bool = setting(
+        False, "read formats that have no parser here with vLLM's own parser of that name"
+    )
     enable_auto_tool_choice: bool = setting(
         False, "accepted as vllm serve has it; a tool-call parser is enough here"
     )

@@ -122,6 +122,9 @@ class MetricGroup:
     def drop_template(self, template: str) -> None:
         """A template lost its name; drop its series."""
 
+    def record_parser(self, purpose: str, parser: str, source: str) -> None:
+        """Answers are read by this parser; ``source`` says whose it is."""
+
     def record_draft_swap(self, swap: DraftSwap) -> None:
         """The engine serves with another draft."""
 

@@ -258,6 +258,14 @@ class ToolCalls(MetricGroup):
         self._repairs = self.counter(
             "tool_call_repairs", "Tool calls with mended arguments, by repair", (*LABELS, "repair")
         )
+        self._parser = self.gauge(
+            "parser_info",
+            "What reads answers: always 1; source is eaglegate, or vllm for the fallback",
+            ("purpose", "parser", "source"),
+        )
+
+    def record_parser(self, purpose: str, parser: str, source: str) -> None:
+        self._parser(purpose, parser, source).set(1)
 
     def record_requests(self, labels: Labels, records: list[RequestRecord]) -> None:
         calls = Counter(call for record in records for c in record.choices for call in c.tools)

@@ -19,6 +19,7 @@ from server.cli.command_line import CommandLine
 from server.generation.grammar import Vocabulary
 from server.generation.pipeline import ConstraintProbe
 from server.generation.prompt import Renderer
+from server.parsing.fallback import ParserFallback
 
 
 class Backend(Protocol):
@@ -42,6 +43,11 @@ class Backend(Protocol):
 
     @property
     def reasoning_parser(self) -> str | None: ...
+
+    @property
+    def fallback(self) -> ParserFallback | None:
+        """Reads answers whose format has no parser here; None where all have one."""
+        ...
 
     @property
     def spec_metrics(self) -> str:

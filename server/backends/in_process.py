@@ -29,6 +29,8 @@ from server.cli.command_line import (
     refuse_unknown_parsers,
 )
 from server.generation.grammar import Vocabulary
+from server.parsing.fallback import ParserFallback
+from server.parsing.registry import find_unknown_parsers
 from server.settings import ConfigError, Settings
 
 if TYPE_CHECKING:
@@ -55,10 +57,28 @@ class InProcessBackend:
         )
         self.vocabulary = Vocabulary.from_transformers(self.renderer.tokenizer)
         self.reasoning_parser = arguments.reasoning_parser or settings.reasoning_parser
+        self.fallback = self._find_fallback(settings)
         self.spec_metrics: str = arguments.per_request_spec_decode_metrics
         self.probe = GrammarProbe(
             arguments.tokenizer or arguments.model, arguments.trust_remote_code
         )
+
+    def _find_fallback(self, settings: Settings) -> ParserFallback | None:
+        """vLLM's own parsers, where one of the names has no parser here."""
+        tools, reasoning = settings.tool_call_parser, self.reasoning_parser or None
+        unknown = find_unknown_parsers(tools, reasoning)
+        if not unknown:
+            return None
+        from engine.vllm_backend.parser_fallback import VllmParsers
+
+        self._progress(
+            f"warning: no parser here for {' and '.join(unknown)}: vLLM's own reads all answers, "
+            "and the rules of docs/parsers.md do not hold"
+        )
+        try:
+            return VllmParsers(self.renderer.tokenizer, tools, reasoning)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ class RemoteBackend:
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings, arguments = line.settings, line.model
         assert arguments is not None
-        refuse_unknown_parsers(settings, arguments)
+        refuse_unknown_parsers(settings, arguments, "with --upstream the gateway has no vLLM")
         self._progress = progress
         self._addresses = AddressBook()
         self._sources = build_sources(settings, self._addresses.register)
@@ -44,6 +44,7 @@ class RemoteBackend:
         self.vocabulary = Vocabulary.from_directory(files.tokenizer_json)
         self.reasoning_parser = settings.reasoning_parser
         self.probe = None
+        self.fallback = None
         self.drafts = None
         self.spec_metrics = arguments.per_request_spec_decode_metrics
         self.facts = {

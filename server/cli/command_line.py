@@ -291,16 +291,29 @@ def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
     from server.parsing.registry import reasoning_format, tool_format
 
     reasoning = getattr(source, "reasoning_parser", None) or settings.reasoning_parser
+    fallback = settings.vllm_parser_fallback
     parsers = {
-        "tool calls": (settings.tool_call_parser, tool_format),
-        "reasoning": (reasoning or None, reasoning_format),
+        "tool calls": (settings.tool_call_parser, _accept if fallback else tool_format),
+        "reasoning": (reasoning or None, _accept if fallback else reasoning_format),
     }
     return GatewayPlan(settings.host, settings.port, parsers)
 
 
-def refuse_unknown_parsers(settings: Settings, source: Any) -> None:
+def _accept(name: str) -> None:
+    """vLLM knows whether it has a parser of that name."""
+
+
+def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -> None:
+    """``no_vllm`` says why vLLM's own parsers cannot stand in."""
     from server.cli.check import resolve_parsers
 
-    _, unknown = resolve_parsers(plan_gateway(settings, source))
+    if settings.vllm_parser_fallback and not no_vllm:
+        return
+    ours = replace(settings, vllm_parser_fallback=False)
+    _, unknown = resolve_parsers(plan_gateway(ours, source))
+    if unknown and settings.vllm_parser_fallback:
+        unknown.append(f"--vllm-parser-fallback cannot help: {no_vllm}")
+    elif unknown and not no_vllm:
+        unknown.append("--vllm-parser-fallback reads such a format with vLLM's own parser")
     if unknown:
         raise ConfigError("; ".join(unknown))

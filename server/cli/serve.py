@@ -91,8 +91,11 @@ class ServeCommand:
             settings.tool_call_parser,
             backend.reasoning_parser,
             settings.repair_tool_calls,
+            backend.fallback,
         )
         self._telemetry = Telemetry(_make_telemetry_settings(backend, settings), gpus=find_gpus())
+        for parser in self._parsers.describe():
+            self._telemetry.describe_parser(*parser)
         self._tracing = _open_tracing(settings.otlp_endpoint)
         self._resilient = backend.create_engine(
             build_timeouts(settings), SupervisionObserver(self._telemetry)

@@ -169,7 +169,7 @@ def _requests(job: Job, path: Pipeline, prompts: Sequence[Prompt]) -> list[Engin
 
 
 def _make_reader(job: Job, path: Pipeline, prompt: Prompt) -> _ChoiceReader:
-    parser = path.parsers.make(job, prompt.starts_in)
+    parser = path.parsers.make(job, prompt.starts_in, prompt.token_ids)
     return _ChoiceReader(job, parser, Account(), prompt.token_ids)
 
 

@@ -17,9 +17,10 @@ from engine.types import Constraint
 from server.errors import InvalidRequest
 from server.generation.job import Job, ToolPolicy
 from server.generation.prompt import Prompt
+from server.parsing.fallback import ParserFallback
 from server.parsing.frames import FRAMES, Format, Frame, calls, is_held, matching, text_with_calls
 from server.parsing.message import ReasoningFormat
-from server.parsing.parser import Parser, fit_reasoning, make_parser
+from server.parsing.parser import Parser, fit_reasoning, make_fallback_parser, make_parser
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary
 
@@ -177,17 +178,28 @@ class ParserFactory:
     reasoning_parser: str | None
     repairs: bool = True
     """Whether arguments of calls are mended where that is safe: docs/parsers.md."""
+    fallback: ParserFallback | None = None
+    """Reads all answers, where one of the names has no parser here."""
 
     def __post_init__(self) -> None:
         """Raises UnknownParser, which lists the names there are."""
+        if self.fallback is not None:
+            return
         if self.tool_parser is not None:
             tool_format(self.tool_parser)
         reasoning_format(self.reasoning_parser)
 
+    def describe(self) -> list[tuple[str, str, str]]:
+        """Purpose and name of each parser, and whose it is."""
+        source = "eaglegate" if self.fallback is None else "vllm"
+        given = (("tool_calls", self.tool_parser), ("reasoning", self.reasoning_parser))
+        return [(purpose, name, source) for purpose, name in given if name]
+
     @property
     def reasoning(self) -> ReasoningFormat:
         """How the model marks its thinking."""
-        return fit_reasoning(self.reasoning_parser, self.vocabulary)
+        name = None if self.fallback else self.reasoning_parser
+        return fit_reasoning(name, self.vocabulary)
 
     def read(self, token_ids: Sequence[int]) -> Prompt:
         """A prompt, and the phase in which the answer starts.
@@ -200,9 +212,11 @@ class ParserFactory:
         phase = Phase.REASONING if opened else Phase.CONTENT
         return Prompt(tuple(token_ids), phase, end.endswith(self.reasoning.ends))
 
-    def make(self, job: Job, phase: Phase) -> Parser:
+    def make(self, job: Job, phase: Phase, prompt: Sequence[int] = ()) -> Parser:
         """A fresh parser for one choice. Tools that may not be called are not looked for."""
         policy = job.tool_policy
+        if self.fallback is not None and job.parses:
+            return self._make_fallback(self.fallback, job, prompt)
         return make_parser(
             self.vocabulary,
             tool_parser=self.tool_parser if policy.choice != "none" else None,
@@ -217,4 +231,17 @@ class ParserFactory:
             sound=holds_calls(job),
             spelled=spells_calls(job),
             repairs=self.repairs,
+        )
+
+    def _make_fallback(self, fallback: ParserFallback, job: Job, prompt: Sequence[int]) -> Parser:
+        policy = job.tool_policy
+        offered = policy.tools if self.tool_parser and policy.choice != "none" else ()
+        return make_fallback_parser(
+            self.vocabulary,
+            fallback.make(offered or (), prompt),
+            tools=offered,
+            stop=job.stop,
+            include_stop=job.include_stop,
+            parallel=policy.parallel,
+            custom=frozenset(policy.custom),
         )

@@ -8,14 +8,15 @@ from typing import Any, Protocol
 from engine.events import ParserEvent, Phase
 from engine.types import FinishReason
 from server.parsing.emitter import Emitter
+from server.parsing.fallback import DeltaParser, DeltaReader, Recorder
 from server.parsing.markers import FRAGMENT
 from server.parsing.message import NO_TOOLS, Context, ReasoningFormat, ToolFormat, read_message
-from server.parsing.output import Calls, NewId, Output
+from server.parsing.output import Calls, NewId, Output, random_id
 from server.parsing.reader import Reader
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.stop import StopText
 from server.parsing.tools import OfferedTools
-from server.parsing.vocabulary import Decoder, Vocabulary
+from server.parsing.vocabulary import Vocabulary
 
 
 class TextReader(Protocol):
@@ -26,6 +27,14 @@ class TextReader(Protocol):
     def marker(self, marker: str) -> None: ...
 
     def end(self, by_model: bool) -> None: ...
+
+
+class TokenDecoder(Protocol):
+    """What a parser gets the text of its tokens from."""
+
+    def text(self, token_ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
 
 
 class Verbatim:
@@ -51,7 +60,7 @@ class Parser:
     def __init__(
         self,
         structure: Mapping[int, str | None],
-        decoder: Decoder,
+        decoder: TokenDecoder,
         reader: TextReader,
         output: Output,
         stop: StopText | None,
@@ -186,6 +195,26 @@ def make_parser(
         StopText(stop, reader.text, include_stop) if stop else None,
         bool(stop) or lexicon.stops(*thinking).pattern is not None,
     )
+
+
+def make_fallback_parser(
+    vocabulary: Vocabulary,
+    parser: DeltaParser,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    stop: tuple[str, ...] = (),
+    include_stop: bool = False,
+    parallel: bool = True,
+    custom: Collection[str] = (),
+) -> Parser:
+    """A parser for one answer, as ``make_parser`` makes one."""
+    out = Emitter()
+    calls = Calls(out, OfferedTools(tools), random_id, parallel, custom, repairs=False)
+    output, recorder = Output(out, calls), Recorder(vocabulary.decoder())
+    special = {token.id for token in vocabulary.added.values() if token.special}
+    reader = DeltaReader(parser, recorder, output, special)
+    stopping = StopText(stop, reader.text, include_stop) if stop else None
+    return Parser({}, recorder, reader, output, stopping, singly=True)
 
 
 def fit_reasoning(name: str | None, vocabulary: Vocabulary) -> ReasoningFormat:

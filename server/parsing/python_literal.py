@@ -18,6 +18,7 @@ _ESCAPE = re.compile(
     r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|[^xuU0-7])", re.DOTALL
 )
 _ESCAPES: Mapping[str, str] = dict(zip("\\'\"abfnrtv\n", [*"\\'\"\a\b\f\n\r\t\v", ""], strict=True))
+_OCTAL = "01234567"
 _LONGEST_WORD = 400
 """A longer word is neither a number nor a name; it goes out as it comes."""
 _LONGEST_ESCAPE = len(r"\U0001F600")
@@ -74,7 +75,7 @@ class Literal:
         if text[at] == self._quote[0]:
             return self._closing(text, at, more, out)
         escape = _ESCAPE.match(text, at)
-        unfinished = escape is None or (escape.end() == len(text) and escape[0][1].isdigit())
+        unfinished = escape is None or (escape.end() == len(text) and escape[0][1] in _OCTAL)
         if more and unfinished and len(text) - at < _LONGEST_ESCAPE:
             return at
         out.append(encode_basestring(_unescape(escape[0]) if escape else "\\")[1:-1])
@@ -150,7 +151,7 @@ def _unescape(escape: str) -> str:
     kind, digits = escape[1], escape[2:]
     if kind in _ESCAPES:
         return _ESCAPES[kind]
-    if kind in "xuU" or kind.isdigit():
+    if kind in "xuU" or kind in _OCTAL:
         code = int(digits, 16) if kind in "xuU" else int(escape[1:], 8)
         return chr(code) if code < 0x110000 and not 0xD800 <= code < 0xE000 else escape
     return escape

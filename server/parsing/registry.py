@@ -118,6 +118,12 @@ def thinking_names() -> list[str]:
     return [names.split()[0] for names, _ in _THINKING]
 
 
+def find_unknown_parsers(tool_parser: str | None, reasoning: str | None) -> list[str]:
+    """The names given that have no parser here."""
+    given = ((tool_parser, TOOL_PARSERS), (reasoning, REASONING_PARSERS))
+    return [name for name, known in given if name is not None and name not in known]
+
+
 def tool_format(name: str) -> ToolFormat:
     found = _load(name, TOOL_PARSERS, "tool call parser")
     assert isinstance(found, ToolFormat)
