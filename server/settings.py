@@ -82,6 +82,12 @@ class Settings:
         "how the chat template is given message content: text, or a list of parts",
         choices=("auto", "string", "openai"),
     )
+    special_tokens_in_messages: str = setting(
+        "text",
+        "how text in messages that spells a special token, such as <|im_end|>, is read: as text, "
+        "or parsed as the token, as vllm serve does",
+        choices=("text", "parse"),
+    )
     default_chat_template_kwargs: dict[str, Any] = setting(
         {}, "JSON object given to the chat template with every request"
     )

@@ -7,7 +7,7 @@ expect. How many tokens the worker generated, and what it speculated, stays unkn
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,7 +111,7 @@ class TextEngine(RemoteEngineBase):
     def _build_body(self, request: EngineRequest) -> dict[str, Any]:
         prompt: Any = request.prompt
         if not self._dialect.takes_tokens:
-            prompt = self._model.codec.decode(request.prompt)
+            prompt = _write_prompt(request.prompt, self._model.codec)
         body = {"model": self._name, "prompt": prompt, "stream": True}
         body |= build_sampling(request.sampling) | self._dialect.extras
         if request.constraint is not None:
@@ -140,6 +140,18 @@ def build_response_format(constraint: Constraint) -> dict[str, Any]:
     if constraint.kind == "json_object":
         return {"type": "json_object"}
     return build_json_schema(constraint.value)
+
+
+def _write_prompt(token_ids: Sequence[int], codec: Codec) -> str:
+    """Raises RequestRejected."""
+    text = codec.decode(token_ids)
+    if codec.spells_special_tokens(text, token_ids):
+        raise RequestRejected(
+            "A message spells a special token of this model, and the worker behind this gateway "
+            "speaks text only, so that it would read the token. Leave it out; "
+            "--special-tokens-in-messages parse accepts it as the token."
+        )
+    return text
 
 
 def encode_text(text: str, codec: Codec) -> tuple[int, ...]:

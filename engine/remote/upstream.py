@@ -99,6 +99,10 @@ class Codec(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
+    def spells_special_tokens(self, text: str, token_ids: Sequence[int]) -> bool:
+        """Whether ``text``, tokenized again, would have special tokens that these ids do not."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:

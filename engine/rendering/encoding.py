@@ -11,7 +11,7 @@ import json
 import threading
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tokenizers import Encoding, Tokenizer
@@ -102,6 +102,21 @@ class TextEncoder:
         else:
             ids = self._encode_long(text, add_special_tokens, limits)
         return truncate_ids(ids, limits)
+
+    def encode_parts(self, text: str, mark: str, limits: RenderLimits) -> list[int]:
+        """Encode a prompt whose parts, between marks, share no token.
+
+        Raises PromptTooLong or RenderingCancelled.
+        """
+        if not mark or mark not in text:
+            return self.encode(text, False, limits)
+        parts = text.split(mark)
+        ids = array("I")
+        each = replace(limits, keep=None)
+        for part in parts:
+            ids.extend(self.encode(part, False, each))
+            limits.check(len(ids))
+        return truncate_ids(ids.tolist(), limits)
 
     def _check_size(self, text: str, limits: RenderLimits) -> None:
         """Raises PromptTooLong where the bytes alone are too many."""

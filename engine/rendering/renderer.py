@@ -11,17 +11,23 @@ from tokenizers import Tokenizer
 from engine.rendering.encoding import NO_LIMITS, RenderLimits, TextEncoder
 from engine.rendering.files import ModelFiles
 from engine.rendering.sandbox import TemplateRunner
+from engine.rendering.special_text import MarkedInput, SpecialText
 from engine.rendering.template import ChatTemplate, TemplateInput
 
 
 class TemplateRenderer:
     """See ``server.generation.prompt.Renderer``. Raises ValueError where the template refuses."""
 
-    def __init__(self, files: ModelFiles, chat_template: str | None = None) -> None:
+    def __init__(
+        self, files: ModelFiles, chat_template: str | None = None, parse_special: bool = False
+    ) -> None:
+        """``parse_special``: a special token's text in a message becomes the token."""
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(files.tokenizer_json))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._encoder = TextEncoder(self._tokenizer)
+        self._special = self._find_special_text()
+        self._parse_special = parse_special
         self._writer = TemplateRunner()
         self._named = files.special_tokens
         self._info = files.tokenizer_info
@@ -57,17 +63,20 @@ class TemplateRenderer:
         if template is None and chat_template is None:
             raise ValueError("the model has no chat template: give one with --chat-template")
         own = chat_template is None
+        given = MarkedInput(messages, tools, chat_template_kwargs or {})
+        if not self._parse_special:
+            given = self._special.mark(given.messages, given.tools, given.kwargs)
         writing = TemplateInput(
             chat_template or (template.source if template else ""),
-            messages,
-            tools,
+            given.messages,
+            given.tools,
             self._named,
-            chat_template_kwargs or {},
+            given.kwargs,
             add_generation_prompt,
             continue_final_message,
         )
         text = self._writer.write(writing, template if own else None, limits)
-        return self._encoder.encode(text, False, limits)
+        return self._encoder.encode_parts(text, given.mark, limits)
 
     def encode(
         self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
@@ -76,6 +85,15 @@ class TemplateRenderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def spells_special_tokens(self, text: str, token_ids: Sequence[int]) -> bool:
+        """Whether ``text``, tokenized again, would have special tokens that these ids do not."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return self._special.count(text) > sum(1 for id in token_ids if id in added)
+
+    def _find_special_text(self) -> SpecialText:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return SpecialText.of(added, lambda text: self.encode(text, False), self.decode)
 
 
 def _compile(source: str | None) -> ChatTemplate | None:

@@ -112,10 +112,10 @@ def _convert_assistant(message: Mapping[str, Any]) -> TemplateMessage:
 def _convert_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Templates write the arguments of a call themselves and need them as an object."""
     function = call["function"]
-    return {**call, "function": {**function, "arguments": _parse_arguments(function["arguments"])}}
+    return {**call, "function": {**function, "arguments": parse_arguments(function["arguments"])}}
 
 
-def _parse_arguments(given: Any) -> dict[str, Any]:
+def parse_arguments(given: Any) -> dict[str, Any]:
     """A model wrote them: anything but a JSON object becomes an empty one, and the chat goes on."""
     if isinstance(given, str):
         try:

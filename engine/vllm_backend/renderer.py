@@ -7,7 +7,7 @@ encoders in code, Kimi); gpt-oss has none there and goes through Harmony, as in 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,12 @@ from vllm.usage.usage_lib import UsageContext
 
 from engine.rendering.encoding import NO_LIMITS, WINDOW, RenderLimits, TextEncoder, truncate_ids
 from engine.rendering.sandbox import SMALL_BYTES, TemplateRunner
+from engine.rendering.special_text import (
+    MarkedInput,
+    Messages,
+    SpecialText,
+    SpecialTextRefused,
+)
 from engine.rendering.template import (
     CODED,
     ChatTemplate,
@@ -36,6 +42,15 @@ READ_DEVELOPER = frozenset({"HfRenderer", "CohereRenderer", "InklingRenderer"})
 The others refuse the role (Mistral) or mean something else by it (DeepSeek's search agents).
 """
 
+WRITE_TEXT = frozenset({"HfRenderer", "DeepseekV32Renderer", "DeepseekV4Renderer"})
+"""Renderers that give a text when they are asked not to tokenize it."""
+TOKENIZE_WHOLE = frozenset({"MistralRenderer", "KimiK3Renderer", "InklingRenderer"})
+"""Renderers that tokenize a prompt at once, as Harmony does."""
+READ_TEXT = frozenset({"MistralRenderer", "KimiK3Renderer"})
+"""Renderers that read what is in messages as text, whatever it spells; so does Harmony."""
+LONGEST_CODED = 1 << 19
+"""Tokens of such a prompt that is to be truncated."""
+
 
 class VllmRenderer:
     """See ``server.generation.prompt.Renderer``. Raises ValueError where the template refuses."""
@@ -45,13 +60,17 @@ class VllmRenderer:
         arguments: AsyncEngineArgs,
         chat_template: str | None = None,
         content_format: str = "auto",
+        parse_special: bool = False,
     ) -> None:
+        """``parse_special``: a special token's text in a message becomes the token."""
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
         self._renderer = renderer_from_config(config)
+        self._name = type(self._renderer).__name__
         self._model_config = config.model_config
-        self._templated = type(self._renderer).__name__ == "HfRenderer"
+        self._longest = config.model_config.max_model_len
+        self._templated = self._name == "HfRenderer"
         self._harmony = config.model_config.hf_config.model_type == "gpt_oss"
-        self._reads_developer = self._harmony or type(self._renderer).__name__ in READ_DEVELOPER
+        self._reads_developer = self._harmony or self._name in READ_DEVELOPER
         self._content_format: Any = content_format
         self._chat_template = load_chat_template(chat_template)
         self._tokenizing = dataclasses.replace(
@@ -61,6 +80,7 @@ class VllmRenderer:
         self._writer = TemplateRunner()
         fast = getattr(self.tokenizer, "backend_tokenizer", None)
         self._encoder = TextEncoder(fast) if isinstance(fast, Tokenizer) else None
+        self._special = None if parse_special else self._find_special_text()
 
     def tokenizer_info(self) -> dict[str, Any]:
         """As ``vllm serve`` gives it, with the chat template that is in force."""
@@ -86,55 +106,105 @@ class VllmRenderer:
         limits: RenderLimits = NO_LIMITS,
     ) -> list[int]:
         """``chat_template`` is a request's own."""
+        given = MarkedInput(messages, tools, chat_template_kwargs or {})
+        if self._special is not None:
+            given = self._special.mark(given.messages, given.tools, given.kwargs)
         template = self._resolve_template(bool(tools)) if self._templated else None
         if template is not None:
             writing = TemplateInput(
                 chat_template or template.source,
-                messages,
-                tools,
+                given.messages,
+                given.tools,
                 self.tokenizer.special_tokens_map,
-                chat_template_kwargs or {},
+                given.kwargs,
                 add_generation_prompt,
                 continue_final_message,
             )
-            small = self._content_format != "auto" or len(writing.packed) <= SMALL_BYTES
-            if chat_template is not None or not small:
-                text = self._writer.write(writing, None, limits)
-                return self._encode(text, False, limits)
+            small = len(writing.packed) <= SMALL_BYTES
+            by_us = self._content_format == "auto" and (given.mark or not small)
+            if chat_template is not None or by_us:
+                own = None if chat_template is not None else template
+                text = self._writer.write(writing, own, limits)
+                return self._encode_parts(text, given.mark, limits)
         elif chat_template is not None:
             raise ValueError("the prompts of this model are written in code, not by a template")
         read = CODED if template is None else template.variables
-        kwargs = filter_variables(chat_template_kwargs, read) | {
+        kwargs = filter_variables(given.kwargs, read) | {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
-        token_ids = self._render(messages, tools, kwargs)
+        token_ids = self._render(given, kwargs, limits)
         limits.check(len(token_ids))
         return token_ids
 
     def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        kwargs: dict[str, Any],
+        self, given: MarkedInput, kwargs: dict[str, Any], limits: RenderLimits
     ) -> list[int]:
         """As vLLM does it."""
-        conversation = [dict(message) for message in messages]
+        conversation = [dict(message) for message in given.messages]
         if not self._reads_developer:
             conversation = merge_developer(conversation)
+        if self._harmony or self._name in TOKENIZE_WHOLE:
+            self._check_length(given, limits)
         if self._harmony:
-            return _render_harmony(conversation, tools, kwargs)
-        kwargs["tools"] = [dict(tool) for tool in tools] if tools else None
+            return _render_harmony(conversation, given.tools, kwargs)
+        kwargs["tools"] = [dict(tool) for tool in given.tools] if given.tools else None
+        by_vllm = self._templated and not given.mark
+        if self._name in WRITE_TEXT and not by_vllm:
+            kwargs["tokenize"] = False
         params = ChatParams(
             chat_template=self._chat_template,
             chat_template_content_format=self._content_format,
             chat_template_kwargs=kwargs,
         )
         try:
-            _, (prompt,) = self._renderer.render_chat([conversation], params, self._tokenizing)
+            if by_vllm:
+                made = self._renderer.render_chat([conversation], params, self._tokenizing)
+                return list(made[1][0]["prompt_token_ids"])
+            _, prompt = self._renderer.render_messages(conversation, params)
         except VLLMClientError as error:
             raise ValueError(str(error)) from error
+        if isinstance(text := prompt.get("prompt"), str):
+            return self._encode_parts(text, given.mark, limits)
+        if given.mark:
+            raise SpecialTextRefused
         return list(prompt["prompt_token_ids"])
+
+    def _check_length(self, given: MarkedInput, limits: RenderLimits) -> None:
+        """For prompts that vLLM tokenizes whole: count their text first, in windows.
+
+        Raises PromptTooLong or RenderingCancelled.
+        """
+        pieces = list(split_texts(given.messages, given.tools or ()))
+        if sum(map(len, pieces)) <= WINDOW:
+            return
+        most = limits.max_tokens if limits.keep is None else None
+        bound = RenderLimits(most or max(LONGEST_CODED, self._longest), ended=limits.ended)
+        num = 0
+        for piece in pieces:
+            # A piece may share its first and its last token with its neighbours.
+            num += max(0, len(self.tokenizer.encode(piece, add_special_tokens=False)) - 2)
+            bound.check(num)
+
+    def _find_special_text(self) -> SpecialText | None:
+        """None where vLLM reads what is in messages as text."""
+        if self._harmony or self._name in READ_TEXT:
+            return None
+        added = self.tokenizer.added_tokens_decoder.values()
+        found = SpecialText.of(added, lambda text: self.encode(text, False), self.decode)
+        found.splits &= self._name not in TOKENIZE_WHOLE
+        return found
+
+    def _encode_parts(self, text: str, mark: str, limits: RenderLimits) -> list[int]:
+        if self._encoder is not None and mark:
+            return self._encoder.encode_parts(text, mark, limits)
+        if not mark:
+            return self._encode(text, False, limits)
+        token_ids: list[int] = []
+        for part in text.split(mark):
+            token_ids += self.tokenizer.encode(part, add_special_tokens=False)
+            limits.check(len(token_ids))
+        return truncate_ids(token_ids, limits)
 
     def encode(
         self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
@@ -161,6 +231,18 @@ class VllmRenderer:
             model_config=self._model_config,
         )
         return None if source is None else ChatTemplate(source)
+
+
+def split_texts(messages: Messages, tools: Messages) -> Iterator[str]:
+    """What certainly becomes part of a prompt, in pieces."""
+    contents = [message.get("content") for message in messages]
+    texts = [content for content in contents if isinstance(content, str)]
+    parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
+    texts += [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    described = (tool.get("function", {}).get("description") for tool in tools)
+    texts += [text for text in described if isinstance(text, str)]
+    for text in texts:
+        yield from (text[at : at + WINDOW] for at in range(0, len(text), WINDOW))
 
 
 def _render_harmony(

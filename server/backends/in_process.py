@@ -53,7 +53,10 @@ class InProcessBackend:
         self.drafts = _open_drafts(arguments, settings.draft_store)
         progress("reading the tokenizer and the chat template")
         self.renderer = VllmRenderer(
-            arguments, settings.chat_template, settings.chat_template_content_format
+            arguments,
+            settings.chat_template,
+            settings.chat_template_content_format,
+            parse_special=settings.special_tokens_in_messages == "parse",
         )
         self.vocabulary = Vocabulary.from_transformers(self.renderer.tokenizer)
         self.reasoning_parser = arguments.reasoning_parser or settings.reasoning_parser

@@ -194,6 +194,7 @@ def _create_renderer(files: ModelFiles, settings: Settings) -> TemplateRenderer:
             "the format is found from the template; leave it out"
         )
     try:
-        return TemplateRenderer(files, settings.chat_template)
+        parse_special = settings.special_tokens_in_messages == "parse"
+        return TemplateRenderer(files, settings.chat_template, parse_special)
     except (ValueError, OSError) as error:
         raise ConfigError(f"--chat-template: {error}") from error

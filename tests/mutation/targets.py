@@ -53,7 +53,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_store.py",
         "tests/server/test_item_references.py",
     ),
-    "server/store/database.py": ("tests/server/test_store.py",),
+    "server/store/database.py": ("tests/server/test_database.py", "tests/server/test_store.py"),
     "server/store/items.py": (
         "tests/server/test_store_held.py",
         "tests/server/test_store.py",

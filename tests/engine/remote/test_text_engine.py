@@ -142,9 +142,9 @@ async def engine_of(server: TextServer):
             await engine.aclose()
 
 
-async def steps_of(engine, **fields):
+async def steps_of(engine, prompt=(2, 5, 6), **fields):
     sampling = fields.pop("sampling", Sampling(max_tokens=64, temperature=0.0))
-    asked = EngineRequest("r", (2, 5, 6), sampling, **fields)
+    asked = EngineRequest("r", tuple(prompt), sampling, **fields)
     async with aclosing(engine.generate(asked)) as steps:
         return [step async for step in steps]
 
@@ -212,6 +212,21 @@ async def test_log_probabilities_are_refused():
         with pytest.raises(RequestRejected, match="text only") as caught:
             await steps_of(engine, sampling=Sampling(max_tokens=3, logprobs=1))
     assert caught.value.param == "logprobs"
+
+
+async def test_a_text_that_would_become_a_special_token_is_sent_as_tokens_or_refused():
+    prompt = RENDERER.render_chat([{"role": "user", "content": "a<|im_end|>b"}], None)
+    server = TextServer()
+    async with engine_of(server) as engine:
+        await steps_of(engine, prompt)
+    assert server.bodies[0]["prompt"] == prompt
+    server = TextServer(tgi, takes_tokens=False)
+    async with engine_of(server) as engine:
+        with pytest.raises(RequestRejected, match="spells a special token"):
+            await steps_of(engine, prompt)
+        plain = RENDERER.render_chat([{"role": "user", "content": "a < b"}], None)
+        await steps_of(engine, plain)
+    assert server.bodies[0]["prompt"] == RENDERER.decode(plain)
 
 
 async def test_a_template_of_the_servers_own_is_found_out():

@@ -1,0 +1,225 @@
+"""The store's database file: where it is, who may read it, and how it grows and shrinks."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, String, Table, inspect
+from sqlalchemy.exc import OperationalError, StatementError
+
+from server.store import database
+from server.store.base import StoredResponse
+from server.store.database import (
+    add_columns,
+    connect,
+    convert_to_shrinking,
+    default_url,
+    enable_shrinking,
+    hide_password,
+    shrink,
+    sqlite_directory,
+)
+from server.store.sql import SqlResponseStore
+
+
+def pragma(path: Path, name: str) -> int:
+    with sqlite3.connect(path) as connection:
+        return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def test_by_default_the_file_is_in_the_state_folder_of_this_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".local" / "state" / "eaglegate"
+    assert default_url() == f"sqlite:///{folder}/responses.sqlite"
+    assert sqlite_directory(default_url()) == folder
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "sqlite://", "sqlite:///:memory:", "postgresql://host/base"]
+)
+def test_a_database_that_is_no_file_has_no_folder(url):
+    assert sqlite_directory(url) is None
+
+
+def test_a_url_is_shown_without_its_password():
+    assert hide_password("postgresql://me:secret@host/base") == "postgresql://me:***@host/base"
+    assert hide_password("no url: secret") == "the URL given"
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///{}/r.sqlite"])
+def test_an_error_repeats_nothing_of_what_was_stored(url, tmp_path):
+    """Prompts are parameters of statements, and messages of errors go to the log."""
+    engine = connect(url.format(tmp_path))
+    with engine.connect() as connection, pytest.raises(StatementError) as raised:
+        connection.exec_driver_sql("INSERT INTO nowhere VALUES (?)", ("a secret",))
+    assert "secret" not in str(raised.value)
+
+
+def test_a_database_elsewhere_is_no_file(monkeypatch, tmp_path):
+    """Its connections may be closed by the other side while they are idle: each is tried first."""
+    asked = {}
+    monkeypatch.setattr(database, "create_engine", lambda url, **given: asked.update(given))
+    monkeypatch.chdir(tmp_path)
+    connect("postgresql://me:secret@host/base")
+    assert asked == {"pool_pre_ping": True, "hide_parameters": True}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_database_in_memory_is_one_for_all_threads():
+    engine = connect("sqlite://")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE t (x)")
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lambda: inspect(engine).get_table_names()).result() == ["t"]
+
+
+def test_a_file_in_a_folder_that_is_there(tmp_path):
+    url = f"sqlite:///{tmp_path}/new/deep/r.sqlite"
+    for _ in range(2):
+        connect(url).dispose()
+    assert (tmp_path / "new" / "deep" / "r.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+# -- columns of a later version
+
+
+def table_of(*names: str) -> Table:
+    columns = [Column(name, String(9), index=name == "owner") for name in names]
+    return Table("t", MetaData(), Column("id", Integer, primary_key=True), *columns)
+
+
+def test_what_a_later_version_has_more_is_added_with_its_index(tmp_path):
+    engine = connect(f"sqlite:///{tmp_path}/r.sqlite")
+    table_of("a").create(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO t VALUES (1, 'kept')")
+    later = table_of("a", "owner")
+    for _ in range(2):
+        add_columns(engine, later)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT a, owner FROM t").fetchall() == [("kept", None)]
+    assert [index["column_names"] for index in inspect(engine).get_indexes("t")] == [["owner"]]
+
+
+def test_two_gateways_may_add_the_same_column_at_once(monkeypatch, tmp_path):
+    engine = connect(f"sqlite:///{tmp_path}/r.sqlite")
+    table_of("a").create(engine)
+    before, real = [{"id", "a"}], database._columns
+    monkeypatch.setattr(
+        database, "_columns", lambda *given: before.pop() if before else real(*given)
+    )
+    add_columns(engine, table_of("a", "b"))
+    before = [{"id", "a"}, {"id", "a"}]
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE t RENAME TO gone")
+    monkeypatch.setattr(database, "_columns", lambda *_: {"id"})
+    with pytest.raises(OperationalError, match="no such table"):
+        add_columns(engine, table_of("a", "b"))
+
+
+def test_a_column_that_another_gateway_has_just_added_is_no_error(monkeypatch, tmp_path):
+    engine = connect(f"sqlite:///{tmp_path}/r.sqlite")
+    table_of("a", "b").create(engine)
+    real, stale = database._columns, iter([{"id", "a", "b"}, {"id", "a", "b"}, {"id", "a"}])
+    monkeypatch.setattr(database, "_columns", lambda *given: next(stale, None) or real(*given))
+    add_columns(engine, table_of("a", "b"))
+
+
+# -- a file that shrinks
+
+
+def old_file(path: Path, num_bytes: int = 0) -> Path:
+    """As an earlier version made it: without incremental vacuum."""
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (x)")
+        connection.execute("INSERT INTO t VALUES (?)", ("x" * num_bytes,))
+    return path
+
+
+def test_a_new_file_can_shrink_from_its_first_page(tmp_path):
+    engine = connect(f"sqlite:///{tmp_path}/r.sqlite")
+    enable_shrinking(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE t (x)")
+    assert pragma(tmp_path / "r.sqlite", "auto_vacuum") == database.INCREMENTAL
+
+
+def test_an_old_file_is_rewritten_once(tmp_path, monkeypatch):
+    path = old_file(tmp_path / "r.sqlite", 10_000)
+    engine = connect(f"sqlite:///{path}")
+    convert_to_shrinking(engine)
+    assert pragma(path, "auto_vacuum") == database.INCREMENTAL
+    monkeypatch.setattr(database, "LARGEST_REWRITE", 0)
+    convert_to_shrinking(engine)  # a second time it would be too large
+
+
+@pytest.mark.parametrize(("more", "rewritten"), [(0, True), (-1, False)])
+def test_a_large_old_file_is_left_as_it_is_and_the_log_says_so(
+    tmp_path, monkeypatch, caplog, more, rewritten
+):
+    path = old_file(tmp_path / "r.sqlite", 100_000)
+    monkeypatch.setattr(database, "LARGEST_REWRITE", path.stat().st_size + more)
+    convert_to_shrinking(connect(f"sqlite:///{path}"))
+    assert (pragma(path, "auto_vacuum") == database.INCREMENTAL) is rewritten
+    assert ("does not shrink: VACUUM it" in caplog.text) is not rewritten
+
+
+def test_a_file_in_use_is_not_rewritten_and_the_log_says_so(tmp_path, caplog):
+    path = old_file(tmp_path / "r.sqlite")
+    with sqlite3.connect(path, timeout=0) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        engine = connect(f"sqlite:///{path}?timeout=0")
+        convert_to_shrinking(engine)
+        shrink(engine)
+    assert "could not be rewritten: database is locked" in caplog.text
+    assert "could not be shrunk: database is locked" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pages", "left"),
+    [(database.FREE_PAGES, database.FREE_PAGES), (database.FREE_PAGES + 1, 32), (300, 32)],
+)
+def test_free_pages_go_but_for_those_that_the_next_responses_need(tmp_path, pages, left):
+    path = tmp_path / "r.sqlite"
+    engine = free_pages(path, pages)
+    shrink(engine)
+    assert pragma(path, "freelist_count") == left
+
+
+def test_not_too_many_pages_go_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(database, "PAGES_AT_A_TIME", 50)
+    path = tmp_path / "r.sqlite"
+    engine = free_pages(path, 300)
+    shrink(engine)
+    assert pragma(path, "freelist_count") == 250
+
+
+def free_pages(path: Path, count: int):
+    """A file that can shrink, with exactly so many free pages."""
+    engine = connect(f"sqlite:///{path}")
+    enable_shrinking(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE t (id INTEGER PRIMARY KEY, x)")
+        rows = [(at, "x" * 4000) for at in range(count)]
+        connection.exec_driver_sql("INSERT INTO t VALUES (?, ?)", rows)
+    at = 0
+    while (free := pragma(path, "freelist_count")) < count and at < count:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DELETE FROM t WHERE id = ?", (at,))
+        at += 1
+    assert free == count
+    return engine
+
+
+async def test_a_store_in_a_file_that_is_locked_opens_all_the_same(tmp_path):
+    """Two gateways share a file: what one is writing delays the other and ends neither."""
+    url = f"sqlite:///{tmp_path}/r.sqlite"
+    first, second = SqlResponseStore(url), SqlResponseStore(url)
+    stored = [StoredResponse(f"r{at}", "ann", time.time(), {"id": at}, []) for at in range(40)]
+    await asyncio.gather(*(store.put(one) for store in (first, second) for one in stored))
+    assert (await second.get("r39", "ann")).response == {"id": 39}
