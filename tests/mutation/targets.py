@@ -69,6 +69,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_truncation.py",
     ),
     "server/generation/generate.py": (
+        "tests/server/test_generate.py",
+        "tests/server/test_adapters.py::test_a_request_names_its_adapter_as_model",
         "tests/server/test_fairness.py::test_what_was_served_is_learned_from",
         "tests/server/test_bounds.py",
         "tests/server/test_choices.py",

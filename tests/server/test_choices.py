@@ -129,3 +129,27 @@ async def test_an_engines_fault_in_one_choice_is_told_and_aborts_the_others(lab)
     answer = await asyncio.wait_for(lab.chat(n=2), LIMIT_S)
     assert answer.status == 503
     assert not lab.engine.running
+
+
+async def test_merge_ends_when_every_choice_has_ended():
+    """What a choice holds in the engine is given back before the request is over."""
+    closed = False
+
+    async def slow():
+        nonlocal closed
+        try:
+            yield 0, []
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            closed = True
+
+    async def failing():
+        await asyncio.sleep(0.01)
+        raise GatewayError("no")
+        yield
+
+    with pytest.raises(GatewayError):
+        async for _ in _merge([slow(), failing()]):
+            pass
+    assert closed
