@@ -1,0 +1,29 @@
+"""A sample of the strange requests; ``python -m tests.attacks.fuzz`` sends twenty thousand."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.attacks.fields import ENDPOINTS
+from tests.attacks.fuzz import bad, fuzz
+from tests.attacks.grammar import RequestGrammar
+from tests.attacks.run import running
+
+
+def test_strange_requests_are_answered():
+    with running() as (url, _):
+        seen = asyncio.run(fuzz(url, 400, seed=2)).seen
+    assert bad(seen) == 0, dict(seen)
+    assert seen["2xx"] + seen["streams"] > 100
+    assert seen["4xx"] > 50
+
+
+def test_requests_are_of_every_kind_and_repeatable():
+    one, other = (
+        [grammar.request() for _ in range(2000)] for grammar in map(RequestGrammar, (1, 1))
+    )
+    assert one == other
+    assert set(ENDPOINTS) <= {path for _, path, _ in one}
+    bodies = b"\n".join(body for *_, body in one)
+    for field in (b"tool_choice", b"structured_outputs", b"previous_response_id", b"stream"):
+        assert field in bodies
