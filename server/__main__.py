@@ -108,9 +108,21 @@ def _check(line: CommandLine) -> int:
 
     # A line that names a model is looked at as it is, so that one made for another machine can be.
     source = read_engine_arguments(line.namespace) if line.demo else line.namespace
-    found = check(make_plan(source), plan_gateway(line.settings, source))
+    found = check(make_plan(source, _plan_adapters(line)), plan_gateway(line.settings, source))
     print(found.text)
     return found.status
+
+
+def _plan_adapters(line: CommandLine) -> dict[str, str]:
+    """The folders of ``--lora-modules`` by name. Raises ConfigError."""
+    given = getattr(line.namespace, "lora_modules", None)
+    if not given:
+        return {}
+    from server.backends.in_process import read_adapters
+
+    names = getattr(line.namespace, "served_model_name", None) or ()
+    enabled = bool(getattr(line.namespace, "enable_lora", False))
+    return read_adapters(given, enabled, (names,) if isinstance(names, str) else names)
 
 
 die_with_parent()  # engine processes import this module, too

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from engine.preflight.adapters import inspect_adapter
 from engine.preflight.context import PreflightContext, format_bytes, get_stored_scheme
 from engine.speculation.inspection.checkpoint import NotDownloaded, NotInspectable, open_model
 from engine.speculation.inspection.weights import InvalidCheckpoint
@@ -51,6 +53,15 @@ def check_draft(scene: PreflightContext) -> Iterator[str]:
         why = scene.hub()
         if why:
             yield format_missing(f"the draft {scene.draft.draft}", why)
+
+
+def check_adapters(scene: PreflightContext) -> Iterator[str]:
+    stored = scene.found.checkpoint
+    packed = scene.plan.quantization or get_stored_scheme(scene.found)
+    base = {} if stored is None or packed else stored.tensors
+    for name, folder in scene.plan.adapters.items():
+        problems = inspect_adapter(Path(folder), scene.plan.max_lora_rank, base)
+        yield from (f"the adapter {name} cannot be loaded: {problem}" for problem in problems)
 
 
 def check_tokenizer(scene: PreflightContext) -> Iterator[str]:
@@ -151,6 +162,7 @@ OBSTACLES: tuple[Check, ...] = (
     check_model,
     check_tokenizer,
     check_draft,
+    check_adapters,
     check_devices,
     check_memory,
     check_length,

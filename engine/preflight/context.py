@@ -45,6 +45,9 @@ class EnginePlan:
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     """Laid over the model's config.json."""
     speculative_config: Mapping[str, Any] | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """LoRA adapters: name -> folder."""
+    max_lora_rank: int = 16
 
     @property
     def workers(self) -> int:
@@ -53,7 +56,7 @@ class EnginePlan:
         return ranks * (self.local_data_parallel_size or self.data_parallel_size)
 
 
-def make_plan(arguments: Any) -> EnginePlan:
+def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> EnginePlan:
     """From the engine's arguments, or from a parsed command line that names a model.
 
     Absent ones keep their default. A command line is taken as it is, so that one made for a larger
@@ -78,6 +81,8 @@ def make_plan(arguments: Any) -> EnginePlan:
         hf_overrides=overrides if isinstance(overrides, Mapping) else {},
         load_format=str(getattr(arguments, "load_format", "auto")),
         speculative_config=dict(speculation) if speculation else None,
+        adapters=adapters or {},
+        max_lora_rank=getattr(arguments, "max_lora_rank", None) or 16,
     )
 
 
@@ -201,6 +206,8 @@ def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
             "pipeline, data, nodes",
             (f"{plan.pipeline_parallel_size}, {plan.data_parallel_size}, {plan.nodes}"),
         )
+    if plan.adapters:
+        yield "adapters", ", ".join(plan.adapters)
     yield "attention backend", plan.attention_backend or "chosen by vLLM"
     if found.checkpoint is not None:
         yield "weights", format_bytes(found.checkpoint.num_bytes)

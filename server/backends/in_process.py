@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ class InProcessBackend:
         refuse_unknown_parsers(settings, arguments)
         modules = getattr(line.namespace, "lora_modules", ())
         self.adapters = read_adapters(modules, bool(arguments.enable_lora), self.names)
-        self._draft = _run_preflight(arguments, settings, progress)
+        self._draft = _run_preflight(arguments, self.adapters, settings, progress)
         self.drafts = _open_drafts(arguments, settings.draft_store)
         progress("reading the tokenizer and the chat template")
         self.renderer = VllmRenderer(
@@ -142,10 +142,13 @@ def _open_drafts(arguments: Arguments, store: str | None) -> DraftManager | None
 
 
 def _run_preflight(
-    arguments: Arguments, settings: Settings, progress: Callable[[str], None]
+    arguments: Arguments,
+    adapters: Mapping[str, str],
+    settings: Settings,
+    progress: Callable[[str], None],
 ) -> SpeculationReport | None:
     """Report on the draft. Raises EngineStartError when something would stop the engine."""
-    found = preflight(make_plan(arguments), inspect_machine())
+    found = preflight(make_plan(arguments, adapters), inspect_machine())
     if found.draft is not None:
         progress(f"draft: {found.draft.summary}")
         for finding in found.draft.warnings:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import pytest
+
 from engine.machine import GIB, Machine
 from engine.preflight import EnginePlan
+from server.__main__ import main
 from server.cli.check import GatewayPlan, check
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
@@ -68,3 +71,20 @@ def test_speculation_can_be_off():
     found = check(EnginePlan(str(DEMO / "target")), wanted(None), LAPTOP)
     assert "speculation\n  off" in found.text
     assert "tool calls  none" in found.text
+
+
+def test_adapters_are_looked_at(tmp_path, capsys):
+    """As the command does it, by the names of ``--lora-modules``."""
+    pytest.importorskip("vllm")
+    folder = tmp_path / "sql"
+    folder.mkdir()
+    line = ["check", str(DEMO / "target"), "--lora-modules", f"sql={folder}", "--port", "0"]
+    assert main(line) == 1
+    assert "--lora-modules needs --enable-lora" in capsys.readouterr().err
+    assert main([*line, "--enable-lora"]) == 1
+    assert "holds no adapter_config.json" in capsys.readouterr().err
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 64}')
+    assert main([*line, "--enable-lora"]) == 1
+    said = capsys.readouterr().out
+    assert "adapters" in said
+    assert "the adapter sql cannot be loaded: its rank is 64" in said

@@ -12,7 +12,7 @@ from engine.events import Event, Finish, LogprobsDelta, TokensDelta
 from engine.observer import Ending, NullObserver, RequestFacts
 from engine.speculation.accounting import intern_step
 from engine.types import Constraint, FinishReason, Step
-from server.generation.trials import ConstraintTrials
+from server.generation.pipeline import ConstraintTrials
 from tests.server.conftest import Lab
 
 
