@@ -1,4 +1,4 @@
-"""LoRA adapters as files: what vLLM would refuse when it loads them, after it has loaded the model."""
+"""LoRA adapters as files: what vLLM would refuse once it has loaded the model."""
 
 from __future__ import annotations
 
