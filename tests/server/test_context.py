@@ -10,8 +10,9 @@ import orjson
 import pytest
 
 from engine.rendering import ModelFiles, TemplateRenderer
+from engine.rendering.encoding import PromptTooLong
 from server.errors import InvalidRequest
-from server.generation.context import fit
+from server.generation.context import AS_FITS, fit, prompt_limits, room_for_messages, shorten
 from tests.server.conftest import DEMO, Lab, PlainRenderer
 
 LONGEST = 256
@@ -104,6 +105,49 @@ def test_the_sentence_that_clients_compute_with():
     """Claude Code reads the three numbers and asks for less."""
     with pytest.raises(InvalidRequest, match=r"exceed context limit: 256 \+ 99 > 256, decrease"):
         fit("messages", 256, 99, 0, 256)
+
+
+def test_a_prompt_that_does_not_fit_alone_is_told_without_the_answer():
+    """Whatever answer was asked for: less of that would not help."""
+    with pytest.raises(InvalidRequest, match="messages resulted in 300 tokens"):
+        fit("chat", 300, 99, 0, 256)
+    with pytest.raises(InvalidRequest, match="300 tokens > 256 maximum"):
+        fit("messages", 300, 99, 0, 256)
+
+
+@pytest.mark.parametrize(("asked", "tokens"), [(0, 56), (1, 1), (55, 55), (56, 56), (57, 56)])
+def test_an_answer_has_what_was_asked_for_or_what_is_left(asked, tokens):
+    assert fit("chat", 200, asked, 0, 256) == tokens
+
+
+@pytest.mark.parametrize(
+    ("keep", "side", "kept"),
+    [
+        (None, "left", range(300)),
+        (20, "left", range(280, 300)),
+        (20, "right", range(20)),
+        (AS_FITS, "left", range(45, 300)),
+        (AS_FITS, "right", range(255)),
+        (400, "left", range(300)),
+    ],
+)
+async def test_token_ids_are_cut_as_text_is(lab, keep, side, kept):
+    assert shorten(list(range(300)), keep, side, 256) == list(kept)
+    limits = prompt_limits(keep, side, 256)
+    text = "word " * 400
+    if keep is None:
+        with pytest.raises(PromptTooLong):
+            lab.renderer.encode(text, False, limits)
+        return
+    whole = lab.renderer.encode(text, False)
+    expected = whole[-limits.keep :] if side == "left" else whole[: limits.keep]
+    assert lab.renderer.encode(text, False, limits) == expected
+    assert limits.keep == (255 if keep == AS_FITS else keep)
+
+
+@pytest.mark.parametrize(("asked", "room"), [(0, 399), (1, 399), (10, 390), (100, 300), (999, 300)])
+def test_room_for_an_answer_is_kept_up_to_a_quarter(asked, room):
+    assert room_for_messages(asked, 400) == room
 
 
 @pytest.mark.parametrize("api", [*OPENAI, "messages"])
