@@ -75,6 +75,7 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
         "running": telemetry.num_running,
         "tokens_per_s": compute_throughput(telemetry, now),
         "draft": telemetry.draft,
+        "canary": telemetry.describe_canary(),
         "engines": {lane: _describe_engine(info) for lane, info in telemetry.engines.items()},
         "workers": [_describe_worker(worker) for worker in telemetry.list_workers()],
         "all": whole,

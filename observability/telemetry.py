@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -40,6 +41,20 @@ from observability.observation import (
 from observability.sequence import MonotonicClock, SequenceTimeline
 from observability.windows import SliceWindows
 
+
+class CanarySource(Protocol):
+    """What tries drafts on live traffic."""
+
+    @property
+    def verdicts(self) -> Mapping[str, int]:
+        """How many canaries ended with which verdict."""
+        ...
+
+    def describe(self) -> Mapping[str, Any] | None:
+        """The running canary, or the last one."""
+        ...
+
+
 COUNT_EVERY_S = 5.0
 """Well under a bucket of the windows, so that they stay current between scrapes."""
 
@@ -68,6 +83,9 @@ class Telemetry:
         self._lanes = KnownNames.of(settings.lanes)
         self._workloads = KnownNames.of(settings.workloads)
         self._drafts = RecentNames(settings.drafts)
+        self._by_draft: dict[str, Totals] = {}
+        self._listener: Callable[[RequestRecord], None] | None = None
+        self._canaries: CanarySource | None = None
         self.draft = NO_DRAFT
         """The fingerprint of the draft that serves."""
         self._live: set[RequestObservation | DirectRequest] = set()
@@ -89,6 +107,8 @@ class Telemetry:
             lambda: self._admission(),
             self.list_workers,
             lambda: self._process(),
+            self.describe_canary,
+            self._read_verdicts,
         )
         self.groups = [make(scope) for make in GROUPS]
         self.catalogue: list[MetricDeclaration] = scope.catalogue
@@ -204,6 +224,26 @@ class Telemetry:
             self._change_draft(drafts.serving.fingerprint)
         drafts.watch(self._record_swap)
 
+    def watch_requests(self, listener: Callable[[RequestRecord], None] | None) -> None:
+        """Call it with every request that has ended; None ends it."""
+        self._listener = listener
+
+    def watch_canary(self, canaries: CanarySource | None) -> None:
+        """Show the canary of a draft on the page and in the metrics."""
+        self._canaries = canaries
+
+    def describe_canary(self) -> Mapping[str, Any] | None:
+        """The running canary, or the last one."""
+        return None if self._canaries is None else self._canaries.describe()
+
+    def _read_verdicts(self) -> Mapping[str, int]:
+        return {} if self._canaries is None else self._canaries.verdicts
+
+    def total_of(self, draft: str) -> Totals:
+        """All steps so far that the draft with this fingerprint served."""
+        self.settle()
+        return self._by_draft.get(draft, Totals())
+
     def _record_swap(self, draft: DraftVersion, swap: DraftSwap) -> None:
         self._change_draft(draft.fingerprint)
         for group in self.groups:
@@ -217,6 +257,7 @@ class Telemetry:
             live.change_draft(draft)
         forgotten = self._drafts.add(draft)
         if forgotten is not None:
+            self._by_draft.pop(forgotten, None)
             for group in self.groups:
                 group.drop_draft(forgotten)
 
@@ -240,6 +281,8 @@ class Telemetry:
         for id_ in record.facts.sequences:
             self._sequences.pop(id_, None)
         self._batch.add_record(record)
+        if self._listener is not None:
+            self._listener(record)
         if self.clock() >= self._count_at:
             self._count()
 
@@ -249,6 +292,8 @@ class Telemetry:
         self._count_at = now + COUNT_EVERY_S
         for progress in batch.progress():
             self.book.add_progress(progress, now)
+            draft, totals = progress.slices.draft, progress.whole.totals
+            self._by_draft[draft] = self._by_draft.get(draft, Totals()) + totals
             for group in self.groups:
                 group.record_progress(progress)
         for slices, records in batch.records():

@@ -26,7 +26,7 @@ usage: eaglegate COMMAND [options]
   serve [MODEL]   serve MODEL, or the built-in demo, on an OpenAI-compatible API
   check [MODEL]   show what serve would run with these options, and what would stop it
   parse           read model output on stdin, print what the parsers make of it
-  draft COMMAND   show, swap or roll back the draft of a running gateway
+  draft COMMAND   show, swap, try or roll back the draft of a running gateway
   bench           measure a server, or the demo with and without its draft, under load
   replay FILE     send a capture again, compare settings or the recorded run
   key NAME        make an API key and its entry for --api-key-file

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("server", "engine", "measure", "observability")
+ROOMS = ("server", "engine", "improve", "measure", "observability")
 KNOWS_ALL = {"server/cli/serve.py", "server/app.py"}
 HTTP_CLIENTS = ("engine/remote/", "engine/machine.py", "measure/")
 CALLS_MEASURE = ("measure/", "server/cli/")
@@ -56,6 +56,11 @@ def test_layers(path: Path) -> None:
     if inside.startswith("measure/"):
         assert not names(path, "server")
         assert not names(path, "fastapi")
+    if inside.startswith("improve/"):
+        assert not names(path, "server")
+        assert not names(path, "fastapi")
+    if not inside.startswith(("improve/", "server/")):
+        assert not names(path, "improve"), "an engine does not judge its draft"
     if not inside.startswith(CALLS_MEASURE):
         assert not names(path, "measure"), "only commands measure"
     if inside.startswith("observability/"):

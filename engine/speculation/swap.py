@@ -133,6 +133,14 @@ class DraftManager:
         """
         return await self._exclusively(lambda: self._swap_to(source, trial))
 
+    async def try_again(self, version: DraftVersion) -> DraftSwap:
+        """Serve a draft on trial once more; it has been served before. Raises as ``swap``."""
+        return await self._exclusively(lambda: self._load(version, "trial", time.perf_counter()))
+
+    async def promote(self, version: DraftVersion) -> DraftSwap:
+        """Serve and promote a draft that was on trial. Raises as ``swap``."""
+        return await self._exclusively(lambda: self._load(version, "swap", time.perf_counter()))
+
     async def rollback(self) -> DraftSwap:
         """End a trial, or go back to the draft promoted before. Raises as ``swap``."""
         return await self._exclusively(self._roll_back)

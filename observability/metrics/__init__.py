@@ -1,7 +1,7 @@
 """Every metric group, one class each. A new metric is a class and a row here, no call site."""
 
 from observability.metrics.base import MetricGroup
-from observability.metrics.engine import EngineState, Gpus, Process, Workers
+from observability.metrics.engine import Canaries, EngineState, Gpus, Process, Workers
 from observability.metrics.requests import (
     IgnoredFields,
     InterruptedStreams,
@@ -52,6 +52,7 @@ GROUPS: tuple[type[MetricGroup], ...] = (
     ByTemplate,
     ByDraft,
     ToolCalls,
+    Canaries,
     EngineState,
     Gpus,
     Workers,

@@ -26,6 +26,8 @@ from observability.sequence import MonotonicClock
 from observability.windows import SliceWindows
 
 M = TypeVar("M", Counter, Gauge)
+Samples = Iterable[tuple[Sequence[str], float]]
+"""Label values and the value, of every series of a metric."""
 PREFIX = "eaglegate_"
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 """Bucket bounds for what happens once per step or token."""
@@ -87,6 +89,10 @@ class MetricScope:
     """Those of a fleet, if the engine is one."""
     process: Callable[[], Mapping[str, float]]
     """What the gateway's own process uses of its limits, by the names of its metrics."""
+    canary: Callable[[], Mapping[str, Any] | None]
+    """The running canary of a draft, or the last one."""
+    verdicts: Callable[[], Mapping[str, int]]
+    """How many canaries ended with which verdict."""
     catalogue: list[MetricDeclaration] = field(default_factory=list)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from engine.fleet.status import WorkerState, WorkerStatus
 from engine.types import EngineInfo
 from observability.labels import OTHER
-from observability.metrics.base import MetricGroup
+from observability.metrics.base import MetricGroup, Samples
 from observability.nvml import GpuReading
 
 
@@ -198,3 +198,43 @@ class Process(MetricGroup):
                 yield (), values[name]
 
         self.computed_metric(name, help_, (), read)
+
+
+class Canaries(MetricGroup):
+    """Trials of drafts on live traffic (docs/drafts.md).
+
+    An effect above 0 is in the candidate's favour; ``low`` and ``high`` are the ends of its
+    interval, absent while it is open.
+    """
+
+    def declare(self) -> None:
+        self.computed_metric(
+            "canaries_total", "Canaries that ended, by verdict", ("verdict",), self._verdicts
+        )
+        self.computed_metric(
+            "canary_running", "1 while a candidate is tried", (), lambda: self._read("running")
+        )
+        self.computed_metric(
+            "canary_blocks", "Pairs of slots so far", (), lambda: self._read("blocks")
+        )
+        self.computed_metric(
+            "canary_effect",
+            "Candidate against control: mean, low and high",
+            ("metric", "end"),
+            self._effects,
+        )
+
+    def _verdicts(self) -> Samples:
+        return (((verdict,), count) for verdict, count in self.scope.verdicts().items())
+
+    def _read(self, name: str) -> Samples:
+        canary = self.scope.canary()
+        if canary is not None:
+            yield (), canary[name]
+
+    def _effects(self) -> Samples:
+        canary = self.scope.canary() or {"evidence": ()}
+        for row in canary["evidence"]:
+            for end in ("mean", "low", "high"):
+                if row["blocks"] and row[end] is not None:
+                    yield (row["metric"], end), row[end]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from engine.speculation.accounting import Totals
 from engine.speculation.swap import DraftSwap
 from observability.labels import LABELS, Labels
-from observability.metrics.base import MetricGroup
+from observability.metrics.base import MetricGroup, Samples
 from observability.observation import DecodeProgress, RequestRecord
 from observability.sequence import PhaseShare
 from observability.windows import SlidingWindow
-
-Samples = Iterable[tuple[Sequence[str], float]]
 
 
 class Acceptance(MetricGroup):

@@ -1,4 +1,4 @@
-"""``eaglegate draft``: show, exchange and roll back the draft of a running gateway."""
+"""``eaglegate draft``: show, exchange, try and roll back the draft of a running gateway."""
 
 from __future__ import annotations
 
@@ -41,8 +41,13 @@ def _make_argument_parser() -> argparse.ArgumentParser:
         "--trial", action="store_true", help="do not promote it: a restart ends the trial"
     )
     rollback = commands.add_parser("rollback", help="end a trial, or serve the draft before")
+    canary = commands.add_parser("canary", help="try a draft on live traffic; show or stop that")
+    canary.add_argument("path", nargs="?", help="folder of the draft; without it, show the canary")
+    canary.add_argument("--stop", action="store_true", help="serve the promoted draft again")
+    canary.add_argument("--slot-s", type=float, help="seconds each draft serves at a time")
+    canary.add_argument("--max-s", type=float, help="seconds after which it ends undecided")
     show = commands.add_parser("show", help="show which draft serves, and the last swaps")
-    for command in (swap, rollback, show):
+    for command in (swap, rollback, canary, show):
         command.add_argument(
             "--url", default="http://127.0.0.1:8000", help="operator address (default: %(default)s)"
         )
@@ -57,6 +62,8 @@ def _make_argument_parser() -> argparse.ArgumentParser:
 
 def _call(options: argparse.Namespace) -> dict[str, Any]:
     """Raises CallFailed."""
+    if options.command == "canary":
+        return _call_canary(options)
     body: dict[str, Any] | None = None
     path = "/admin/draft"
     if options.command == "rollback":
@@ -66,19 +73,33 @@ def _call(options: argparse.Namespace) -> dict[str, Any]:
     return send(options.url.rstrip("/") + path, body, options.key)
 
 
+def _call_canary(options: argparse.Namespace) -> dict[str, Any]:
+    """Raises CallFailed."""
+    url = options.url.rstrip("/") + "/admin/canary"
+    if options.stop:
+        return send(url, None, options.key, "DELETE")
+    if options.path is None:
+        return send(url, None, options.key)
+    times = {"slot_s": options.slot_s, "max_s": options.max_s}
+    given = {name: value for name, value in times.items() if value is not None}
+    return send(url, {"path": _resolve(options.path), **given}, options.key)
+
+
 def _resolve(path: str) -> str:
     """A folder of this machine by its full name: the gateway may run elsewhere in it."""
     return str(Path(path).resolve()) if Path(path).is_dir() else path
 
 
-def send(url: str, body: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:
-    """GET without a body, POST with one. Raises CallFailed."""
+def send(
+    url: str, body: Mapping[str, Any] | None, key: str | None, method: str | None = None
+) -> dict[str, Any]:
+    """GET without a body, POST with one, or another method. Raises CallFailed."""
     headers = {"content-type": "application/json"}
     if key:
         headers["authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urlopen(Request(url, data, headers), timeout=TIMEOUT_S) as response:
+        with urlopen(Request(url, data, headers, method=method), timeout=TIMEOUT_S) as response:
             return dict(json.load(response))
     except HTTPError as error:
         raise CallFailed(_read_message(error)) from None
@@ -94,6 +115,8 @@ def _read_message(error: HTTPError) -> str:
 
 
 def _format(answer: Mapping[str, Any]) -> str:
+    if "canary" in answer:
+        return _format_canary(answer["canary"])
     lines = []
     if swap := answer.get("swap"):
         pause, took = 1000 * swap["pause_s"], swap["took_s"]
@@ -109,3 +132,18 @@ def _format(answer: Mapping[str, Any]) -> str:
 
 def _format_version(version: Mapping[str, Any]) -> str:
     return f"{version['fingerprint']}  {version['method']}  {version['source']}"
+
+
+def _format_canary(canary: Mapping[str, Any] | None) -> str:
+    if canary is None:
+        return "no canary has run"
+    verdict = "running" if canary["running"] else canary["verdict"] or "stopped"
+    lines = [
+        f"{verdict}: {canary['candidate']} against {canary['control']}, {canary['blocks']} of "
+        f"{canary['max_blocks']} blocks, {canary['sessions']} sessions",
+        *([canary["reason"]] if canary["reason"] else []),
+    ]
+    for row in canary["evidence"]:
+        ends = [f"{row[end]:+.3f}" if row[end] is not None else "?" for end in ("low", "high")]
+        lines.append(f"{row['metric']:20} {row['mean']:+.3f} ({ends[0]} to {ends[1]})")
+    return "\n".join(lines)

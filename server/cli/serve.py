@@ -20,6 +20,7 @@ from engine.observer import WORKLOADS
 from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
 from engine.supervision.policy import SupervisionTimeouts
 from engine.types import EngineInfo
+from improve.canary import CanaryRunner
 from observability.engine import InstrumentedEngine, SupervisionObserver
 from observability.labels import TelemetrySettings
 from observability.logs import AccessLog
@@ -151,7 +152,9 @@ class ServeCommand:
             cipher=_open_cipher(settings, self._progress),
         )
         drafts = self._backend.drafts
-        gateway.controls = Controls(self._reload, self._resilient.set_depth, drafts)
+        canaries = None if drafts is None else CanaryRunner(drafts, self._telemetry)
+        gateway.controls = Controls(self._reload, self._resilient.set_depth, drafts, canaries)
+        self._telemetry.watch_canary(canaries)
         return gateway
 
     def _refuse_connection(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from prometheus_client import CollectorRegistry
 
 from engine.events import ContentDelta, Finish, Usage
@@ -96,3 +98,40 @@ def test_only_the_last_drafts_keep_their_series() -> None:
     found = {name: count(telemetry, name * 12) for name in "abcd"}
     assert (found["a"], found["b"]) == (None, None)
     assert found["c"] == 3
+
+
+class CanaryStub:
+    """Describes a canary, as ``CanaryRunner`` does."""
+
+    verdicts: ClassVar[dict[str, int]] = {"promote": 2}
+
+    def describe(self) -> dict[str, Any]:
+        row = {"metric": "tpot", "mean": 0.1, "low": None, "high": 0.3, "blocks": 4}
+        return {"running": True, "blocks": 4, "evidence": [row]}
+
+
+def test_a_canary_is_in_the_metrics_and_on_the_page() -> None:
+    telemetry = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry())
+    assert summarize_speculation(telemetry)["canary"] is None
+    telemetry.watch_canary(CanaryStub())
+    sample = telemetry.registry.get_sample_value
+    assert sample("eaglegate_canaries_total", {"verdict": "promote"}) == 2
+    assert sample("eaglegate_canary_running") == 1
+    assert sample("eaglegate_canary_effect", {"metric": "tpot", "end": "high"}) == 0.3
+    assert sample("eaglegate_canary_effect", {"metric": "tpot", "end": "low"}) is None
+    assert summarize_speculation(telemetry)["canary"]["blocks"] == 4
+
+
+def test_ended_requests_and_steps_are_handed_on() -> None:
+    drafts = Drafts()
+    telemetry = make_telemetry(drafts)
+    seen: list[Any] = []
+    telemetry.watch_requests(seen.append)
+    observation = begin(telemetry)
+    add_steps(observation, 3)
+    observation.end(Ending.COMPLETED)
+    assert telemetry.total_of("a" * 12).verify_steps == 3
+    assert [record.drafts for record in seen] == [("a" * 12,)]
+    telemetry.watch_requests(None)
+    begin(telemetry).end(Ending.COMPLETED)
+    assert len(seen) == 1

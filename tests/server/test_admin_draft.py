@@ -11,9 +11,11 @@ import pytest
 
 from engine.base import AppliedDepth
 from engine.errors import EngineDead, EngineFailed
+from improve.canary import CanaryRunner
 from server.apis.shared.gateway import Controls
 from server.cli import draft as command
 from tests.engine.speculation.test_drafts import DEMO, copy_draft, make_manager
+from tests.improve.test_canary import SimulatedTraffic
 
 
 @pytest.fixture
@@ -25,7 +27,9 @@ def swappable(lab):
         return {}
 
     lab.drafts, lab.loader = make_manager()
-    lab.gateway.controls = Controls(reload, bound, lab.drafts)
+    lab.traffic = SimulatedTraffic(lab.drafts)
+    canaries = CanaryRunner(lab.drafts, lab.traffic)
+    lab.gateway.controls = Controls(reload, bound, lab.drafts, canaries)
     return lab
 
 
@@ -78,6 +82,29 @@ async def test_without_a_draft_of_its_own_a_gateway_says_where_it_is(swappable):
     swappable.gateway.controls = Controls(controls.reload, controls.bound_depth)
     answer = await swappable.get("/admin/draft")
     assert (answer.status, answer.json["error"]["code"]) == (409, "no_draft")
+
+
+async def test_a_canary_is_started_shown_and_stopped(swappable, tmp_path):
+    assert (await swappable.get("/admin/canary")).json == {"canary": None}
+    body = {"path": str(copy_draft(tmp_path / "new", 1)), "slot_s": 60}
+    started = (await swappable.call("POST", "/admin/canary", body)).json["canary"]
+    assert (started["running"], started["verdict"]) == (True, None)
+    assert swappable.drafts.in_trial
+    again = await swappable.call("POST", "/admin/canary", body)
+    assert (again.status, again.json["error"]["code"]) == (409, "canary_running")
+    stopped = (await swappable.call("DELETE", "/admin/canary")).json["canary"]
+    assert stopped["running"] is False
+    assert not swappable.drafts.in_trial
+    assert command._format_canary(stopped).startswith("stopped: ")
+
+
+@pytest.mark.parametrize(
+    "body", [{"path": str(DEMO / "eagle3")}, {"path": "x", "alpha": 2}, {"path": "x", "slot_s": 0}]
+)
+async def test_a_canary_that_cannot_be_run_is_refused(swappable, body):
+    answer = await swappable.call("POST", "/admin/canary", body)
+    assert answer.status == 400
+    assert not swappable.drafts.in_trial
 
 
 class Recorder(BaseHTTPRequestHandler):

@@ -1,9 +1,10 @@
-"""Operator endpoints: /admin/status, /admin/speculation, /admin/draft, /admin/reload."""
+"""Operator endpoints under /admin: status, speculation, draft, canary, reload."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from engine.errors import EngineDead, EngineFailed
 from engine.speculation.drafts import DraftRefused
 from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 from engine.speculation.swap import DraftManager, DraftSwap, DraftSwapBusy
+from improve.canary import CanaryBusy, CanaryPlan, CanaryRunner
 from server.apis.shared.gateway import Controls, Gateway
 from server.apis.shared.request import RequestModel, parse, read_body
 from server.apis.shared.route import describe_body
@@ -69,6 +71,21 @@ class DraftModel(AdminModel):
 
     path: Annotated[str, Field(min_length=1, max_length=4096)]
     trial: bool = False
+
+
+class CanaryModel(AdminModel):
+    """A draft to try on live traffic, and when that is decided."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    slot_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    max_s: Annotated[float, Field(ge=2, le=7 * 86400)] = 3600.0
+    min_blocks: Annotated[int, Field(ge=3)] = 6
+    min_sessions: Annotated[int, Field(ge=2)] = 20
+    alpha: Annotated[float, Field(gt=0, le=0.2)] = 0.05
+    slice_margin: Annotated[float, Field(ge=0, lt=1)] = 0.03
+
+    def plan(self) -> CanaryPlan:
+        return CanaryPlan.lasting(**self.model_dump())
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -131,6 +148,28 @@ def router(gateway: Gateway) -> APIRouter:
         drafts = _require_drafts(gateway)
         return await _change_draft(drafts, drafts.rollback())
 
+    @routes.get("/canary")
+    async def canary() -> dict[str, Any]:
+        """The running canary or the last one, with its evidence; null before the first."""
+        return {"canary": _require_canaries(gateway).describe()}
+
+    @routes.post("/canary", openapi_extra=describe_body(CanaryModel))
+    async def start_canary(request: Request) -> dict[str, Any]:
+        """Try a draft in random slots of live traffic, then promote it or roll it back."""
+        gateway.require()
+        given = parse(await read_body(request, gateway.max_body_bytes), CanaryModel)
+        canaries = _require_canaries(gateway)
+        with _convert_draft_errors():
+            await canaries.start(given.plan())
+        return {"canary": canaries.describe()}
+
+    @routes.delete("/canary")
+    async def stop_canary() -> dict[str, Any]:
+        """End the running canary without a verdict: the promoted draft serves."""
+        canaries = _require_canaries(gateway)
+        await canaries.stop()
+        return {"canary": canaries.describe()}
+
     @routes.post("/reload")
     async def reload() -> dict[str, Any]:
         """Reload keys and limits; errors leave everything unchanged."""
@@ -153,13 +192,31 @@ def _require_drafts(gateway: Gateway) -> DraftManager:
     return drafts
 
 
+def _require_canaries(gateway: Gateway) -> CanaryRunner:
+    _require_drafts(gateway)
+    canaries = _require_controls(gateway).canaries
+    if canaries is None:
+        raise Unavailable("This gateway runs no canaries.")
+    return canaries
+
+
 async def _change_draft(drafts: DraftManager, change: Awaitable[DraftSwap]) -> dict[str, Any]:
-    try:
+    with _convert_draft_errors():
         done = await change
+    return {"swap": asdict(done), **drafts.describe()}
+
+
+@contextmanager
+def _convert_draft_errors() -> Iterator[None]:
+    """Raises GatewayError."""
+    try:
+        yield
     except DraftRefused as error:
         raise InvalidRequest(str(error), param="path", code="draft_refused") from None
     except DraftSwapBusy as error:
         raise Conflict(str(error), code="draft_swap_running") from None
+    except CanaryBusy as error:
+        raise Conflict(str(error), code="canary_running") from None
     except EngineFailed as error:
         raise GatewayError(str(error), code="draft_swap_failed") from None
     except EngineDead as error:
@@ -168,7 +225,6 @@ async def _change_draft(drafts: DraftManager, change: Awaitable[DraftSwap]) -> d
             code="engine_dead",
             retry_after_s=5,
         ) from None
-    return {"swap": asdict(done), **drafts.describe()}
 
 
 async def _bound_depth(gateway: Gateway, depth: int) -> AppliedDepth:

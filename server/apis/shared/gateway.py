@@ -11,6 +11,7 @@ from engine.fleet.status import WorkerStatus
 from engine.observer import NullObserver, Observer
 from engine.speculation.swap import DraftManager
 from engine.supervision.policy import EngineLoss
+from improve.canary import CanaryRunner
 from server.access.budget import RequestBudget
 from server.access.caller import caller
 from server.access.keys import KeyRing
@@ -33,6 +34,8 @@ class Controls:
     """Bound the depth of every request, running ones too."""
     drafts: DraftManager | None = None
     """Exchanges the engine's draft; None where no engine of this process has one."""
+    canaries: CanaryRunner | None = None
+    """Tries drafts on live traffic, likewise."""
 
 
 @dataclass(slots=True)

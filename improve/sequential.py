@@ -1,0 +1,255 @@
+"""A sequential test of a change, which may be looked at after every block of traffic.
+
+Time is cut into *slots* in which all traffic meets one arm: the control or the candidate. Two slots
+in random order make a *block*. What a block tells of a metric is one number: the difference of the
+arms' means over sessions (of logarithms, for ratios). Sessions within a slot are alike and share
+its load, so blocks are the independent units, never requests or steps.
+
+The mean of the blocks' differences has a confidence *sequence*: intervals that hold the true value
+at all times at once with probability 1 - alpha, so that stopping at the first clear answer is
+sound. It is the anytime-valid t interval: the e-process of the t test with a normal mixture over
+the effect size and the right Haar prior over the scale (Lai 1976; Perez-Ortiz et al. 2022), exact
+for normal differences of unknown variance. Differences are clipped and their variance has a floor,
+so that neither an outlier nor a run of equal blocks decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain
+from statistics import fmean
+
+BY_SLICE = "acceptance:"
+SPREAD = 1.0
+"""Variance of the mixture over effect sizes in standard deviations of a block."""
+
+
+class CanaryVerdict(StrEnum):
+    """What a canary's evidence says."""
+
+    PROMOTE = "promote"
+    ROLL_BACK = "roll back"
+    UNDECIDED = "not enough data"
+
+
+class Scale(StrEnum):
+    """How a metric's arms are compared."""
+
+    RATIO = "ratio"
+    """Candidate over control, from means of logarithms; values must be positive."""
+    DIFFERENCE = "difference"
+    """Candidate minus control: for shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guardrail:
+    """A metric that must not become worse than ``margin``.
+
+    A ratio's margin is relative: 0.02 is two per cent. ``floor`` is the least standard deviation of
+    a block's difference that is believed.
+    """
+
+    metric: str
+    higher_is_better: bool
+    margin: float
+    scale: Scale = Scale.RATIO
+    floor: float = 0.005
+    clip: float = 1.0
+
+    def orient(self, difference: float) -> float:
+        """The difference so that higher is better."""
+        bounded = max(-self.clip, min(self.clip, difference))
+        return bounded if self.higher_is_better else -bounded
+
+    @property
+    def least(self) -> float:
+        """The worst oriented difference that is tolerated."""
+        return math.log1p(-self.margin) if self.scale is Scale.RATIO else -self.margin
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An anytime-valid interval of a mean."""
+
+    mean: float
+    low: float
+    high: float
+    blocks: int
+
+
+def find_interval(
+    values: Sequence[float], alpha: float, floor: float = 0.0, spread: float = SPREAD
+) -> Interval:
+    """The interval after these blocks; it is without ends while there are too few."""
+    count = len(values)
+    if count < 2:
+        return Interval(values[0] if values else 0.0, -math.inf, math.inf, count)
+    mean, scale = fmean(values), 1 + count * spread
+    growth = (math.sqrt(scale) / alpha) ** (2 / count)
+    if growth >= scale:
+        return Interval(mean, -math.inf, math.inf, count)
+    squared_t = (count - 1) * (growth - 1) / (1 - growth / scale)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    deviation = max(math.sqrt(squares / (count - 1)), floor)
+    reach = deviation * math.sqrt(squared_t / count)
+    return Interval(mean, mean - reach, mean + reach, count)
+
+
+SessionValues = Mapping[Hashable, Sequence[float]]
+"""The values of one metric in one slot, by session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One slot of each arm: the values of every metric by session."""
+
+    control: Mapping[str, SessionValues]
+    candidate: Mapping[str, SessionValues]
+
+    def compare(self, guardrail: Guardrail) -> float | None:
+        """The oriented difference; None where an arm has no session with a value."""
+        sides = [
+            average_sessions(arm.get(guardrail.metric, {}), guardrail.scale)
+            for arm in (self.control, self.candidate)
+        ]
+        if sides[0] is None or sides[1] is None:
+            return None
+        return guardrail.orient(sides[1] - sides[0])
+
+    @property
+    def slices(self) -> set[str]:
+        """Metrics of acceptance by slice: ``acceptance:tools``."""
+        return {name for name in (*self.control, *self.candidate) if name.startswith(BY_SLICE)}
+
+    @property
+    def sessions(self) -> set[Hashable]:
+        arms = chain(self.control.values(), self.candidate.values())
+        return {session for values in arms for session in values}
+
+
+def average_sessions(sessions: SessionValues, scale: Scale) -> float | None:
+    """The mean over sessions of each session's mean, or of its logarithm."""
+    means = [fmean(values) for values in sessions.values() if values]
+    if scale is Scale.RATIO:
+        means = [math.log(mean) for mean in means if mean > 0]
+    return fmean(means) if means else None
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryRules:
+    """When a canary is decided.
+
+    ``primary`` must become better; every guardrail must stay above its margin. ``alpha`` bounds the
+    chance of a wrong promotion, and that of a wrong rollback, however often one looks.
+    """
+
+    primary: Guardrail = Guardrail("acceptance", higher_is_better=True, margin=0.0)
+    guardrails: tuple[Guardrail, ...] = (
+        Guardrail("tpot", higher_is_better=False, margin=0.05),
+        Guardrail("fallback", False, 0.05, Scale.DIFFERENCE, 0.005),
+        Guardrail("failed", False, 0.02, Scale.DIFFERENCE, 0.01),
+        Guardrail("tool_failed", False, 0.05, Scale.DIFFERENCE, 0.01),
+    )
+    slice_margin: float = 0.03
+    """How much acceptance may fall in any slice."""
+    alpha: float = 0.05
+    min_blocks: int = 6
+    min_sessions: int = 20
+    max_blocks: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class MetricEvidence:
+    """What is known of one metric; oriented, so that above 0 the candidate is better."""
+
+    metric: str
+    interval: Interval
+    margin: float
+    better: bool
+    worse: bool
+    tolerable: bool
+    """The whole interval lies above the margin."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryFindings:
+    """A verdict and why."""
+
+    verdict: CanaryVerdict
+    reason: str
+    ended: bool
+    """No further block can change it."""
+    blocks: int
+    sessions: int
+    evidence: tuple[MetricEvidence, ...] = field(default_factory=tuple)
+
+
+class CanaryTest:
+    """Collects blocks and judges them."""
+
+    def __init__(self, rules: CanaryRules) -> None:
+        self.rules = rules
+        self.blocks = 0
+        self._sessions: set[Hashable] = set()
+        self._guardrails = {one.metric: one for one in (rules.primary, *rules.guardrails)}
+        self._differences: dict[str, list[float]] = {name: [] for name in self._guardrails}
+
+    def add(self, block: Block) -> None:
+        self.blocks += 1
+        self._sessions |= block.sessions
+        for name in block.slices - self._guardrails.keys():
+            margin = self.rules.slice_margin
+            self._guardrails[name] = Guardrail(name, higher_is_better=True, margin=margin)
+            self._differences[name] = []
+        for name, guardrail in self._guardrails.items():
+            difference = block.compare(guardrail)
+            if difference is not None:
+                self._differences[name].append(difference)
+
+    def judge(self) -> CanaryFindings:
+        """The verdict so far; it may be asked for after every block."""
+        rules = self.rules
+        primary, *others = [self._gather(one) for one in self._guardrails.values()]
+        enough = self.blocks >= rules.min_blocks and len(self._sessions) >= rules.min_sessions
+        last = self.blocks >= rules.max_blocks
+        verdict, reason = decide(primary, others, enough)
+        ended = last or verdict is not CanaryVerdict.UNDECIDED
+        if last and verdict is CanaryVerdict.UNDECIDED:
+            reason = f"the longest duration is over: {reason}"
+        evidence = (primary, *others)
+        return CanaryFindings(verdict, reason, ended, self.blocks, len(self._sessions), evidence)
+
+    def _gather(self, guardrail: Guardrail) -> MetricEvidence:
+        """A promotion needs every metric to hold, so each may err with ``alpha``; one is enough
+        for a rollback, so they share it. Both claims are about one end of the interval."""
+        values, alpha = self._differences[guardrail.metric], self.rules.alpha
+        share = alpha / len(self._guardrails)
+        holds = find_interval(values, min(1.0, 2 * alpha), guardrail.floor)
+        strict = find_interval(values, min(1.0, 2 * share), guardrail.floor)
+        return MetricEvidence(
+            guardrail.metric,
+            holds,
+            guardrail.least,
+            better=holds.low > 0,
+            worse=strict.high < 0,
+            tolerable=holds.low > guardrail.least,
+        )
+
+
+def decide(
+    primary: MetricEvidence, others: Sequence[MetricEvidence], enough: bool
+) -> tuple[CanaryVerdict, str]:
+    for one in (primary, *others):
+        if one.worse:
+            return CanaryVerdict.ROLL_BACK, f"{one.metric} is worse"
+    if not enough:
+        return CanaryVerdict.UNDECIDED, "fewer blocks or sessions than the least"
+    if not primary.better:
+        return CanaryVerdict.UNDECIDED, f"{primary.metric} is not shown to be better"
+    open_ = [one.metric for one in others if one.interval.blocks and not one.tolerable]
+    if open_:
+        return CanaryVerdict.UNDECIDED, f"{open_[0]} may be worse than its margin"
+    return CanaryVerdict.PROMOTE, f"{primary.metric} is better and nothing else is worse"

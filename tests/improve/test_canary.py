@@ -1,0 +1,222 @@
+"""A canary over a draft manager with simulated traffic: verdicts, collapse, whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.errors import EngineDead
+from engine.observer import Ending
+from engine.speculation.accounting import Totals
+from engine.speculation.drafts import DraftRefused
+from engine.speculation.swap import DraftManager
+from improve.canary import Canary, CanaryBusy, CanaryPlan, CanaryRunner, measure_request
+from improve.sequential import CanaryRules, CanaryVerdict
+from tests.engine.speculation.test_drafts import Loader, copy_draft, make_manager
+
+RULES = CanaryRules(min_blocks=6, min_sessions=20, max_blocks=40)
+
+
+@dataclass
+class SimulatedTraffic:
+    """Answers requests while a slot sleeps, each by the draft that serves."""
+
+    manager: DraftManager
+    gains: dict[str, float] = field(default_factory=dict)
+    """Accepted tokens per verify step by fingerprint; 2 for others."""
+    fails: Callable[[str], bool] = lambda _: False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.listener: Callable[[Any], None] | None = None
+        self.totals: dict[str, Totals] = {}
+        self.slept_s = 0.0
+        self.sessions = 0
+        self.interrupt: Callable[[float], None] = lambda _: None
+
+    def watch_requests(self, listener: Callable[[Any], None] | None) -> None:
+        self.listener = listener
+
+    def total_of(self, draft: str) -> Totals:
+        return self.totals.get(draft, Totals())
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept_s += seconds
+        self.interrupt(self.slept_s)
+        for _ in range(6):
+            self.answer()
+        await asyncio.sleep(0)
+
+    def answer(self) -> None:
+        assert self.manager.serving is not None
+        draft = self.manager.serving.fingerprint
+        self.sessions += 1
+        accepted = max(0, round(40 * self.gains.get(draft, 2.0) * self.random.uniform(0.8, 1.2)))
+        totals = Totals(requests=1, tokens=accepted + 40, verify_steps=40, accepted=accepted)
+        self.totals[draft] = self.total_of(draft) + totals
+        ending = Ending.ENGINE if self.fails(draft) else Ending.COMPLETED
+        record = make_record(f"s-{self.sessions}", draft, totals, ending)
+        if self.listener is not None:
+            self.listener(record)
+
+
+def make_record(
+    session: str, draft: str, totals: Totals, ending: Ending = Ending.COMPLETED
+) -> SimpleNamespace:
+    choice = SimpleNamespace(tpot=0.04 / totals.tokens, tools=())
+    return SimpleNamespace(
+        facts=SimpleNamespace(id=session, session=session),
+        slices=SimpleNamespace(labels=SimpleNamespace(workload="chat")),
+        ending=ending,
+        totals=totals,
+        choices=(choice,),
+        drafts=(draft,),
+    )
+
+
+@dataclass
+class Scene:
+    manager: DraftManager
+    loader: Loader
+    traffic: SimulatedTraffic
+    path: str
+    control: str
+
+    def make_canary(self, **plan: Any) -> Canary:
+        made = CanaryPlan(self.path, **{"slot_s": 2.0, "rules": RULES, **plan})
+        draws = random.Random(1)
+        return Canary(made, self.manager, self.traffic, self.traffic.sleep, draws)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    manager, loader = make_manager()
+    path = str(copy_draft(tmp_path / "candidate", 1))
+    assert manager.serving is not None
+    return Scene(manager, loader, SimulatedTraffic(manager), path, manager.serving.fingerprint)
+
+
+async def start(scene: Scene, gain: float, **plan: Any) -> Canary:
+    canary = scene.make_canary(**plan)
+    await canary.start()
+    assert canary.candidate is not None
+    scene.traffic.gains[canary.candidate.fingerprint] = gain
+    return canary
+
+
+async def test_a_better_candidate_is_promoted(scene: Scene) -> None:
+    canary = await start(scene, 2.6)
+    found = await canary.run()
+    assert found.verdict is CanaryVerdict.PROMOTE, found.reason
+    assert scene.manager.promoted == scene.manager.serving
+    assert scene.manager.promoted is not None
+    assert scene.manager.promoted.fingerprint != scene.control
+    told = canary.describe()
+    assert (told["verdict"], told["ended"]) == ("promote", True)
+    assert {row["metric"] for row in told["evidence"]} > {"acceptance", "acceptance:chat", "tpot"}
+
+
+async def test_a_worse_candidate_is_rolled_back(scene: Scene) -> None:
+    found = await (await start(scene, 1.6)).run()
+    assert found.verdict is CanaryVerdict.ROLL_BACK
+    assert served(scene) == scene.control
+
+
+async def test_a_collapse_is_rolled_back_in_the_first_seconds(scene: Scene) -> None:
+    canary = await start(scene, 0.05, slot_s=1000.0)
+    scene.traffic.totals[scene.control] = Totals(requests=1, verify_steps=100, accepted=200)
+    canary._draws = SimpleNamespace(shuffle=lambda arms: arms.reverse())  # type: ignore[assignment]
+    found = await canary.run()
+    assert found.verdict is CanaryVerdict.ROLL_BACK
+    assert "collapsed" in found.reason
+    assert scene.traffic.slept_s <= 2
+    assert served(scene) == scene.control
+
+
+async def test_an_engine_that_restarts_under_the_candidate_rolls_it_back(scene: Scene) -> None:
+    canary = await start(scene, 2.0)
+
+    def interrupt(_: float) -> None:
+        if scene.manager.in_trial and scene.traffic.sessions > 60:
+            scene.manager.choose_path()
+
+    scene.traffic.interrupt = interrupt
+    found = await canary.run()
+    assert (found.verdict, found.ended) == (CanaryVerdict.ROLL_BACK, True)
+    assert "engine restart" in found.reason
+    assert served(scene) == scene.control
+
+
+async def test_failing_requests_roll_it_back(scene: Scene) -> None:
+    canary = await start(scene, 2.6)
+    scene.traffic.fails = lambda draft: draft != scene.control
+    found = await canary.run()
+    assert found.verdict is CanaryVerdict.ROLL_BACK
+    assert found.reason == "failed is worse"
+
+
+async def test_an_equal_candidate_is_not_promoted(scene: Scene) -> None:
+    found = await (await start(scene, 2.0)).run()
+    assert found.verdict is CanaryVerdict.UNDECIDED
+    assert found.blocks == RULES.max_blocks
+    assert served(scene) == scene.control
+
+
+async def test_a_dead_engine_ends_the_canary(scene: Scene) -> None:
+    canary = await start(scene, 2.0)
+    scene.loader.error = EngineDead("gone")
+    found = await canary.run()
+    assert (found.verdict, found.ended) == (CanaryVerdict.UNDECIDED, True)
+    assert "could not be exchanged" in found.reason
+
+
+async def test_an_operator_who_loads_a_third_draft_ends_it(scene: Scene, tmp_path: Path) -> None:
+    canary = await start(scene, 2.0)
+    third = await scene.manager.swap(str(copy_draft(tmp_path / "third", 3)))
+    found = await canary.run()
+    assert found.verdict is CanaryVerdict.UNDECIDED
+    assert served(scene) == third.after
+
+
+async def test_the_promoted_draft_cannot_be_its_own_candidate(scene: Scene) -> None:
+    await scene.manager.swap(scene.path)
+    with pytest.raises(DraftRefused, match="promoted draft itself"):
+        await scene.make_canary().start()
+
+
+async def test_a_runner_runs_one_and_a_stop_serves_the_promoted_draft(scene: Scene) -> None:
+    runner = CanaryRunner(scene.manager, scene.traffic)
+    assert runner.describe() is None
+    plan = CanaryPlan(scene.path, slot_s=1000.0)
+    await runner.start(plan)
+    await asyncio.sleep(0)
+    with pytest.raises(CanaryBusy):
+        await runner.start(plan)
+    await runner.stop()
+    assert served(scene) == scene.control
+    assert runner.verdicts == {"stopped": 1}
+    assert scene.traffic.listener is None
+
+
+def test_a_request_that_ran_over_a_swap_counts_for_none(scene: Scene) -> None:
+    canary = scene.make_canary()
+    canary._values = {"a": {}, "b": {}}
+    record = make_record("s", "a", Totals(requests=1, tokens=9, verify_steps=3, accepted=5))
+    record.drafts = ("a", "b")
+    canary._record(record)  # type: ignore[arg-type]
+    assert canary._values == {"a": {}, "b": {}}
+    assert dict(measure_request(record))["acceptance"] == pytest.approx(1 + 5 / 3)  # type: ignore[arg-type]
+
+
+def served(scene: Scene) -> str:
+    assert scene.manager.serving is not None
+    assert not scene.manager.in_trial
+    return scene.manager.serving.fingerprint

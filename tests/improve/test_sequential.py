@@ -1,0 +1,178 @@
+"""The sequential test of a canary, simulated: its error rates, its power, its rules."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from improve.sequential import (
+    Block,
+    CanaryFindings,
+    CanaryRules,
+    CanaryTest,
+    CanaryVerdict,
+    Guardrail,
+    Scale,
+    find_interval,
+)
+
+RUNS = 200
+RULES = CanaryRules(max_blocks=40)
+Values = dict[str, dict[str, list[float]]]
+
+
+class Traffic:
+    """Sessions that differ, under a load that drifts; requests of one session are alike."""
+
+    def __init__(self, seed: int, gain: float = 1.0, slower: float = 1.0, tools: float = 1.0):
+        self.random = random.Random(seed)
+        self.gain, self.slower, self.tools = gain, slower, tools
+        self.at = 0
+
+    def make_slot(self, candidate: bool) -> Values:
+        self.at += 1
+        load = 1 + 0.3 * math.sin(self.at / 7) + 0.02 * self.random.gauss(0, 1)
+        out: Values = defaultdict(lambda: defaultdict(list))
+        for session in range(self.random.randint(5, 11)):
+            name = f"{self.at}-{session}"
+            own = self.random.lognormvariate(0, 0.25)
+            workload = "tools" if self.random.random() < 0.3 else "chat"
+            for _ in range(self.random.randint(1, 5)):
+                self.add_request(out, name, workload, own, load, candidate)
+        return out
+
+    def add_request(
+        self, out: Values, name: str, workload: str, own: float, load: float, candidate: bool
+    ) -> None:
+        gain, slower = (self.gain, self.slower) if candidate else (1.0, 1.0)
+        if candidate and workload == "tools":
+            gain *= self.tools
+        noise = [self.random.lognormvariate(0, 0.1) for _ in range(2)]
+        length = 1 + 1.8 * gain * own * noise[0]
+        out["acceptance"][name].append(length)
+        out["acceptance:" + workload][name].append(length)
+        out["tpot"][name].append(slower * load * noise[1] / length)
+        out["fallback"][name].append(self.random.betavariate(2, 8))
+        out["failed"][name].append(float(self.random.random() < 0.01))
+        if workload == "tools":
+            out["tool_failed"][name].append(float(self.random.random() < 0.03))
+
+    def run(self, rules: CanaryRules = RULES) -> tuple[CanaryVerdict, int]:
+        """Looks after every block, and stops at the first verdict."""
+        test = CanaryTest(rules)
+        while True:
+            first = bool(self.random.random() < 0.5)
+            slots = {arm: self.make_slot(arm) for arm in (first, not first)}
+            test.add(Block(slots[False], slots[True]))
+            found = test.judge()
+            if found.ended:
+                return found.verdict, found.blocks
+
+
+def run_many(
+    runs: int = RUNS, rules: CanaryRules = RULES, **change: float
+) -> tuple[Counter[CanaryVerdict], float]:
+    found = [Traffic(seed, **change).run(rules) for seed in range(runs)]
+    return Counter(verdict for verdict, _ in found), float(np.median([n for _, n in found]))
+
+
+def test_two_equal_arms_are_neither_promoted_nor_rolled_back() -> None:
+    """At alpha = 0.05, with 40 looks at eight metrics, 200 runs."""
+    verdicts, _ = run_many()
+    assert verdicts[CanaryVerdict.PROMOTE] <= 0.05 * RUNS
+    assert verdicts[CanaryVerdict.ROLL_BACK] <= 0.05 * RUNS
+
+
+def test_a_better_draft_is_promoted() -> None:
+    verdicts, blocks = run_many(40, CanaryRules(max_blocks=120), gain=1.25)
+    assert verdicts[CanaryVerdict.PROMOTE] >= 34
+    assert not verdicts[CanaryVerdict.ROLL_BACK]
+    assert blocks < 80
+
+
+def test_a_worse_draft_is_rolled_back_early() -> None:
+    verdicts, blocks = run_many(60, gain=0.7)
+    assert verdicts[CanaryVerdict.ROLL_BACK] >= 57
+    assert not verdicts[CanaryVerdict.PROMOTE]
+    assert blocks <= 20
+
+
+def test_a_slower_candidate_is_not_promoted() -> None:
+    verdicts, _ = run_many(60, gain=1.1, slower=1.3)
+    assert not verdicts[CanaryVerdict.PROMOTE]
+
+
+def test_a_draft_that_forgets_one_slice_is_not_promoted() -> None:
+    verdicts, _ = run_many(60, gain=1.25, tools=0.6)
+    assert verdicts[CanaryVerdict.PROMOTE] <= 1
+
+
+def test_the_interval_holds_at_all_times_at_once() -> None:
+    draws, missed = np.random.default_rng(5), 0
+    for _ in range(400):
+        values = (0.3 + draws.standard_normal(100)).tolist()
+        intervals = (find_interval(values[:count], 0.1) for count in range(2, 101))
+        missed += any(not one.low <= 0.3 <= one.high for one in intervals)
+    assert missed <= 0.1 * 400
+
+
+def test_the_interval_shrinks_as_the_root_of_the_blocks() -> None:
+    values = np.random.default_rng(1).standard_normal(1600).tolist()
+    widths = [one.high - one.low for one in [find_interval(values[:n], 0.05) for n in (100, 1600)]]
+    assert 3 < widths[0] / widths[1] < 4.5
+
+
+def judge(blocks: Sequence[Block]) -> CanaryFindings:
+    test = CanaryTest(RULES)
+    for block in blocks:
+        test.add(block)
+    return test.judge()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_blocks_say_nothing(count: int) -> None:
+    interval = find_interval([0.1] * count, 0.05)
+    assert (interval.low, interval.high) == (-math.inf, math.inf)
+
+
+def test_equal_blocks_do_not_decide_at_once() -> None:
+    """Without a floor, no variance would mean no doubt."""
+    interval = find_interval([0.001] * 6, 0.05, floor=0.01)
+    assert interval.low < 0 < interval.high
+
+
+def test_one_outlier_is_clipped() -> None:
+    guardrail = Guardrail("tpot", higher_is_better=False, margin=0.05)
+    block = Block({"tpot": {"a": [1.0]}}, {"tpot": {"a": [1000.0]}})
+    assert block.compare(guardrail) == -1.0
+
+
+def test_a_session_counts_once_however_many_requests_it_has() -> None:
+    guardrail = Guardrail("failed", False, 0.02, Scale.DIFFERENCE)
+    block = Block({"failed": {"a": [0.0], "b": [0.0]}}, {"failed": {"a": [1.0] * 100, "b": [0.0]}})
+    assert block.compare(guardrail) == -0.5
+
+
+def test_a_metric_without_values_does_not_stop_a_promotion() -> None:
+    draws = random.Random(2)
+
+    def make(gain: float, at: int) -> Values:
+        sessions = {f"{at}-{n}": [gain * draws.lognormvariate(0, 0.1)] for n in range(6)}
+        return {"acceptance": sessions, "tpot": {name: [1.0] for name in sessions}}
+
+    found = judge([Block(make(1.0, at), make(1.5, at)) for at in range(10)])
+    assert found.verdict is CanaryVerdict.PROMOTE
+    assert found.evidence[0].metric == "acceptance"
+
+
+def test_the_least_data_is_waited_for() -> None:
+    block = Block({"acceptance": {"a": [1.0]}}, {"acceptance": {"a": [2.0]}})
+    found = judge([block] * 5)
+    assert (found.verdict, found.ended) == (CanaryVerdict.UNDECIDED, False)
+    late = judge([block] * 40)
+    assert (late.verdict, late.ended) == (CanaryVerdict.UNDECIDED, True)
