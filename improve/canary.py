@@ -213,6 +213,7 @@ class Canary:
 
     async def leave(self) -> None:
         """Whatever happened, no trial goes on."""
+        await self._drafts.wait_idle()
         if not self._drafts.in_trial:
             return
         try:

@@ -63,7 +63,7 @@ class DraftManager:
     def __init__(self, plan: DraftPlan, store: DraftStore) -> None:
         self._plan = plan
         self._store = store
-        self._busy = False
+        self._running: asyncio.Future[DraftSwap] | None = None
         self._engine: SwapsDrafts | None = None
         self._listeners: list[DraftListener] = []
         self._configured: DraftVersion | None = None
@@ -147,17 +147,15 @@ class DraftManager:
 
     async def _exclusively(self, action: Callable[[], Awaitable[DraftSwap]]) -> DraftSwap:
         """A client that leaves does not interrupt it."""
-        if self._busy:
+        if self._running is not None and not self._running.done():
             raise DraftSwapBusy("Another draft swap is running; try again when it has ended.")
-        self._busy = True
+        self._running = asyncio.ensure_future(action())
+        return await asyncio.shield(self._running)
 
-        async def act() -> DraftSwap:
-            try:
-                return await action()
-            finally:
-                self._busy = False
-
-        return await asyncio.shield(asyncio.create_task(act()))
+    async def wait_idle(self) -> None:
+        """Until no swap is running."""
+        if self._running is not None:
+            await asyncio.wait({self._running})
 
     async def _swap_to(self, source: str, trial: bool) -> DraftSwap:
         began = time.perf_counter()

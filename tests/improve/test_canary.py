@@ -203,6 +203,21 @@ async def test_a_runner_runs_one_and_a_stop_serves_the_promoted_draft(scene: Sce
     await runner.stop()
     assert served(scene) == scene.control
     assert runner.verdicts == {"stopped": 1}
+
+
+async def test_a_stop_in_the_middle_of_a_swap_waits_for_it(scene: Scene) -> None:
+    runner = CanaryRunner(scene.manager, scene.traffic)
+    scene.loader.gate = asyncio.Event()
+    scene.loader.gate.set()
+    await runner.start(CanaryPlan(scene.path, slot_s=1000.0))
+    scene.loader.gate.clear()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    stopping = asyncio.create_task(runner.stop())
+    await asyncio.sleep(0.01)
+    scene.loader.gate.set()
+    await stopping
+    assert served(scene) == scene.control
     assert scene.traffic.listener is None
 
 
