@@ -218,8 +218,10 @@ class Telemetry:
         for group in self.groups:
             group.record_parser(purpose, parser, source)
 
-    def watch_drafts(self, drafts: DraftManager) -> None:
+    def watch_drafts(self, drafts: DraftManager | None) -> None:
         """Count by the draft that serves, from now on and after every swap."""
+        if drafts is None:
+            return
         if drafts.serving is not None:
             self._change_draft(drafts.serving.fingerprint)
         drafts.watch(self._record_swap)

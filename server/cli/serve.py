@@ -103,8 +103,7 @@ class ServeCommand:
         )
         self._engine = InstrumentedEngine(self._resilient, self._telemetry)
         self._telemetry.watch_workers(backend.list_workers)
-        if backend.drafts is not None:
-            self._telemetry.watch_drafts(backend.drafts)
+        self._telemetry.watch_drafts(backend.drafts)
         self._policy = SpeculationPolicy(
             SpeculationRules(depth=settings.fixed_depth, key_depths=keys.depths)
         )
@@ -152,7 +151,7 @@ class ServeCommand:
             cipher=_open_cipher(settings, self._progress),
         )
         drafts = self._backend.drafts
-        canaries = None if drafts is None else CanaryRunner(drafts, self._telemetry)
+        canaries = drafts and CanaryRunner(drafts, self._telemetry)
         gateway.controls = Controls(self._reload, self._resilient.set_depth, drafts, canaries)
         self._telemetry.watch_canary(canaries)
         return gateway
