@@ -151,7 +151,7 @@ class ServeCommand:
             cipher=_open_cipher(settings, self._progress),
         )
         drafts = self._backend.drafts
-        canaries = drafts and CanaryRunner(drafts, self._telemetry)
+        canaries = None if drafts is None else CanaryRunner(drafts, self._telemetry)
         gateway.controls = Controls(self._reload, self._resilient.set_depth, drafts, canaries)
         self._telemetry.watch_canary(canaries)
         return gateway
