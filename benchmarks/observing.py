@@ -2,6 +2,7 @@
 
     python -m benchmarks.observing                   the scripted engine: HTTP and parsing alone
     python -m benchmarks.observing --engine demo     vLLM with the built-in demo
+    python -m benchmarks.observing --what capture    telemetry with a capture of all, and without
 
 One process serves two gateways, alike but for the observing, on two ports. One client streams from
 them in turn, round after round; each round's CPU time is read from the scheduler, for all threads
@@ -18,6 +19,7 @@ import os
 import random
 import socket
 import statistics
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -33,6 +35,9 @@ from engine.base import Engine
 from engine.scripted import ScriptedEngine, steps
 from engine.speculation.policy import SpeculationPolicy
 from engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
+from observability.capture.capture import RequestCapture
+from observability.capture.redaction import Redactor, SaltedHashes, load_salt
+from observability.capture.writer import CaptureFolder, CaptureLimits
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
 from observability.logs import AccessLog
@@ -49,6 +54,7 @@ DEMO = File(__file__).parent.parent / "engine" / "demo" / "target"
 INFO = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="scripted"))
 TEXT = "The engine proposes and the target decides what is kept of it. "
 NAMES = ("off", "on")
+OBSERVING, CAPTURE = ("observing", "capture")
 
 
 class Renderer:
@@ -90,8 +96,14 @@ def demo() -> Engine:
     return VllmEngine(make_demo_arguments())
 
 
-def make_app(engine: Engine, observing: bool) -> ASGIApp:
-    """The gateway as the composition root builds it."""
+def open_capture(folder: File) -> RequestCapture:
+    """Of every request, in mode full."""
+    files = CaptureFolder(folder, CaptureLimits())
+    return RequestCapture(files, 1.0, SaltedHashes(load_salt(folder)), Redactor())
+
+
+def make_app(engine: Engine, observing: bool, folder: File | None = None) -> ASGIApp:
+    """The gateway as the composition root builds it; with a folder it captures there."""
     renderer = Renderer()
     parsers = ParserFactory(Vocabulary.from_tokenizers(renderer.tokenizer), "hermes", "qwen3")
     served = ServedModel(("demo",), 3, True, {})
@@ -101,24 +113,29 @@ def make_app(engine: Engine, observing: bool) -> ASGIApp:
         return create_app(gateway)
     telemetry = Telemetry(TelemetrySettings(models=("demo",), lanes=("speculative", "plain")))
     gateway.observer = telemetry
+    if folder is not None:
+        telemetry.watch_requests(open_capture(folder), renderer.decode)
     observed = InstrumentedEngine(engine, telemetry)
     gateway.open(Pipeline(observed, INFO, renderer, parsers, served, SpeculationPolicy()))
     log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    return TelemetryMiddleware(create_app(gateway, make_routes(telemetry)), log)
+    app = create_app(gateway, make_routes(telemetry))
+    return TelemetryMiddleware(app, log, keep_bodies=folder is not None)
 
 
-def serve(kind: str, num_tokens: int, told: Connection) -> None:
+def serve(kind: str, what: str, num_tokens: int, told: Connection) -> None:
     """The server process: both gateways, until the other end of the pipe is closed."""
-    asyncio.run(_serve(scripted(num_tokens) if kind == "scripted" else demo(), told))
+    asyncio.run(_serve(scripted(num_tokens) if kind == "scripted" else demo(), what, told))
 
 
-async def _serve(engine: Engine, told: Connection) -> None:
+async def _serve(engine: Engine, what: str, told: Connection) -> None:
     await engine.start()
     servers, serving, ports = [], [], []
-    for observing in (False, True):
+    folder = tempfile.TemporaryDirectory()
+    for on in (False, True):
         listener = socket.create_server(("127.0.0.1", 0))
         ports.append(listener.getsockname()[1])
-        app = make_app(engine, observing)
+        captures = what == CAPTURE
+        app = make_app(engine, on or captures, File(folder.name) if on and captures else None)
         config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
         servers.append(uvicorn.Server(config))
         serving.append(asyncio.create_task(servers[-1].serve(sockets=[listener])))
@@ -129,15 +146,16 @@ async def _serve(engine: Engine, told: Connection) -> None:
         server.should_exit = True
     await asyncio.gather(*serving)
     await engine.aclose()
+    folder.cleanup()
 
 
 class Server:
     """The process with both gateways in it."""
 
-    def __init__(self, kind: str, num_tokens: int) -> None:
+    def __init__(self, kind: str, what: str, num_tokens: int) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, there = spawn.Pipe()
-        self.process = spawn.Process(target=serve, args=(kind, num_tokens, there))
+        self.process = spawn.Process(target=serve, args=(kind, what, num_tokens, there))
         self.process.start()
         there.close()
         ports = self._pipe.recv()
@@ -178,8 +196,8 @@ async def round_of(server: Server, name: str, requests: int, num_tokens: int) ->
         return 1e6 * (server.cpu_s() - before) / (requests * num_tokens)
 
 
-async def compare(kind: str, rounds: int, requests: int, num_tokens: int) -> None:
-    server = Server(kind, num_tokens)
+async def compare(kind: str, what: str, rounds: int, requests: int, num_tokens: int) -> None:
+    server = Server(kind, what, num_tokens)
     cost: dict[str, list[float]] = {name: [] for name in NAMES}
     try:
         for at in range(rounds + 1):
@@ -189,15 +207,15 @@ async def compare(kind: str, rounds: int, requests: int, num_tokens: int) -> Non
                     cost[name].append(spent)
     finally:
         server.close()
-    report(kind, cost, num_tokens)
+    report(kind, what, cost, num_tokens)
 
 
-def report(kind: str, cost: dict[str, list[float]], num_tokens: int) -> None:
+def report(kind: str, what: str, cost: dict[str, list[float]], num_tokens: int) -> None:
     ratios = sorted(on / off for on, off in zip(cost["on"], cost["off"], strict=True))
     quarter = len(ratios) // 4
     print(f"{kind} engine, {num_tokens} tokens per answer, {len(ratios)} rounds each, in turn")
     for name in NAMES:
-        print(f"observing {name:>3}: {statistics.median(cost[name]):6.2f} us of CPU per token")
+        print(f"{what} {name:>3}: {statistics.median(cost[name]):6.2f} us of CPU per token")
     print(
         f"median of paired ratios {statistics.median(ratios):.3f} "
         f"(middle half {ratios[quarter]:.3f} .. {ratios[-1 - quarter]:.3f})"
@@ -207,8 +225,9 @@ def report(kind: str, cost: dict[str, list[float]], num_tokens: int) -> None:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--engine", choices=("scripted", "demo"), default="scripted")
+    options.add_argument("--what", choices=(OBSERVING, CAPTURE), default=OBSERVING)
     options.add_argument("--rounds", type=int, default=60)
     options.add_argument("--requests", type=int, default=8, help="per round")
     options.add_argument("--tokens", type=int, default=200, help="per answer")
     chosen = options.parse_args()
-    asyncio.run(compare(chosen.engine, chosen.rounds, chosen.requests, chosen.tokens))
+    asyncio.run(compare(chosen.engine, chosen.what, chosen.rounds, chosen.requests, chosen.tokens))

@@ -14,10 +14,10 @@ all three for a sequence, an observer that also sees the steps knows which step 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.events import Event
 
@@ -68,6 +68,13 @@ class RequestFacts:
     """``time.perf_counter()`` when the request came in."""
     admitted: float
     """``time.perf_counter()`` when admission let it through."""
+    key: str | None = None
+    """The public name of the API key."""
+    session: str | None = None
+    """What the client calls the session; None when it names none."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """As the chat template is given them; never to be logged."""
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 class Observation(Protocol):

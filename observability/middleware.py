@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from observability.observation import RequestObservation, RequestRecord
+from observability.observation import NOT_SENT, RequestObservation, RequestRecord
 from observability.sequence import MonotonicClock
 
 
@@ -38,6 +38,8 @@ class HttpExchange:
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     """W3C trace context for whatever works for this exchange."""
     span: Any = None
+    body: list[bytes] | None = None
+    """The request's body as it comes in, where it may be captured."""
 
 
 current: ContextVar[HttpExchange | None] = ContextVar("exchange", default=None)
@@ -55,6 +57,15 @@ def note_refusal(code: str) -> None:
     exchange = current.get()
     if exchange is not None:
         exchange.refused = code
+
+
+def take_body() -> tuple[str, bytes]:
+    """The path and the body of the exchange that caused a request; the exchange forgets it."""
+    exchange = current.get()
+    if exchange is None:
+        return NOT_SENT
+    body, exchange.body = exchange.body or (), None
+    return exchange.path, b"".join(body)
 
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
@@ -107,8 +118,11 @@ class TelemetryMiddleware:
         log: Callable[[HttpExchange], None],
         tracing: Tracing | None = None,
         clock: MonotonicClock = time.perf_counter,
+        keep_bodies: bool = False,
     ) -> None:
+        """``keep_bodies`` until generation begins, for a capture."""
         self._app = app
+        self._keep_bodies = keep_bodies
         self._log = log
         self._tracing = tracing or NoTracing()
         self._clock = clock
@@ -137,6 +151,7 @@ class TelemetryMiddleware:
             path=scope["path"],
             client=client[0],
             started=self._clock(),
+            body=[] if self._keep_bodies and scope["method"] == "POST" else None,
         )
 
 
@@ -151,6 +166,8 @@ def _wrap_receive(exchange: HttpExchange, receive: Receive) -> Receive:
         message = await receive()
         if message["type"] == "http.disconnect" and not exchange.complete:
             exchange.client_gone = True
+        elif exchange.body is not None and message["type"] == "http.request":
+            exchange.body.append(message.get("body", b""))
         return message
 
     return wrapped

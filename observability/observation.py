@@ -171,10 +171,25 @@ class ChoiceObservation:
         )
 
 
+NOT_SENT = ("", b"")
+"""The path and the body of a request that came without an exchange."""
+
+
 class RequestObservation:
     """``engine.observer.Observation`` for one request; made by ``Telemetry.begin``."""
 
-    __slots__ = ("_choices", "_clock", "_ended", "_settled", "drafts", "facts", "record", "slices")
+    __slots__ = (
+        "_choices",
+        "_clock",
+        "_ended",
+        "_settled",
+        "drafts",
+        "facts",
+        "record",
+        "sent",
+        "session",
+        "slices",
+    )
 
     def __init__(
         self,
@@ -189,6 +204,9 @@ class RequestObservation:
         self.slices = slices
         self.drafts = [slices.draft] if slices.draft != NO_DRAFT else []
         self.record: RequestRecord | None = None
+        self.session: str | None = None
+        """Of a request that is captured."""
+        self.sent = NOT_SENT
         self._clock = clock
         self._settled = settled
         self._ended = ended
@@ -199,6 +217,14 @@ class RequestObservation:
     @property
     def sequences(self) -> Mapping[str, SequenceTimeline]:
         return {id_: choice.sequence for id_, choice in self._choices.items()}
+
+    def capture(self, session: str | None, sent: tuple[str, bytes]) -> None:
+        """Keep every step, and what was sent; with no session, nothing."""
+        if session is None:
+            return
+        self.session, self.sent = session, sent
+        for timeline in self.sequences.values():
+            timeline.log = []
 
     def choice(self, sequence: str) -> EventCallback:
         return self._choices[sequence].sequence.add_event

@@ -21,7 +21,7 @@ from engine.events import (
     Usage,
 )
 from engine.speculation.accounting import Totals, spread_account, sum_steps, trim_decode
-from engine.types import Step
+from engine.types import EngineRequest, Step
 
 MonotonicClock = Callable[[], float]
 
@@ -82,7 +82,9 @@ class SequenceTimeline:
         "finish",
         "first_at",
         "last_at",
+        "log",
         "repairs",
+        "request",
         "settled_tokens",
         "tools",
         "usage",
@@ -109,6 +111,10 @@ class SequenceTimeline:
         self.repairs: list[Repair] = []
         self.usage: Usage | None = None
         self.finish: str | None = None
+        self.log: list[tuple[Phase, list[Step]]] | None = None
+        """Every settled step by phase, for requests that are captured."""
+        self.request: EngineRequest | None = None
+        """The engine's part of the request, once it runs, likewise."""
 
     def add_step(self, step: Step) -> None:
         if step.logprobs:
@@ -181,6 +187,8 @@ class SequenceTimeline:
             tokens = _count_tokens(steps)
             share = PhaseShare(totals, tokens, tokens - untimed, sum(gaps[start:stop]))
             shares[phase] = shares[phase] + share if phase in shares else share
+            if self.log is not None:
+                self.log.append((phase, steps))
         self._drop(count, sum(share.tokens for share in shares.values()))
         return shares, gaps[1:] if new else gaps
 

@@ -15,6 +15,8 @@ from engine.speculation.accounting import Totals
 from engine.speculation.drafts import DraftVersion
 from engine.speculation.swap import DraftManager, DraftSwap
 from engine.types import EngineInfo, EngineRequest
+from observability.capture.capture import RequestCapture
+from observability.capture.redaction import Decode
 from observability.labels import (
     NO_DRAFT,
     NO_TEMPLATE,
@@ -27,7 +29,7 @@ from observability.labels import (
 )
 from observability.metrics import GROUPS
 from observability.metrics.base import AdmissionQueue, MetricDeclaration, MetricScope
-from observability.middleware import attach, note_refusal
+from observability.middleware import attach, note_refusal, take_body
 from observability.nvml import GpuMonitor
 from observability.observation import (
     ChoiceObservation,
@@ -94,6 +96,7 @@ class Telemetry:
         self._admission: Callable[[], AdmissionQueue | None] = _do_nothing
         self._workers: Callable[[], Iterable[WorkerStatus]] = tuple
         self._process: Callable[[], Mapping[str, float]] = dict
+        self._capture: RequestCapture | None = None
         self._batch = PendingMetrics()
         self._count_at = 0.0
         scope = MetricScope(
@@ -109,6 +112,7 @@ class Telemetry:
             lambda: self._process(),
             self.describe_canary,
             self._read_verdicts,
+            lambda: None if self._capture is None else self._capture.counts(),
         )
         self.groups = [make(scope) for make in GROUPS]
         self.catalogue: list[MetricDeclaration] = scope.catalogue
@@ -125,6 +129,9 @@ class Telemetry:
         self._live.add(observation)
         self._sequences.update(observation.sequences)
         attach(observation)
+        if self._capture is not None:
+            sent = take_body()
+            observation.capture(self._capture.select(facts), sent)
         return observation
 
     def record_refusal(self, api: str, code: str) -> None:
@@ -149,6 +156,7 @@ class Telemetry:
         """
         known = self._sequences.get(request.id)
         if known is not None:
+            known.request = request
             return known, _do_nothing
         unannounced = DirectRequest(
             self._name_direct_slices(request, model),
@@ -263,6 +271,17 @@ class Telemetry:
             for group in self.groups:
                 group.drop_draft(forgotten)
 
+    def watch_requests(self, capture: RequestCapture | None, decode: Decode) -> None:
+        """Give ``capture``, if there is one, the requests that it selects when they end."""
+        self._capture = capture
+        if capture is not None:
+            capture.set_decode(decode)
+
+    def close(self) -> None:
+        """Write what is still to be captured; for some seconds at most."""
+        if self._capture is not None:
+            self._capture.close()
+
     def list_workers(self) -> Iterable[WorkerStatus]:
         """Those of a fleet as they are now; none where there is no fleet."""
         return self._workers()
@@ -282,6 +301,12 @@ class Telemetry:
         self._live.discard(observation)
         for id_ in record.facts.sequences:
             self._sequences.pop(id_, None)
+        if self._capture is not None and observation.session is not None:
+            timelines = tuple(observation.sequences.values())
+            info = next(iter(self.engines.values()), None)
+            speculation = info.speculation if info else None
+            sent = observation.sent
+            self._capture.submit(record, observation.session, timelines, sent, speculation)
         self._batch.add_record(record)
         if self._listener is not None:
             self._listener(record)

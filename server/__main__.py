@@ -29,6 +29,8 @@ usage: eaglegate COMMAND [options]
   draft COMMAND   show, swap, try or roll back the draft of a running gateway
   bench           measure a server, or the demo with and without its draft, under load
   replay FILE     send a capture again, compare settings or the recorded run
+  capture         look at, export, import and delete captured requests
+  drafts compare  say which draft suits the captured traffic, without serving any
   key NAME        make an API key and its entry for --api-key-file
   version         print the version
 
@@ -48,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(import_module("server.cli.draft").main(rest))
         case "bench" | "replay":
             return int(import_module(f"measure.{command}_command").main(rest))
+        case "capture":
+            return int(import_module("observability.capture.command").main(rest))
+        case "drafts":
+            return int(import_module("measure.drafts_command").main(rest))
         case "key":
             return _key(rest)
         case "version" | "--version":

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "engine", "observability")
 MOST_LINES = 400
-MOST_MODULES = 250
+MOST_MODULES = 255
 MOST_IMPORT_DEPTH = 18
 DOCS = ("docs/architecture.md", "CONTRIBUTING.md", "README.md")
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("server", "engine", "improve", "measure", "observability")
-KNOWS_ALL = {"server/cli/serve.py", "server/app.py"}
+KNOWS_ALL = {"server/cli/serve.py", "server/cli/observing.py", "server/app.py"}
 HTTP_CLIENTS = ("engine/remote/", "engine/machine.py", "measure/")
 CALLS_MEASURE = ("measure/", "server/cli/")
 LIGHT = ("engine/remote/", "engine/rendering/", "engine/fleet/", "server/backends/remote")

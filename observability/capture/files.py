@@ -31,6 +31,12 @@ def make_cipher(keys: Sequence[str]) -> MultiFernet | None:
     return MultiFernet([Fernet(key) for key in keys]) if keys else None
 
 
+def read_keys(path: Path) -> list[str]:
+    """Fernet keys, one per line. Raises OSError."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
 def write_records(
     path: Path, records: Iterable[CaptureRecord], cipher: MultiFernet | None = None
 ) -> int:

@@ -88,7 +88,7 @@ class CaptureRecord:
     hash_ids: tuple[int, ...] | None = None
     delay: float | None = None
     session: str = ""
-    """Requests with the same value belong together; hashed in mode ``hashes``. ``session_id`` is
+    """Salted hash; requests with the same value belong together. ``session_id``, the same, is
     there only beside ``messages``: AIPerf adds earlier turns to those of a session otherwise."""
     id: str = ""
     arrived: float | None = None
@@ -114,7 +114,8 @@ class CaptureRecord:
     method: str = ""
     """Of speculation: none, eagle3, eagle3.1, ..."""
     draft: str = ""
-    """Fingerprint of the draft's files (``engine.speculation.inspection.fingerprint_draft``)."""
+    """``fingerprint_draft`` of the draft, joined by + where a swap fell into the request; its name
+    where there are no files, as with workers."""
     ending: str = ""
     """``engine.observer.Ending``"""
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -192,7 +193,7 @@ def _read_slots(part: CapturedPrompt | CapturedChoice) -> dict[str, Any]:
 
 def _choice_fields(choice: CapturedChoice) -> dict[str, Any]:
     values = _read_slots(choice)
-    values["steps"] = [tuple(step) if step.cut else step[:3] for step in choice.steps]
+    values["steps"] = [tuple(step) if step[3] else step[:3] for step in choice.steps]
     return values
 
 

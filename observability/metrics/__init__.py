@@ -3,6 +3,7 @@
 from observability.metrics.base import MetricGroup
 from observability.metrics.engine import Canaries, EngineState, Gpus, Process, Workers
 from observability.metrics.requests import (
+    CapturedRequests,
     IgnoredFields,
     InterruptedStreams,
     Latency,
@@ -57,4 +58,5 @@ GROUPS: tuple[type[MetricGroup], ...] = (
     Gpus,
     Workers,
     Process,
+    CapturedRequests,
 )

@@ -19,6 +19,7 @@ from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.speculation.swap import DraftSwap
 from engine.types import EngineInfo
+from observability.capture.writer import CaptureCounts
 from observability.labels import LABELS, Labels, TelemetrySettings
 from observability.nvml import GpuMonitor
 from observability.observation import DecodeProgress, RequestRecord
@@ -93,6 +94,8 @@ class MetricScope:
     """The running canary of a draft, or the last one."""
     verdicts: Callable[[], Mapping[str, int]]
     """How many canaries ended with which verdict."""
+    capture: Callable[[], CaptureCounts | None]
+    """What the capture of requests has done, if there is one."""
     catalogue: list[MetricDeclaration] = field(default_factory=list)
 
 

@@ -274,3 +274,39 @@ class ToolCalls(MetricGroup):
         repairs = Counter(one for record in records for c in record.choices for one in c.repairs)
         for repair, count in repairs.items():
             self._repairs(*labels, repair.value).inc(count)
+
+
+class CapturedRequests(MetricGroup):
+    """The capture of requests (``--capture``); absent without one.
+
+    Lost records: ``sum by (reason) (rate(eaglegate_capture_dropped_total[5m]))``. ``queue``: the
+    writer is behind. ``disk``: a write failed. ``size``: a record larger than a file may be.
+    ``fault``: an error of the gateway.
+    """
+
+    def declare(self) -> None:
+        self.computed_metric(
+            "capture_records_total", "Requests written to the capture", (), self._read_records
+        )
+        self.computed_metric(
+            "capture_bytes_total", "Bytes written to the capture", (), self._read_bytes
+        )
+        self.computed_metric(
+            "capture_dropped_total",
+            "Requests selected for the capture and not written, by reason",
+            ("reason",),
+            self._read_dropped,
+        )
+
+    def _read_records(self) -> Iterator[tuple[tuple[()], float]]:
+        if counts := self.scope.capture():
+            yield (), counts.records
+
+    def _read_bytes(self) -> Iterator[tuple[tuple[()], float]]:
+        if counts := self.scope.capture():
+            yield (), counts.bytes
+
+    def _read_dropped(self) -> Iterator[tuple[tuple[str], float]]:
+        if counts := self.scope.capture():
+            for reason, count in counts.dropped.items():
+                yield (reason,), count

@@ -15,6 +15,7 @@ import orjson
 import yaml
 
 from server.cli.front_end_flags import add_front_end_flags, check_front_end_flags
+from server.cli.observing import CaptureSettings
 from server.settings import (
     ENV_PREFIX,
     ConfigError,
@@ -217,6 +218,7 @@ def read_command_line(
     )
     add_engine_arguments(parser)
     add_arguments(parser)
+    add_arguments(parser, CaptureSettings)
     add_front_end_flags(parser)
     namespace = parser.parse_args(gather_arguments(parser, argv, os.environ))
     for notice in check_front_end_flags(namespace):
@@ -238,6 +240,7 @@ def _read_remote(command: str, argv: list[str], progress: Callable[[str], None])
     )
     parser.add_argument("model_tag", nargs="?", default=None, metavar="MODEL")
     add_arguments(parser)
+    add_arguments(parser, CaptureSettings)
     add_arguments(parser, ModelArguments)
     add_front_end_flags(parser)
     dashed = [_replace_underscores(arg) for arg in gather_arguments(parser, argv, os.environ)]

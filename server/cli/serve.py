@@ -24,7 +24,7 @@ from improve.canary import CanaryRunner
 from observability.engine import InstrumentedEngine, SupervisionObserver
 from observability.labels import TelemetrySettings
 from observability.logs import AccessLog
-from observability.middleware import NoTracing, TelemetryMiddleware, Tracing
+from observability.middleware import TelemetryMiddleware
 from observability.nvml import find_gpus
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
@@ -48,6 +48,7 @@ from server.cli.listener import (
     format_url,
     serve,
 )
+from server.cli.observing import open_capture, open_tracing
 from server.generation.grammar import ParserFactory
 from server.generation.job import ServedModel
 from server.generation.pipeline import ConstraintTrials, Pipeline
@@ -94,16 +95,18 @@ class ServeCommand:
             settings.repair_tool_calls,
             backend.fallback,
         )
+        capture = open_capture(line.namespace, progress)
         self._telemetry = Telemetry(_make_telemetry_settings(backend, settings), gpus=find_gpus())
         for parser in self._parsers.describe():
             self._telemetry.describe_parser(*parser)
-        self._tracing = _open_tracing(settings.otlp_endpoint)
+        self._tracing = open_tracing(settings.otlp_endpoint)
         self._resilient = backend.create_engine(
             build_timeouts(settings), SupervisionObserver(self._telemetry)
         )
         self._engine = InstrumentedEngine(self._resilient, self._telemetry)
         self._telemetry.watch_workers(backend.list_workers)
         self._telemetry.watch_drafts(backend.drafts)
+        self._telemetry.watch_requests(capture, backend.renderer.decode)
         self._policy = SpeculationPolicy(
             SpeculationRules(depth=settings.fixed_depth, key_depths=keys.depths)
         )
@@ -116,6 +119,7 @@ class ServeCommand:
             create_app(self._gateway, make_routes(self._telemetry), self._runs),
             AccessLog(settings.log_level, errors),
             self._tracing,
+            keep_bodies=capture is not None,
         )
 
     def run(self) -> int:
@@ -234,6 +238,7 @@ class ServeCommand:
         await self._engine.aclose()
         await self._backend.aclose()
         await self._tracing.aclose()
+        await asyncio.to_thread(self._telemetry.close)
         if self._gateway.store is not None:
             await self._runs.finish(LAST_WORDS_S)
             await self._gateway.store.aclose()
@@ -308,18 +313,6 @@ def build_timeouts(settings: Settings) -> SupervisionTimeouts:
         max_failures=settings.engine_failures,
         continuations=settings.continuations,
     )
-
-
-def _open_tracing(endpoint: str | None) -> Tracing:
-    if endpoint is None:
-        return NoTracing()
-    try:
-        from observability.tracing import OpenTelemetry
-    except ImportError as error:
-        raise ConfigError(
-            f"--otlp-endpoint needs {error.name}: pip install 'eaglegate[otel]'"
-        ) from error
-    return OpenTelemetry.for_endpoint(endpoint)
 
 
 def store_limits(settings: Settings) -> StoreLimits:

@@ -113,6 +113,7 @@ def _apply_policy(job: Job, path: Pipeline) -> Job:
 def _describe_request(
     job: Job, prompts: Sequence[Prompt], requests: Sequence[EngineRequest], arrived: float
 ) -> RequestFacts:
+    chat = next((source for source in job.prompts if isinstance(source, Conversation)), None)
     return RequestFacts(
         id=job.id,
         api=job.api,
@@ -125,6 +126,10 @@ def _describe_request(
         sequences=tuple(request.id for request in requests),
         arrived=arrived,
         admitted=time.perf_counter(),
+        key=job.key,
+        session=job.caller.session or job.affinity,
+        messages=chat.messages if chat else (),
+        tools=chat.tools if chat else (),
     )
 
 

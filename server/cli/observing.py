@@ -1,0 +1,107 @@
+"""What a server is observed with besides metrics: captures (docs/capture.md) and traces."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from observability.capture.capture import FULL, HASHES, MODES, RequestCapture
+from observability.capture.files import make_cipher
+from observability.capture.redaction import Redactor, SaltedHashes, load_salt
+from observability.capture.writer import CaptureFolder, CaptureLimits
+from observability.middleware import NoTracing, Tracing
+from server.apis.responses.encryption import read_keys
+from server.settings import ConfigError, read_into, setting
+
+LIMITS = CaptureLimits()
+SMALLEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSettings:
+    """Off without ``capture``."""
+
+    capture: str | None = setting(
+        None, "folder to capture requests in, prompts and answers included", metavar="DIR"
+    )
+    capture_share: float = setting(
+        0.05, "share of sessions to capture, from 0 to 1; all requests of a session, or none"
+    )
+    capture_mode: str = setting(
+        FULL, "capture everything, or lengths and salted hashes without any text", choices=MODES
+    )
+    capture_bytes: int = setting(
+        LIMITS.max_bytes, "bytes of all capture files; beyond them the oldest are deleted"
+    )
+    capture_age_s: float = setting(LIMITS.max_age_s, "seconds a capture file is kept")
+    capture_key_file: str | None = setting(
+        None, "a file of Fernet keys that encrypt the capture: the first encrypts, all decrypt"
+    )
+    capture_redact: tuple[str, ...] = setting(
+        (), "regular expressions; what they match is replaced before a request is captured"
+    )
+    capture_drop: tuple[str, ...] = setting(
+        (), "fields of request bodies that are not captured, such as user and metadata"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.capture_share <= 1:
+            raise ConfigError(f"--capture-share must be from 0 to 1; given {self.capture_share}")
+        if self.capture_bytes < SMALLEST_BYTES:
+            raise ConfigError(
+                f"--capture-bytes must be at least {SMALLEST_BYTES}; given {self.capture_bytes}"
+            )
+        if self.capture_age_s <= 0:
+            raise ConfigError(f"--capture-age-s must be above 0; given {self.capture_age_s}")
+        anonymous = self.capture_mode == HASHES
+        if anonymous and (self.capture_redact or self.capture_drop):
+            raise ConfigError(
+                "--capture-mode hashes keeps no text, so there is nothing to redact or drop: "
+                "leave out --capture-redact and --capture-drop"
+            )
+
+
+def open_capture(
+    namespace: argparse.Namespace, progress: Callable[[str], None]
+) -> RequestCapture | None:
+    """Raises ConfigError for a capture that was asked for and cannot be."""
+    settings = read_into(CaptureSettings, namespace)
+    if settings.capture is None:
+        return None
+    anonymous = settings.capture_mode == HASHES
+    directory = Path(settings.capture).expanduser()
+    keys = read_keys(Path(settings.capture_key_file)) if settings.capture_key_file else []
+    try:
+        redactor = Redactor.of(settings.capture_redact, settings.capture_drop)
+    except ValueError as error:
+        raise ConfigError(f"--capture-redact and --capture-drop: {error}") from None
+    limits = CaptureLimits(settings.capture_bytes, settings.capture_age_s)
+    try:
+        folder = CaptureFolder(directory, limits)
+        hashes = SaltedHashes(load_salt(directory))
+    except OSError as error:
+        raise ConfigError(f"--capture {directory}: {error}") from None
+    if directory.stat().st_mode & 0o077:
+        progress(f"note: --capture {directory} is open to other users of this machine")
+    progress(
+        f"note: {settings.capture_share:.0%} of sessions are captured in {directory}"
+        + (", as hashes" if anonymous else "")
+        + (", encrypted" if keys else "")
+    )
+    kept = None if anonymous else redactor
+    return RequestCapture(folder, settings.capture_share, hashes, kept, make_cipher(keys))
+
+
+def open_tracing(endpoint: str | None) -> Tracing:
+    """Raises ConfigError."""
+    if endpoint is None:
+        return NoTracing()
+    try:
+        from observability.tracing import OpenTelemetry
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-endpoint needs {error.name}: pip install 'eaglegate[otel]'"
+        ) from error
+    return OpenTelemetry.for_endpoint(endpoint)

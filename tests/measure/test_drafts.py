@@ -1,0 +1,206 @@
+"""Walks over known answers, cost tables, and the whole command on the demo."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine.speculation.drafts import fingerprint_draft
+from engine.types import DecodeStep
+from measure import drafts_command
+from measure.drafts import ALL, AnswerFacts, CostTable, Observation, compare_pair, walk_answer
+from observability.capture.files import write_records
+from observability.capture.record import (
+    CapturedChoice,
+    CapturedPrompt,
+    CapturedStep,
+    CaptureRecord,
+)
+
+DEMO = Path(__file__).parents[2] / "engine" / "demo"
+PHASES = ["content"] * 99
+
+
+def chances(matches: list[int], depth: int) -> list[list[float]]:
+    return [[float(at < right) for at in range(depth)] for right in matches]
+
+
+def test_a_walk_by_hand() -> None:
+    """Seven tokens; the first comes from prefill. Steps: after 0 two right of three (tokens 1, 2,
+    bonus 3), after 3 none (4), after 4 two, which end the answer without a bonus."""
+    matches = [2, 0, 3, 0, 2, 1]
+    walk = walk_answer(matches, chances(matches, 3), 3, PHASES)[ALL]
+    assert (walk.steps, walk.accepted, walk.accepted_at) == (3, 4, [2, 2, 0])
+    assert walk.expected == walk.accepted
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_a_walk_is_what_an_engine_does(depth: int) -> None:
+    """Against decoding step by step with drafts that are right or wrong at random."""
+    draw = random.Random(depth)
+    answer = [draw.randrange(5) for _ in range(200)]
+    drafts = [
+        [token if draw.random() < 0.7 else -1 for token in answer[at + 1 : at + 1 + depth]]
+        for at in range(len(answer) - 1)
+    ]
+    matches = []
+    for at, proposed in enumerate(drafts):
+        right = 0
+        while right < len(proposed) and proposed[right] == answer[at + 1 + right]:
+            right += 1
+        matches.append(right)
+    steps, at = [], 0
+    while at < len(answer) - 1:
+        accepted = matches[at]
+        delivered = min(accepted + 1, len(answer) - 1 - at)
+        steps.append(DecodeStep(depth, accepted, delivered))
+        at += delivered
+    walk = walk_answer(matches, chances(matches, depth), depth, PHASES)[ALL]
+    assert walk.steps == len(steps)
+    assert walk.accepted == sum(step.accepted for step in steps)
+    deeper = [sum(step.accepted > position for step in steps) for position in range(depth)]
+    assert walk.accepted_at == deeper
+
+
+def test_steps_belong_to_the_phase_of_their_first_token() -> None:
+    matches = [1, 0, 0, 1, 0]
+    phases = ["reasoning"] * 3 + ["content"] * 3
+    walks = walk_answer(matches, chances(matches, 2), 2, phases)
+    assert (walks["reasoning"].steps, walks["reasoning"].accepted) == (1, 1)
+    assert (walks["content"].steps, walks["content"].accepted) == (2, 1)
+    assert walks[ALL].steps == 3
+
+
+def test_a_cost_table_is_linear_between_what_was_measured() -> None:
+    row = {"batches": [1, 3], "depths": [0, 2], "step_ms": [[10, 14], [20, 28]]}
+    table = CostTable.parse(row, "t.json")
+    assert table.step_time(2, 1) == 18.0
+    with pytest.raises(ValueError, match="depths 0 to 2"):
+        table.step_time(1, 3)
+    with pytest.raises(ValueError, match="step_ms"):
+        CostTable.parse({"batches": [1]}, "t.json")
+    with pytest.raises(ValueError, match="one row per batch"):
+        CostTable.parse(row | {"step_ms": [[1, 2]]}, "t.json")
+
+
+def test_a_better_draft_is_told_from_the_same_one() -> None:
+    draw = random.Random(1)
+
+    def observe(share: float, seed: int) -> list[Observation]:
+        rows = []
+        draw.seed(seed)
+        for number in range(60):
+            matches = [3 if draw.random() < share else 0 for _ in range(99)]
+            facts = AnswerFacts(str(number), f"s{number}", "chat", "0-512", (), False, 100)
+            rows.append(
+                Observation(facts, {3: walk_answer(matches, chances(matches, 3), 3, PHASES)})
+            )
+        return rows
+
+    base = observe(0.4, 1)
+    assert compare_pair(base, base, 3)[ALL]["verdict"] == "no difference"
+    assert compare_pair(base, observe(0.7, 2), 3)["workload chat"]["verdict"] == "better"
+    assert compare_pair(base, observe(0.2, 3), 3)[ALL]["verdict"] == "worse"
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Greedy answers of the demo's target, as a capture whose live steps say depth 2."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoTokenizer
+
+    from training.target import Target
+
+    target = Target.load(DEMO / "target")
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    records = []
+    for number in range(6):
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"What is {10 + number} + {20 + number}?"}],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        prompt = tokenizer.encode(text, add_special_tokens=False)
+        ids = list(prompt)
+        for _ in range(24):
+            _, last = target.states(torch.tensor([ids]), (0,))
+            ids.append(int(target.logits(last[:, -1:])[0, 0].argmax()))
+        answer = tuple(ids[len(prompt) :])
+        choice = CapturedChoice(
+            tokens=24,
+            token_ids=answer,
+            steps=tuple(CapturedStep(2, 2, 3) for _ in range(7)),
+            phases=(("reasoning", 10), ("content", 14)),
+        )
+        records.append(
+            CaptureRecord(
+                messages=({"role": "user", "content": "?"},),
+                id=f"r{number}",
+                session=f"s{number}",
+                workload="chat",
+                context="0-512",
+                sampling={"temperature": 0.0},
+                draft=fingerprint_draft(DEMO / "eagle3_1"),
+                prompts=(CapturedPrompt(len(prompt), tuple(prompt)),),
+                choices=(choice,),
+            )
+        )
+    records.append(CaptureRecord(input_length=9, mode="hashes", prompts=(CapturedPrompt(9),)))
+    path = tmp_path_factory.mktemp("capture") / "a.jsonl"
+    write_records(path, records)
+    return path
+
+
+@pytest.mark.slow
+def test_drafts_are_compared_on_a_capture(
+    capture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(DEMO / "eagle3_1", broken)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+    cost = tmp_path / "cost.json"
+    cost.write_text('{"batches": [1], "depths": [0, 4], "step_ms": [[10, 14]]}')
+    out = tmp_path / "out"
+    argv = ["compare", str(capture), "--out", str(out), "--depth", "4", "--cost-table", str(cost)]
+    argv += ["--draft", f"new={DEMO / 'eagle3_1'}", "--draft", f"old={DEMO / 'eagle3'}"]
+    argv += ["--draft", f"broken={broken}"]
+    assert drafts_command.main(argv) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((out / "report.json").read_text())
+    assert report["answers"] == 6 and report["sessions"] == 6
+    assert report["drafts"]["broken"]["refused"] and "broken is refused" in printed
+    new = report["drafts"]["new"]
+    lengths = [new["slices"]["all"][str(depth)]["value"] for depth in (1, 2, 3, 4)]
+    assert 1 < lengths[0] <= 2 and lengths == sorted(lengths)
+    assert set(new["phases"]) == {"reasoning", "content"}
+    assert new["time_per_token_ms"]["4"]["value"] == pytest.approx(14 / lengths[3])
+    assert len(new["drift"]["fed-back norm"]) == 4
+    (live,) = report["live"]
+    assert (live["draft"], live["depth"], live["live"]["value"]) == ("new", 2, 3.0)
+    assert live["predicted"]["value"] == pytest.approx(lengths[1])
+    assert "eaglegate drafts compare" in report["command"]
+
+    one = next(out.glob("unrolled-*.jsonl"))
+    kept = one.read_bytes()
+    one.write_bytes(kept[: len(kept) * 2 // 3])  # as if killed in mid-write
+    assert drafts_command.main(argv) == 0
+    again = json.loads((out / "report.json").read_text())
+    assert again["drafts"] == report["drafts"]
+
+
+def test_a_capture_of_hashes_cannot_be_unrolled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    choice = CapturedChoice(tokens=5)
+    record = CaptureRecord(input_length=3, prompts=(CapturedPrompt(3),), choices=(choice,))
+    write_records(path, [record])
+    draft = str(DEMO / "eagle3_1")
+    argv = ["compare", str(path), "--draft", draft, "--out", str(tmp_path / "out")]
+    assert drafts_command.main(argv) == 1
+    assert "--capture-mode full" in capsys.readouterr().err
