@@ -114,7 +114,7 @@ def make_app(engine: Engine, observing: bool, folder: File | None = None) -> ASG
     telemetry = Telemetry(TelemetrySettings(models=("demo",), lanes=("speculative", "plain")))
     gateway.observer = telemetry
     if folder is not None:
-        telemetry.watch_requests(open_capture(folder), renderer.decode)
+        telemetry.watch_capture(open_capture(folder), renderer.decode)
     observed = InstrumentedEngine(engine, telemetry)
     gateway.open(Pipeline(observed, INFO, renderer, parsers, served, SpeculationPolicy()))
     log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))

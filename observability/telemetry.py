@@ -271,7 +271,7 @@ class Telemetry:
             for group in self.groups:
                 group.drop_draft(forgotten)
 
-    def watch_requests(self, capture: RequestCapture | None, decode: Decode) -> None:
+    def watch_capture(self, capture: RequestCapture | None, decode: Decode) -> None:
         """Give ``capture``, if there is one, the requests that it selects when they end."""
         self._capture = capture
         if capture is not None:

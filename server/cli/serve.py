@@ -106,7 +106,7 @@ class ServeCommand:
         self._engine = InstrumentedEngine(self._resilient, self._telemetry)
         self._telemetry.watch_workers(backend.list_workers)
         self._telemetry.watch_drafts(backend.drafts)
-        self._telemetry.watch_requests(capture, backend.renderer.decode)
+        self._telemetry.watch_capture(capture, backend.renderer.decode)
         self._policy = SpeculationPolicy(
             SpeculationRules(depth=settings.fixed_depth, key_depths=keys.depths)
         )

@@ -77,7 +77,7 @@ def bench(
         cipher,
     )
     telemetry = Telemetry(TelemetrySettings(models=("demo",)), CollectorRegistry())
-    telemetry.watch_requests(capture, lab.renderer.decode)
+    telemetry.watch_capture(capture, lab.renderer.decode)
     lab.gateway.observer = telemetry
     path = lab.path()
     lab.gateway.open(replace(path, engine=InstrumentedEngine(lab.engine, telemetry)))
