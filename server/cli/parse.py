@@ -1,7 +1,8 @@
 """``eaglegate parse``: what the gateway's parsers make of a model's output, without an engine.
 
-Raw text on stdin gives its events and the folded message. With ``--jsonl`` each line is an object
-that says which tokens came in which steps, and gives the folded message on a line of its own.
+A captured answer gives its tokens, their phases, the events and the folded message: raw text, or an
+object that says which tokens came in which steps. With ``--jsonl`` each line is such an object, and
+gives the folded message on a line of its own.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 
 from engine.events import ParserEvent, Phase
 from engine.types import FinishReason
+from server.cli.parse_report import ParseReport, wants_color
 from server.parsing.fold import fold
-from server.parsing.parser import Parser, make_parser
+from server.parsing.parser import Parser, make_fallback_parser, make_parser
 from server.parsing.registry import (
     UnknownParser,
     reasoning_format,
@@ -54,22 +56,26 @@ def main(argv: Sequence[str]) -> int:
         vocabulary = Vocabulary.from_directory(Path(options.tokenizer))
         offered = _read_tools(options.tools)
         _check_names(options)
+        if not options.jsonl:
+            return _parse_answer(vocabulary, options, offered)
     except (UnknownParser, OSError, ValueError) as error:
         print(f"eaglegate parse: {error}", file=sys.stderr)
         return 2
-    if options.jsonl:
-        return _parse_lines(vocabulary, options, offered)
-    return _parse_text(vocabulary, options, offered)
+    return _parse_lines(vocabulary, options, offered)
 
 
 def _make_argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("eaglegate parse", description=__doc__)
+    parser.add_argument("file", nargs="?", help="a captured answer; without one, standard input")
     parser.add_argument("--tokenizer", required=True, help="folder with the model's tokenizer")
     parser.add_argument("--tool-call-parser", help=", ".join(tool_parser_names()))
     parser.add_argument("--reasoning-parser", help=", ".join(reasoning_parser_names()))
     parser.add_argument("--tools", help="JSON file with the tools offered, as the API writes them")
     parser.add_argument("--starts-in", choices=sorted(_STARTS), default="content")
     parser.add_argument("--finish-reason", choices=sorted(_FINISH), default="stop")
+    parser.add_argument(
+        "--compare", choices=["vllm"], help="run vLLM's parsers of the same names beside it"
+    )
     parser.add_argument("--jsonl", action="store_true", help="read an object a line, see the docs")
     return parser
 
@@ -86,17 +92,62 @@ def _read_tools(path: str | None) -> list[Mapping[str, Any]] | None:
     )
 
 
-def _parse_text(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> int:
-    ids = tuple(vocabulary.encode(sys.stdin.read()))
-    steps = tuple((token_id,) for token_id in ids)
-    finish, starts_in = _FINISH[options.finish_reason], Phase(options.starts_in)
-    line = ParseJob(steps, finish, starts_in, offered, ())
-    parser = _make_parser(vocabulary, options, line)
-    events = list(_parse_events(parser, line))
-    for event in events:
-        print(event)
-    print(json.dumps(_fold_message(parser, line, events), ensure_ascii=False, indent=2))
-    return 0
+def _parse_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> int:
+    job = _read_answer(vocabulary, options, offered)
+    parser = _make_parser(vocabulary, options, job)
+    report = ParseReport(sys.stdout, wants_color(sys.stdout))
+    events: list[ParserEvent] = []
+    for step in job.steps:
+        found = parser.feed(step)
+        tokens = [_describe_token(vocabulary, token_id) for token_id in step]
+        report.add_step(tokens, parser.phase, found)
+        events += found
+    rest = parser.flush(job.finish)
+    report.add_events(rest)
+    message = _fold_message(parser, job, events + rest)
+    report.add_message(message)
+    if not options.compare:
+        return 0
+    title, theirs = _parse_as_vllm(vocabulary, options, job)
+    return int(report.compare(message, theirs, title))
+
+
+def _describe_token(vocabulary: Vocabulary, token_id: int) -> tuple[int, str, bool]:
+    text = vocabulary.pieces[token_id].decode("utf-8", "backslashreplace")
+    return token_id, text, token_id in vocabulary.added
+
+
+def _read_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> ParseJob:
+    """Raw text, or an object as on a line of ``--jsonl``."""
+    if options.file is None:
+        text = sys.stdin.read()
+    else:
+        text = Path(options.file).read_text(encoding="utf-8")
+    if text.lstrip().startswith("{") and '"token_ids"' in text:
+        return _read_line(text.encode(), offered, vocabulary.size)
+    steps = tuple((token_id,) for token_id in vocabulary.encode(text))
+    starts_in = Phase(options.starts_in)
+    return ParseJob(steps, _FINISH[options.finish_reason], starts_in, offered, ())
+
+
+def _parse_as_vllm(
+    vocabulary: Vocabulary, options: argparse.Namespace, job: ParseJob
+) -> tuple[str, dict[str, Any]]:
+    """What vLLM's parsers of the same names make of it. Raises ValueError where they cannot."""
+    try:
+        from engine.vllm_backend.parser_fallback import open_parsers
+    except ImportError as error:
+        raise ValueError(f"--compare vllm needs vLLM, which is not installed: {error}") from error
+
+    tools, reasoning = options.tool_call_parser, options.reasoning_parser
+    parsers = open_parsers(options.tokenizer, tools, reasoning)
+    opened = reasoning_format(reasoning).starts if job.starts_in is Phase.REASONING else ()
+    prompt = vocabulary.encode(opened[0] if opened else "\n")
+    parser = make_fallback_parser(
+        vocabulary, parsers.make(job.tools or (), prompt), tools=job.tools, stop=job.stop
+    )
+    events = list(_parse_events(parser, job))
+    return f"vLLM {parsers.version}", _fold_message(parser, job, events)
 
 
 def _parse_lines(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> int:
