@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,9 @@ def _parse_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered: 
     report.add_message(message)
     if not options.compare:
         return 0
+    if job.tools is None:
+        named = [{"name": call["name"]} for call in message["tool_calls"]]
+        job = replace(job, tools=named)
     title, theirs = _parse_as_vllm(vocabulary, options, job)
     return int(report.compare(message, theirs, title))
 
@@ -141,10 +144,14 @@ def _parse_as_vllm(
 
     tools, reasoning = options.tool_call_parser, options.reasoning_parser
     parsers = open_parsers(options.tokenizer, tools, reasoning)
+    offered = [
+        tool if "function" in tool else {"type": "function", "function": tool}
+        for tool in job.tools or ()
+    ]
     opened = reasoning_format(reasoning).starts if job.starts_in is Phase.REASONING else ()
     prompt = vocabulary.encode(opened[0] if opened else "\n")
     parser = make_fallback_parser(
-        vocabulary, parsers.make(job.tools or (), prompt), tools=job.tools, stop=job.stop
+        vocabulary, parsers.make(offered, prompt), tools=offered, stop=job.stop
     )
     events = list(_parse_events(parser, job))
     return f"vLLM {parsers.version}", _fold_message(parser, job, events)

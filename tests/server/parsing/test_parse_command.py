@@ -160,6 +160,7 @@ def test_it_shows_where_another_reading_differs(capsys):
     assert "content: differs\n    here 'Ok.'\n    vLLM 'No.'" in shown
 
 
+@pytest.mark.slow
 def test_vllm_reads_it_too(parse):
     """The real parsers: with a comma too many vLLM's finds no call."""
     pytest.importorskip("vllm")
