@@ -78,8 +78,8 @@ def speculation(depth: int) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(**chosen: Any) -> AsyncGenerator[VllmEngine, None]:
-    engine = VllmEngine(make_demo_arguments(**chosen))
+async def running(planning: str = "off", **chosen: Any) -> AsyncGenerator[VllmEngine, None]:
+    engine = VllmEngine(make_demo_arguments(**chosen), planning=planning)
     await engine.start()
     try:
         yield engine

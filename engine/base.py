@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from engine.speculation.accounting import Totals
 from engine.supervision.policy import EngineLoss, PostMortem
@@ -44,7 +44,20 @@ class SupportsDepth(Protocol):
         ...
 
 
-class ResilientEngine(Engine, Protocol):
+@runtime_checkable
+class SupportsPlanning(Protocol):
+    """An engine that can choose the speculation depth of every step."""
+
+    async def describe_planning(self, recent: int = 0) -> Mapping[str, Any]:
+        """What the planner believes and has decided, and the newest steps; empty without one."""
+        ...
+
+    async def freeze_planning(self, depth: int | None) -> bool:
+        """Hold the planner at ``depth``, or let it choose again; False where there is none."""
+        ...
+
+
+class ResilientEngine(Engine, SupportsPlanning, Protocol):
     """An engine that survives backend restarts, in-flight requests included."""
 
     async def set_depth(self, depth: int) -> AppliedDepth:

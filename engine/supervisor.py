@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
-from engine.base import AppliedDepth, Engine, SupportsDepth, SupportsKilled, SupportsPostMortem
+from engine.base import (
+    AppliedDepth,
+    Engine,
+    SupportsDepth,
+    SupportsKilled,
+    SupportsPlanning,
+    SupportsPostMortem,
+)
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from engine.speculation.accounting import Totals
 from engine.speculation.swap import SwapsDrafts
@@ -66,6 +74,8 @@ class SupervisedEngine(EnginePool):
         super().__post_init__()
         self._session: EngineSession | None = None
         self._reason = "Not started yet."
+        self._frozen: int | None = None
+        """The depth at which an operator holds the planner."""
         self._restarts = RestartPolicy(self.timeouts)
         self._isolation = PoisonIsolation()
         self._past_unclaimed = Totals()
@@ -102,6 +112,27 @@ class SupervisedEngine(EnginePool):
         if not isinstance(session.engine, SwapsDrafts):
             raise EngineFailed("This engine cannot exchange its draft.")
         return await session.engine.swap_draft(path, running, cache_salt)
+
+    async def describe_planning(self, recent: int = 0) -> Mapping[str, Any]:
+        """See ``engine.base.SupportsPlanning``; empty while no engine serves."""
+        session = self._live_session
+        if session is None or not isinstance(session.engine, SupportsPlanning):
+            return {}
+        with suppress(TimeoutError, EngineError):
+            async with asyncio.timeout(BOUND_S):
+                return await session.engine.describe_planning(recent)
+        return {}
+
+    async def freeze_planning(self, depth: int | None) -> bool:
+        """Hold the planner of this engine and of later ones. Raises EngineDead."""
+        session = self._live_session
+        if session is None:
+            raise EngineDead(self._reason)
+        engine = session.engine
+        if not isinstance(engine, SupportsPlanning) or not await engine.freeze_planning(depth):
+            return False
+        self._frozen = depth
+        return True
 
     async def health(self) -> Health:
         """From known state: answers at once, whatever the engine does."""
@@ -259,6 +290,8 @@ class SupervisedEngine(EnginePool):
 
     async def _apply_depth(self, engine: Engine) -> None:
         """Give a new engine the bound in force, also one that is set meanwhile."""
+        if self._frozen is not None and isinstance(engine, SupportsPlanning):
+            await engine.freeze_planning(self._frozen)
         if not isinstance(engine, SupportsDepth):
             return
         applied = None

@@ -91,6 +91,8 @@ class EngineRequest:
     """Lower runs earlier."""
     lane: str = "default"
     workload: str = "chat"
+    tenant: str = ""
+    """The public name of the API key; its traffic teaches the planner about its traffic alone."""
     cache_salt: str | None = None
     adapter: str | None = None
     """The LoRA adapter to generate with, by its name; None for the model itself."""

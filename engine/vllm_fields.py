@@ -54,10 +54,15 @@ def build_sampling_fields(request: EngineRequest) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _build_extra_args(request: EngineRequest) -> dict[str, int] | None:
-    if request.depth is None:
-        return None
-    return {DEPTH: request.depth} | ({KEEP: True} if request.keeps_depth else {})
+def _build_extra_args(request: EngineRequest) -> dict[str, Any]:
+    extra: dict[str, Any] = {TRAFFIC: request.workload}
+    if request.tenant:
+        extra[TENANT] = request.tenant
+    if request.depth is not None:
+        extra[DEPTH] = request.depth
+    if request.depth is not None and request.keeps_depth:
+        extra[KEEP] = True
+    return extra
 
 
 def build_structured_outputs(constraint: Constraint | None) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo
+from observability.metrics.planner import summarize_planner
 from observability.telemetry import Telemetry
 from observability.windows import ALL, KINDS, SlidingWindow, WindowSums
 
@@ -58,6 +59,8 @@ def render_metrics(registry: CollectorRegistry) -> bytes:
 MIN_AT_RISK = 10
 """Verify steps that must have reached a position before it takes part in the slope."""
 
+RECENT_STEPS = 50
+"""Planned steps that ``/debug/speculation`` lists one by one."""
 Row = dict[str, Any]
 
 
@@ -78,6 +81,7 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
         "canary": telemetry.describe_canary(),
         "engines": {lane: _describe_engine(info) for lane, info in telemetry.engines.items()},
         "workers": [_describe_worker(worker) for worker in telemetry.list_workers()],
+        "planner": summarize_planner(telemetry.planner),
         "all": whole,
         "slices": slices,
         "history": list_history(telemetry, now),
@@ -211,10 +215,12 @@ def make_routes(telemetry: Telemetry) -> list[Route]:
     page = files("observability").joinpath("page.html").read_text(encoding="utf-8")
 
     async def metrics(_: Request) -> Response:
+        await telemetry.refresh_planner()
         telemetry.settle()
         return Response(render_metrics(telemetry.registry), media_type=CONTENT_TYPE)
 
     async def debug(_: Request) -> Response:
+        await telemetry.refresh_planner(RECENT_STEPS)
         body = orjson.dumps(summarize_speculation(telemetry), option=orjson.OPT_INDENT_2)
         return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from engine.base import SupportsUnclaimed
+from engine.base import SupportsPlanning, SupportsUnclaimed
 from engine.fleet.status import WorkerStatus
 from engine.observer import Observation, RequestFacts
 from engine.speculation.accounting import Totals
@@ -57,6 +57,7 @@ class CanarySource(Protocol):
         ...
 
 
+PlannerReader = Callable[[int], Awaitable[Mapping[str, Any]]]
 COUNT_EVERY_S = 5.0
 """Well under a bucket of the windows, so that they stay current between scrapes."""
 
@@ -97,6 +98,9 @@ class Telemetry:
         self._workers: Callable[[], Iterable[WorkerStatus]] = tuple
         self._process: Callable[[], Mapping[str, float]] = dict
         self._capture: RequestCapture | None = None
+        self._planner: PlannerReader | None = None
+        self.planner: Mapping[str, Any] = {}
+        """What the depth planner described last."""
         self._batch = PendingMetrics()
         self._count_at = 0.0
         scope = MetricScope(
@@ -113,6 +117,7 @@ class Telemetry:
             self.describe_canary,
             self._read_verdicts,
             lambda: None if self._capture is None else self._capture.counts(),
+            lambda: self.planner,
         )
         self.groups = [make(scope) for make in GROUPS]
         self.catalogue: list[MetricDeclaration] = scope.catalogue
@@ -205,7 +210,9 @@ class Telemetry:
             group.record_interruption(outcome)
 
     def watch_engine(self, engine: str, what: object) -> None:
-        """Read the unclaimed steps of ``what``, if it counts them."""
+        """Read the unclaimed steps and the planner of ``what``, where it has them."""
+        if isinstance(what, SupportsPlanning):
+            self.watch_planner(what.describe_planning)
         if isinstance(what, SupportsUnclaimed):
             self._losing[engine] = what
 
@@ -216,6 +223,15 @@ class Telemetry:
     def watch_process(self, read: Callable[[], Mapping[str, float]]) -> None:
         """Read what the gateway's process uses of its limits: see the group Process."""
         self._process = read
+
+    def watch_planner(self, read: PlannerReader) -> None:
+        """Read the depth planner with ``read``, which takes the number of recent steps."""
+        self._planner = read
+
+    async def refresh_planner(self, recent: int = 0) -> None:
+        """Before a scrape. A planner that cannot be read has no series."""
+        if self._planner is not None:
+            self.planner = await self._planner(recent)
 
     def watch_workers(self, find: Callable[[], Iterable[WorkerStatus]]) -> None:
         """Read the workers of a fleet from what ``find`` finds."""

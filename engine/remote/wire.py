@@ -18,7 +18,7 @@ from engine.types import (
     Sampling,
     TokenLogprob,
 )
-from engine.vllm_fields import DEPTH, build_sampling_fields, is_reasoning_ended, select_top
+from engine.vllm_fields import KEEP, build_sampling_fields, is_reasoning_ended, select_top
 
 GENERATE = "/inference/v1/generate"
 MOST_ALTERNATIVES = 256
@@ -48,9 +48,9 @@ def build_body(request: EngineRequest, *, stream: bool, depth: bool) -> dict[str
 
 def build_sampling_params(request: EngineRequest, *, depth: bool) -> dict[str, Any]:
     fields = build_sampling_fields(request)
-    fields.pop("extra_args", None)
-    if depth and request.depth is not None:
-        fields["extra_args"] = {DEPTH: request.depth}
+    extra = fields.pop("extra_args")
+    if depth:
+        fields["extra_args"] = {name: value for name, value in extra.items() if name != KEEP}
     if "logit_bias" in fields:
         fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"].items()}
     if _hides_alternative(request.sampling):

@@ -11,6 +11,7 @@ import multiprocessing
 import re
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -57,6 +58,8 @@ GIVE_UP_POLL_S = 0.1
 ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
 """How vLLM reports an engine process that ended before it was ready; it may not know yet how."""
 WARM_UP_PROMPT = (1, 2, 3, 4)
+PROFILE_BATCHES = (1, 4, 16)
+PROFILE_STEPS = 6
 
 
 NO_ADAPTERS: Mapping[str, str] = {}
@@ -110,8 +113,8 @@ class VllmEngine:
             self._outputs = take_over(llm, choose_reader(info))
             await self._load_adapters(llm)
             await self._warm_up(info)
-            if self._planning != "off":
-                await self.set_planning(self._planning)
+            if self._planning != "off" and await self.set_planning(self._planning) == "auto":
+                await self._profile_steps(info)
         except Exception as error:
             await self.aclose()
             await asyncio.to_thread(self._log.join, LAST_WORDS_S)
@@ -142,22 +145,14 @@ class VllmEngine:
 
         Returns the bound in force: at most the K the engine was started with.
         """
-        llm, _ = self._require_running()
-        try:
-            return int(await llm.engine_core.call_utility_async("set_depth", depth))
-        except EngineDeadError as error:
-            raise EngineDead("The engine has died.") from error
+        return int(await self._call("set_depth", depth))
 
     async def set_planning(self, mode: str) -> str:
         """Choose the depth of requests that bring none by cost (``auto``), or not (``off``).
 
         Returns the mode in force: ``off`` where there is nothing to plan.
         """
-        llm, _ = self._require_running()
-        try:
-            return str(await llm.engine_core.call_utility_async("set_planning", mode))
-        except EngineDeadError as error:
-            raise EngineDead("The engine has died.") from error
+        return str(await self._call("set_planning", mode))
 
     async def swap_draft(self, path: str, running: str, cache_salt: str | None) -> float:
         """Load the draft in ``path`` in place of ``running``, between two steps.
@@ -173,6 +168,18 @@ class VllmEngine:
             raise EngineFailed(f"The draft was not exchanged: {_summarize_error(error)}") from error
         self._draft_salt = cache_salt
         return pause_s
+
+    async def describe_planning(self, recent: int = 0) -> dict[str, Any]:
+        """See ``engine.base.SupportsPlanning``."""
+        return dict(await self._call("describe_planning", recent))
+
+    async def freeze_planning(self, depth: int | None) -> bool:
+        """See ``engine.base.SupportsPlanning``."""
+        return bool(await self._call("freeze_planning", depth))
+
+    async def _call(self, method: str, *arguments: object) -> Any:
+        llm, _ = self._require_running()
+        return await _call_core(llm, method, *arguments)
 
     @property
     def unclaimed(self) -> Totals:
@@ -262,6 +269,23 @@ class VllmEngine:
             async for _ in self.generate(_make_warm_up_request(depth, info)):
                 pass
 
+    async def _profile_steps(self, info: EngineInfo) -> None:
+        """Let the planner time steps of several sizes, so that its first plans are sensible.
+
+        A batch in which every second request drafts nothing tells verifying from drafting.
+        """
+        limit = self._arguments.max_num_seqs or PROFILE_BATCHES[-1]
+        for batch in sorted({min(size, limit) for size in PROFILE_BATCHES}):
+            self._progress(f"timing steps of {batch} requests")
+            for depth in sorted({0, 1, (info.speculation.depth + 1) // 2, info.speculation.depth}):
+                for other in {depth, 0} if batch > 1 else {depth}:
+                    requests = [
+                        _make_profile_request(f"{at}-{batch}-{depth}-{other}", own, info)
+                        for at in range(batch)
+                        for own in [other if at % 2 else depth]
+                    ]
+                    await asyncio.gather(*(_drain(self.generate(one)) for one in requests))
+
     def _find_cause(self, error: Exception) -> str:
         """One sentence: the child's own exception if there is one, else ours."""
         return self._log.find_cause() or _summarize_error(error)
@@ -306,6 +330,23 @@ def _make_warm_up_request(depth: int, info: EngineInfo) -> EngineRequest:
         sampling=Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True),
         depth=depth,
     )
+
+
+def _make_profile_request(name: str, depth: int, info: EngineInfo) -> EngineRequest:
+    """Long enough for ``PROFILE_STEPS`` steps if every draft token is accepted."""
+    tokens = min(PROFILE_STEPS * (depth + 1), info.max_model_len - len(WARM_UP_PROMPT))
+    return replace(
+        _make_warm_up_request(depth, info),
+        id=f"profile-{name}",
+        sampling=Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True),
+        workload="warm-up",
+        tenant="warm-up",
+    )
+
+
+async def _drain(steps: AsyncGenerator[Step, None]) -> None:
+    async for _ in steps:
+        pass
 
 
 async def _ping(llm: AsyncLLM) -> bool:

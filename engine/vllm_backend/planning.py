@@ -2,20 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from engine.speculation.planner.planner import DepthPlanner, Planner, RandomPlanner
+from engine.speculation.planner.planner import DepthPlan, DepthPlanner, DepthReason, Ints, Planner
+from engine.vllm_backend.steering import ReasoningSpan
 from engine.vllm_fields import DEPTH, TENANT, TRAFFIC
+
+
+class RandomPlanner:
+    """Any depth and any widths at every step: text must not depend on them."""
+
+    def __init__(self, depth: int, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._depth = depth
+
+    def begin(self, request: str, traffic: str, tenant: str) -> None:
+        pass
+
+    def move(self, request: str, traffic: str, tenant: str) -> None:
+        pass
+
+    def end(self, request: str) -> None:
+        pass
+
+    def plan(
+        self,
+        requests: Sequence[str],  # noqa: ARG002
+        bounds: Ints,
+        floors: Ints | None = None,
+    ) -> DepthPlan:
+        least = np.zeros_like(bounds) if floors is None else floors
+        depth = int(self._rng.integers(least.max(initial=0), self._depth + 1))
+        widths = np.maximum(
+            np.minimum(self._rng.integers(0, depth + 1, len(bounds)), bounds), least
+        )
+        return DepthPlan(depth, widths, DepthReason.PROBE, float(len(bounds)), 0.0)
+
+    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None:
+        pass
+
+    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
+        pass
+
 
 WIDTHS = "planned_widths"
 """Attribute of a SchedulerOutput: the widths planned for the drafts it verifies."""
+PROMPT_TAIL = 64
+"""Prompt tokens that are searched for the begin of a reasoning."""
 PLANNERS = {"auto": DepthPlanner, "random": RandomPlanner}
 
 
@@ -27,7 +68,11 @@ class StepPlanning:
         self._planner: Planner | None = None
         self._widths: dict[str, int] = {}
         self._begun: set[str] = set()
+        self.clock: Callable[[], float] = perf_counter
         self._last_update: float | None = None
+        self._phases = PhaseTracker(scheduler.vllm_config)
+        self._in_reasoning: dict[str, bool] = {}
+        self._paused: tuple[str, Planner | None] = ("off", None)
         self.mode = "off"
 
     @property
@@ -35,9 +80,37 @@ class StepPlanning:
         return self._planner is not None
 
     def start(self, mode: str) -> None:
-        """``off``, or a name in ``PLANNERS``. What was learnt before is forgotten."""
-        self._planner = PLANNERS[mode](self._scheduler.num_spec_tokens) if mode != "off" else None
-        self._widths, self._begun, self.mode = {}, set(), mode
+        """``off``, or a name in ``PLANNERS``; off and on again keeps what was learnt."""
+        if mode == self.mode:
+            return
+        if self._planner is not None:
+            self._paused = self.mode, self._planner
+            for request in self._begun:
+                self._planner.end(request)
+        paused_mode, planner = self._paused
+        if mode != paused_mode or planner is None:
+            planner = PLANNERS[mode](self._scheduler.num_spec_tokens) if mode != "off" else None
+        self._planner = None if mode == "off" else planner
+        self._widths, self._begun, self._in_reasoning, self.mode = {}, set(), {}, mode
+
+    def restart(self) -> None:
+        """Forget all that was learnt: another draft serves."""
+        mode = self.mode
+        self.start("off")
+        self._paused = "off", None
+        self.start(mode)
+
+    def describe(self, recent: int = 0) -> dict[str, object]:
+        """What the planner believes and has decided; only the mode where there is none."""
+        planner = self._planner if isinstance(self._planner, DepthPlanner) else None
+        return {"mode": self.mode} | ({} if planner is None else planner.describe(recent))
+
+    def freeze(self, depth: int | None) -> bool:
+        """Plan this depth for all requests that bring none; None goes back to choosing."""
+        if not isinstance(self._planner, DepthPlanner):
+            return False
+        self._planner.frozen = depth
+        return True
 
     def get_width(self, request: Request, useful: int) -> int:
         """Draft tokens to verify; ``useful`` where no plan knows the request."""
@@ -63,8 +136,7 @@ class StepPlanning:
             return 0
         names = [request.request_id for request, _ in drafting]
         for request, _ in drafting:
-            if request.request_id not in self._begun:
-                self._begin(self._planner, request)
+            self._follow(self._planner, request)
         bounds = np.array([min(depth, most, _left(request)) for request, depth in drafting])
         asked = np.array([_asked(request) is not None for request, _ in drafting])
         plan = self._planner.plan(names, bounds, np.where(asked, bounds, 0))
@@ -73,7 +145,7 @@ class StepPlanning:
 
     def observe(self, output: SchedulerOutput, verified: Mapping[str, tuple[int, int]]) -> None:
         """After a step: what was drafted and accepted of each request, and how long it took."""
-        now, before = perf_counter(), self._last_update
+        now, before = self.clock(), self._last_update
         self._last_update = now if self._scheduler.has_unfinished_requests() else None
         if self._planner is None:
             return
@@ -92,16 +164,53 @@ class StepPlanning:
     def forget(self, request: Request) -> None:
         """A request is over."""
         self._widths.pop(request.request_id, None)
+        self._phases.forget(request)
+        self._in_reasoning.pop(request.request_id, None)
         if self._planner is not None and request.request_id in self._begun:
             self._begun.discard(request.request_id)
             self._planner.end(request.request_id)
 
-    def _begin(self, planner: Planner, request: Request) -> None:
+    def _follow(self, planner: Planner, request: Request) -> None:
+        """Begin requests that are new, and change the slice of those that end their reasoning."""
+        name, reasoning = request.request_id, self._phases.is_reasoning(request)
+        if name in self._begun and self._in_reasoning[name] == reasoning:
+            return
+        begin = planner.move if name in self._begun else planner.begin
+        self._begun.add(name)
+        self._in_reasoning[name] = reasoning
         extra = _extra(request)
-        context = (request.num_prompt_tokens // 1024).bit_length()
-        traffic = f"{extra.get(TRAFFIC, '')}/{context}"
-        planner.begin(request.request_id, traffic, str(extra.get(TENANT, "")))
-        self._begun.add(request.request_id)
+        traffic = name_slice(str(extra.get(TRAFFIC, "")), reasoning, request.num_prompt_tokens)
+        begin(name, traffic, str(extra.get(TENANT, "")))
+
+
+class PhaseTracker:
+    """Which requests are in their reasoning. Always false without a reasoning parser."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        config = vllm_config.reasoning_config
+        self._start = list(config.reasoning_start_token_ids or ()) if config else []
+        self._end = list(config.natural_reasoning_end_token_ids or ()) if config else []
+        self._spans: dict[str, ReasoningSpan] = {}
+
+    def is_reasoning(self, request: Request) -> bool:
+        if not (self._start and self._end):
+            return False
+        span = self._spans.get(request.request_id)
+        if span is None:
+            tail = max(0, request.num_prompt_tokens - PROMPT_TAIL)
+            span = ReasoningSpan(self._start, self._end, tail)
+            self._spans[request.request_id] = span
+        span.read(request.all_token_ids)
+        return span.length is not None
+
+    def forget(self, request: Request) -> None:
+        self._spans.pop(request.request_id, None)
+
+
+def name_slice(workload: str, reasoning: bool, prompt_tokens: int) -> str:
+    """Workload, phase and context bucket: ``agent/answer/4k`` has fewer than 4,096 tokens."""
+    bucket = 1 << (prompt_tokens // 1024).bit_length()
+    return f"{workload}/{'reasoning' if reasoning else 'answer'}/{bucket}k"
 
 
 def _extra(request: Request) -> dict[str, Any]:

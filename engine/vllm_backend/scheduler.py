@@ -54,7 +54,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._answers: RequestAccounts | None = None
         self._own_schedule = self._take_over_schedule()
         self._draft_len = self._get_draft_len()
-        self._planning = StepPlanning(self)
+        self.planning = StepPlanning(self)
         self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
         if self.num_spec_tokens:
             self._limit_sharing()
@@ -68,7 +68,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def _get_width(self, request: Request) -> int:
         """Draft tokens of this request to verify next."""
-        return self._planning.get_width(request, self.get_depth(request))
+        return self.planning.get_width(request, self.get_depth(request))
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
@@ -76,12 +76,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             return
         tokens = scheduler_output.num_scheduled_tokens
         scheduled = [self.requests[req_id] for req_id in tokens]
-        self._planning.note(scheduler_output)
+        self.planning.note(scheduler_output)
         depth = self._get_step_depth(scheduled)
         decoding = all(is_past_prompt(self.requests[req_id], tokens[req_id]) for req_id in tokens)
         skip = depth == 0 and decoding and not self._uniform
         setattr(scheduler_output, SKIP, skip)
-        if skip and self._planning.active:
+        if skip and self.planning.active:
             self._limit_sharing_of(scheduled, tokens)
         if not self._uniform:
             scheduler_output.num_spec_tokens_to_schedule = depth
@@ -91,11 +91,11 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         """How deep to draft after this step: the greatest depth of its requests."""
         longest = max((request.num_computed_tokens for request in scheduled), default=0)
         if longest + self.num_spec_tokens > self._draft_len:
-            return self._planning.plan([], 0)
+            return self.planning.plan([], 0)
         most = self._get_batch_limit(len(scheduled))
         drafting = [(r, self.get_depth(r)) for r in scheduled if not r.is_prefill_chunk]
-        if self._planning.active:
-            return self._planning.plan(drafting, most)
+        if self.planning.active:
+            return self.planning.plan(drafting, most)
         return min(most, max((depth for _, depth in drafting), default=0))
 
     def _limit_placeholders(self, scheduled: list[Request], depth: int) -> None:
@@ -140,7 +140,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         depths = {
-            req_id: self._planning.get_depth_in_force(
+            req_id: self.planning.get_depth_in_force(
                 scheduler_output, request, self.get_depth(request)
             )
             for req_id in scheduler_output.num_scheduled_tokens
@@ -149,8 +149,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
-        if self._planning.active:
-            self._planning.observe(scheduler_output, self._verified)
+        if self.planning.active:
+            self.planning.observe(scheduler_output, self._verified)
         self._attach_accounts(outputs.values(), depths)
         return outputs
 
@@ -178,12 +178,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def set_planning(self, mode: str) -> str:
         """``auto``, ``random`` or ``off``; returns the mode in force."""
         usable = self.num_spec_tokens and self._own_schedule and not self._uniform
-        self._planning.start(mode if usable else "off")
-        return self._planning.mode
+        self.planning.start(mode if usable else "off")
+        return self.planning.mode
 
     def forget_draft(self) -> None:
         """Another draft serves: what was learnt of the last one says nothing."""
-        self._planning.start(self._planning.mode)
+        self.planning.restart()
 
     def _take_over_schedule(self) -> bool:
         """Whether depth by batch size is ours to ignore. A table also turns -1 padding off."""
@@ -230,7 +230,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
             self._shareable.setdefault(request.request_id, max(request.num_prompt_tokens, computed))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self._planning.forget(request)
+        self.planning.forget(request)
         self._shareable.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
 
@@ -317,8 +317,23 @@ def set_planning(core: EngineCore, mode: str) -> str:
     return str(scheduler.set_planning(mode))
 
 
+def describe_planning(core: EngineCore, recent: int) -> dict[str, object]:
+    """What the planner believes and has decided, and the newest steps."""
+    scheduler = core.scheduler
+    description: dict[str, object] = scheduler.planning.describe(recent)
+    return description
+
+
+def freeze_planning(core: EngineCore, depth: int | None) -> bool:
+    """Hold the planner at ``depth``, or let it choose again; False where there is none."""
+    scheduler = core.scheduler
+    return bool(scheduler.planning.freeze(depth))
+
+
 EngineCore.set_depth = set_depth
 EngineCore.set_planning = set_planning
 EngineCore.swap_draft = draft_reload.swap_draft
+EngineCore.describe_planning = describe_planning
+EngineCore.freeze_planning = freeze_planning
 """The front end reaches the engine process by the names of EngineCore's methods."""
 exit_with_parent()

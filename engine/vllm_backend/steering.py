@@ -188,9 +188,10 @@ def drop_rows(
 class ReasoningSpan:
     """The reasoning in a sequence of tokens that grows."""
 
-    def __init__(self, start: list[int], end: list[int]) -> None:
+    def __init__(self, start: list[int], end: list[int], begin_at: int = 0) -> None:
+        """Tokens before ``begin_at`` are not read."""
         self._start, self._end = start, end
-        self._read = 0
+        self._read = begin_at
         self._begin: int | None = None
 
     @property

@@ -3,6 +3,8 @@
 * No draft pass in steps that want no draft. vLLM at depth 0 still runs the draft model once per
   step to keep its KV cache whole; the scheduler marks the steps where that may be left out. The
   second model runner (GPU) ignores the mark and keeps the pass: correct, and a little slower.
+  Under synchronous scheduling such a step prepares nothing for the draft either, and a step that
+  verifies nothing takes the plain sampler.
 * On a CPU, sampling with drafts follows temperature, top-p and top-k. vLLM's native kernel that
   spreads a request's values over its draft tokens writes to a copy, so that the sampler used
   uninitialised memory: a twentieth of the acceptance, and text from another distribution. And a
@@ -52,7 +54,10 @@ def propose_draft_token_ids(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    setattr(runner.drafter, SKIP, getattr(scheduler_output, SKIP, False))
+    skip = getattr(scheduler_output, SKIP, False)
+    if skip and not runner.use_async_scheduling:
+        return torch.empty(runner.input_batch.num_reqs, 0, device=runner.device, dtype=torch.int64)
+    setattr(runner.drafter, SKIP, skip)
     return original(runner, scheduler_output, *args, **kwargs)
 
 
@@ -76,10 +81,12 @@ def load_model(
     return loaded
 
 
-def sample(original: Callable[..., Any], runner: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
-    """Rows of unfinished prompts draw nothing."""
+def sample(original: Callable[..., Any], runner: GPUModelRunner, logits: Any, metadata: Any) -> Any:
+    """Rows of unfinished prompts draw nothing. Without drafts vLLM's plain sampler is enough."""
     before = [(draws, draws.get_state()) for draws in find_discarded_generators(runner).values()]
-    output = original(runner, *args, **kwargs)
+    if metadata is not None and not runner.use_async_scheduling and metadata.max_spec_len == 0:
+        metadata = None
+    output = original(runner, logits, metadata)
     for draws, state in before:
         draws.set_state(state)
     return output

@@ -2,6 +2,7 @@
 
 from observability.metrics.base import MetricGroup
 from observability.metrics.engine import Canaries, EngineState, Gpus, Process, Workers
+from observability.metrics.planner import PlannedDepths, PlannerCalibration
 from observability.metrics.requests import (
     CapturedRequests,
     IgnoredFields,
@@ -48,6 +49,8 @@ GROUPS: tuple[type[MetricGroup], ...] = (
     Balance,
     Unclaimed,
     SpeculationNow,
+    PlannedDepths,
+    PlannerCalibration,
     ByContext,
     ByPhase,
     ByTemplate,

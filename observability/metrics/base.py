@@ -96,6 +96,8 @@ class MetricScope:
     """How many canaries ended with which verdict."""
     capture: Callable[[], CaptureCounts | None]
     """What the capture of requests has done, if there is one."""
+    planner: Callable[[], Mapping[str, Any]]
+    """What the depth planner described last; empty where there is none."""
     catalogue: list[MetricDeclaration] = field(default_factory=list)
 
 

@@ -154,9 +154,9 @@ class ServeCommand:
             store=_open_store(settings, self._progress),
             cipher=_open_cipher(settings, self._progress),
         )
-        drafts = self._backend.drafts
+        engine, drafts = self._resilient, self._backend.drafts
         canaries = None if drafts is None else CanaryRunner(drafts, self._telemetry)
-        gateway.controls = Controls(self._reload, self._resilient.set_depth, drafts, canaries)
+        gateway.controls = Controls(self._reload, engine.set_depth, drafts, canaries, engine)
         self._telemetry.watch_canary(canaries)
         return gateway
 

@@ -205,6 +205,7 @@ class Job:
             priority=self.priority,
             lane=self.lane,
             workload=self.workload,
+            tenant=self.key or "",
             cache_salt=self.cache_salt,
             affinity=self.caller.session or self.affinity,
         )

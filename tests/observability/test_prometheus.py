@@ -159,8 +159,9 @@ def rule_queries() -> tuple[set[str], set[str]]:
     looked_at = {
         name for rule in rules if "alert" in rule for name in SELECTOR.findall(rule["expr"])
     }
-    of_fleets = {name for name in looked_at if "_worker_" in name}
-    return (recorded | looked_at) - NEEDS_HISTORY - of_fleets, of_fleets
+    all_ = recorded | looked_at
+    elsewhere = {name for name in all_ if "_worker_" in name or "planner" in name}
+    return all_ - NEEDS_HISTORY - elsewhere, elsewhere
 
 
 async def test_every_query_is_answered(demo_gateway, tmp_path):
@@ -182,7 +183,7 @@ async def test_every_query_is_answered(demo_gateway, tmp_path):
             await all_rules_work(asked)
     (tmp_path / "silent.json").write_bytes(orjson.dumps(sorted(asker.silent), option=2))
     assert not asker.silent & must
-    quiet = re.compile("_gpu_|_worker_|baseline|_losses_|_interrupted_r")
+    quiet = re.compile("_gpu_|_worker_|planner|baseline|_losses_|_interrupted_r")
     quiet_here = {query for query in may if quiet.search(query)}
     assert asker.silent <= quiet_here, "conditional, but the traffic was made to cause it"
 

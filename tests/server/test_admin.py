@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.base import AppliedDepth
@@ -100,3 +102,49 @@ async def test_status_counts(controlled):
     assert (status["state"], status["requests_inside"]) == ("ready", 0)
     assert status["bounds"]["running"] == 256
     assert status["tasks"] >= 1
+
+
+class PretendPlanner:
+    """Plans where ``plans`` says so."""
+
+    def __init__(self, plans: bool = True) -> None:
+        self.plans = plans
+        self.frozen: int | None = None
+
+    async def describe_planning(self, recent: int = 0) -> dict[str, object]:
+        return {"mode": "auto", "frozen": self.frozen, "recent": [None] * recent}
+
+    async def freeze_planning(self, depth: int | None) -> bool:
+        self.frozen = depth
+        return self.plans
+
+
+def plan(lab, planner):
+    lab.gateway.controls = replace(lab.gateway.controls, planner=planner)
+    return planner
+
+
+async def test_the_planner_is_shown_and_held(controlled):
+    planner = plan(controlled, PretendPlanner())
+    assert (await put(controlled, planner=2)).json["planner"] == 2
+    shown = (await controlled.get("/admin/speculation")).json["planner"]
+    assert shown == {"mode": "auto", "frozen": 2, "recent": []}
+    assert (await put(controlled)).status == 200
+    assert planner.frozen == 2, "a set of rules that does not name it leaves it"
+    assert (await put(controlled, planner="auto")).json["planner"] == "auto"
+    assert planner.frozen is None
+
+
+@pytest.mark.parametrize("plans", [False, None])
+async def test_without_a_planner_none_can_be_held(controlled, plans):
+    plan(controlled, None if plans is None else PretendPlanner(plans))
+    answer = await put(controlled, planner=1)
+    assert answer.status == 400
+    assert "--depth auto" in answer.json["error"]["message"]
+
+
+async def test_a_held_depth_is_at_most_the_engines(controlled):
+    plan(controlled, PretendPlanner())
+    answer = await put(controlled, planner=99)
+    assert answer.status == 400
+    assert answer.json["error"]["param"] == "planner"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from panels import (
     NEEDS_DRAFT,
+    NEEDS_PLANNER,
     OF,
     Dashboard,
     Panel,
@@ -150,6 +151,72 @@ SPECULATION = Dashboard(
             Panel("TPOT by phase", "s", (Query(tpot("phase", "phase_"), "{{phase}}"),)),
             Panel("TPOT by context", "s", (Query(tpot("context", "context_"), "{{context}}"),)),
             Panel("TPOT by template", "s", (Query(tpot("template", "template_"), "{{template}}"),)),
+        ),
+        "Depth planner": (
+            Panel(
+                "Steps by depth",
+                "percentunit",
+                (
+                    Query(
+                        "sum by (depth) (rate(eaglegate_planner_steps_total[$__rate_interval]))"
+                        " / on () group_left () "
+                        "(sum(rate(eaglegate_planner_steps_total[$__rate_interval])) > 0)",
+                        "depth {{depth}}",
+                    ),
+                ),
+                "Share of the planned steps.",
+                NEEDS_PLANNER,
+                kind="stacked",
+            ),
+            Panel(
+                "Steps by reason",
+                "short",
+                (
+                    Query(
+                        "sum by (reason) "
+                        "(rate(eaglegate_planner_decisions_total[$__rate_interval]))",
+                        "{{reason}}",
+                    ),
+                ),
+                "Per second. Probes learn, drift is acceptance that falls with the position.",
+                NEEDS_PLANNER,
+                kind="stacked",
+            ),
+            Panel(
+                "Expected over real",
+                "percentunit",
+                (
+                    Query("eaglegate:planner_token_calibration:15m", "tokens"),
+                    Query("eaglegate:planner_time_calibration:15m", "time"),
+                ),
+                "100 % is right.",
+                NEEDS_PLANNER,
+            ),
+            Panel(
+                "Estimated regret",
+                "percentunit",
+                (Query("eaglegate:planner_regret:1h", "against the best fixed depth"),),
+                "Below 0 planning is ahead, by the planner's own model of time and acceptance.",
+                NEEDS_PLANNER,
+                width=12,
+                least=None,
+            ),
+            Panel(
+                "Time spent planning",
+                "percentunit",
+                (
+                    Query(
+                        over(
+                            "rate(eaglegate_planner_planning_seconds_total[$__rate_interval])",
+                            "rate(eaglegate_planner_step_seconds_total[$__rate_interval])",
+                        ),
+                        "of step time",
+                    ),
+                ),
+                "",
+                NEEDS_PLANNER,
+                width=12,
+            ),
         ),
         "Steps": (
             Panel(

@@ -77,11 +77,16 @@ class StepCostModel:
 
     def seconds(self, batch: int, verified: Floats) -> Floats:
         """Expected seconds at every depth 0 .. K; ``verified`` draft tokens at each of them."""
+        base, per_token = self.line(batch)
+        return np.asarray(base + per_token * verified)
+
+    def line(self, batch: int) -> tuple[Floats, Floats]:
+        """Expected seconds with nothing verified, and per verified token, at every depth."""
         w, k = self._weights, self._depths
-        linear = w[0] + w[1] * batch + w[2] * verified + w[3] * (k > 0) + (w[4] + w[5] * batch) * k
+        linear = w[0] + w[1] * batch + w[3] * (k > 0) + (w[4] + w[5] * batch) * k
         size = _size_class(batch)
-        factor = np.exp(self._sizes[size] + self._cells[size])
-        return np.asarray(linear * factor * (self._unit or 1.0))
+        factor = np.exp(self._sizes[size] + self._cells[size]) * (self._unit or 1.0)
+        return linear * factor, w[2] * factor
 
     def per_token(self) -> float:
         """Expected seconds that one more verified draft token costs."""

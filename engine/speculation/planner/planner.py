@@ -19,8 +19,9 @@ wait twice as long after each probe that changed nothing.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from time import perf_counter
 from typing import Any, Protocol
@@ -34,11 +35,16 @@ from engine.speculation.planner.survival import SurvivalEstimator
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
 
-
+ROUNDS = 4
+"""Iterations on the rate at most..."""
+CLOSE = 5e-3
+"""... until it moves by less than this share."""
 FIXED_EVERY = 8
 """Steps between estimates of what fixed depths would have taken."""
 TIMED = 8
 """Steps after which the time at a depth counts as known."""
+RECENT_STEPS = 512
+"""Steps that are remembered one by one."""
 FALL = 0.85
 """Acceptance that is below this share of the first position's has drifted."""
 
@@ -98,19 +104,37 @@ class PlannerTotals:
     depths: list[int]
     """Steps at each depth."""
     fixed_s: Floats
-    """Expected seconds of the same tokens at each fixed depth."""
+    """Expected seconds of the planned tokens at each fixed depth."""
     reasons: dict[DepthReason, int] = field(default_factory=lambda: dict.fromkeys(DepthReason, 0))
+    planned_s: float = 0.0
+    """Expected seconds of the planned tokens as they were planned."""
     expected_tokens: float = 0.0
     committed_tokens: int = 0
+    """Of the same requests."""
     expected_s: float = 0.0
+    """Of the observed steps, before learning from them."""
     taken_s: float = 0.0
     planning_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One step of decoding requests alone, as it came out."""
+
+    seconds: float
+    tokens: int
+    batch: int
+    verified: int
+    depth: int
+    reason: DepthReason
+
+
 class Planner(Protocol):
-    """What a scheduler asks at every step. ``DepthPlanner``, or ``RandomPlanner`` in tests."""
+    """What a scheduler asks at every step."""
 
     def begin(self, request: str, traffic: str, tenant: str) -> None: ...
+
+    def move(self, request: str, traffic: str, tenant: str) -> None: ...
 
     def end(self, request: str) -> None: ...
 
@@ -121,39 +145,6 @@ class Planner(Protocol):
     def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None: ...
 
     def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None: ...
-
-
-class RandomPlanner:
-    """Any depth and any widths at every step: text must not depend on them."""
-
-    def __init__(self, depth: int, seed: int = 0) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._depth = depth
-
-    def begin(self, request: str, traffic: str, tenant: str) -> None:
-        pass
-
-    def end(self, request: str) -> None:
-        pass
-
-    def plan(
-        self,
-        requests: Sequence[str],  # noqa: ARG002
-        bounds: Ints,
-        floors: Ints | None = None,
-    ) -> DepthPlan:
-        least = np.zeros_like(bounds) if floors is None else floors
-        depth = int(self._rng.integers(least.max(initial=0), self._depth + 1))
-        widths = np.maximum(
-            np.minimum(self._rng.integers(0, depth + 1, len(bounds)), bounds), least
-        )
-        return DepthPlan(depth, widths, DepthReason.PROBE, float(len(bounds)), 0.0)
-
-    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None:
-        pass
-
-    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
-        pass
 
 
 class DepthPlanner:
@@ -173,6 +164,10 @@ class DepthPlanner:
         self.settings = settings or PlannerSettings()
         self.frozen: int | None = None
         self.totals = PlannerTotals([0] * (depth + 1), np.zeros(depth + 1))
+        self.recent: deque[PlannedStep] = deque(maxlen=RECENT_STEPS)
+        self._committed = 0
+        self._expected: dict[str, float] = {}
+        self._reason = DepthReason.COST
         self._budget_s = 0.0
         self._wait = 1
         self._waited = 0
@@ -184,6 +179,10 @@ class DepthPlanner:
     def begin(self, request: str, traffic: str, tenant: str) -> None:
         """A request begins: ``traffic`` names its slice, ``tenant`` whose traffic teaches it."""
         self.survival.add(request, traffic, tenant)
+
+    def move(self, request: str, traffic: str, tenant: str) -> None:
+        """A request goes on as other traffic: its reasoning has ended."""
+        self.survival.move(request, traffic, tenant)
 
     def end(self, request: str) -> None:
         self.survival.remove(request)
@@ -213,9 +212,13 @@ class DepthPlanner:
         if floors is not None:
             widths = np.maximum(widths, floors)
         within = self._positions[:depth] <= widths[:, None]
-        tokens = len(requests) + float((survival[:, :depth] * within).sum())
+        accepted = (survival[:, :depth] * within).sum(axis=1)
+        tokens = len(requests) + float(accepted.sum())
+        self._expected = dict(zip(requests, accepted.tolist(), strict=True))
+        self.survival.count_widths(requests, widths)
         plan = DepthPlan(depth, widths, reason, tokens, float(seconds[depth]))
         self._count(plan, survival)
+        self._reason = reason
         self.totals.planning_s += perf_counter() - began
         return plan
 
@@ -228,30 +231,61 @@ class DepthPlanner:
     def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None:
         """What became of one step's drafts, and of requests that had none."""
         self.survival.observe(requests, drafted, accepted)
-        self.totals.committed_tokens += len(requests) + int(accepted.sum())
+        self._committed = len(requests) + int(accepted.sum())
+        for request, count in zip(requests, accepted.tolist(), strict=True):
+            if (expected := self._expected.get(request)) is not None:
+                self.totals.expected_tokens += 1 + expected
+                self.totals.committed_tokens += 1 + count
 
     def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
         """A step of decoding requests alone: what it did and how long it took."""
+        if self.cost.is_known:
+            base, per_token = self.cost.line(batch)
+            self.totals.expected_s += float(base[depth] + per_token[depth] * verified)
+            self.totals.taken_s += seconds
         self.cost.observe(batch, verified, depth, seconds)
-        self.totals.taken_s += seconds
+        step = PlannedStep(seconds, self._committed, batch, verified, depth, self._reason)
+        self.recent.append(step)
         self._budget_s += self.settings.probe_share * seconds
         self._budget_s = min(self._budget_s, self.settings.probe_saved_steps * seconds)
+
+    def describe(self, recent: int = 0) -> dict[str, object]:
+        """What it believes and has decided, in types that JSON has, and the newest steps."""
+        totals = self.totals
+        return {
+            "frozen": self.frozen,
+            "steps_by_depth": totals.depths,
+            "steps_by_reason": {reason.value: count for reason, count in totals.reasons.items()},
+            "expected_tokens": totals.expected_tokens,
+            "committed_tokens": totals.committed_tokens,
+            "expected_s": totals.expected_s,
+            "taken_s": totals.taken_s,
+            "planning_s": totals.planning_s,
+            "planned_s": totals.planned_s,
+            "fixed_s": totals.fixed_s.tolist(),
+            "cost": self.cost.describe(),
+            "slices": self.survival.describe(),
+            "recent": [astuple(step) for step in list(self.recent)[-recent:]] if recent else [],
+        }
 
     def _optimum(self, survival: Floats, least: int) -> tuple[int, Floats]:
         """Best depth, and seconds of a step at every depth with its best widths."""
         rate, batch = self._rate, len(survival)
         tokens = np.full(self.depth + 1, float(batch))
         verified = np.zeros(self.depth + 1)
-        for _ in range(4):
-            worth = survival > rate * self.cost.per_token()
-            tokens[1:] = batch + np.cumsum((survival * worth).sum(axis=0))
-            verified[1:] = np.cumsum(worth.sum(axis=0))
-            seconds = self.cost.seconds(batch, verified)
+        base, per_token = self.cost.line(batch)
+        token_s = self.cost.per_token()
+        for _ in range(ROUNDS):
+            worth = survival > rate * token_s
+            np.cumsum((survival * worth).sum(axis=0), out=tokens[1:])
+            tokens[1:] += batch
+            np.cumsum(worth.sum(axis=0), out=verified[1:])
+            seconds = base + per_token * verified
             rates = tokens / seconds
             rates[:least] = 0.0
             best = int(rates.argmax())
             found = float(rates[best])
-            if abs(found - rate) <= 1e-3 * found:
+            if abs(found - rate) <= CLOSE * found:
                 break
             rate = found
         self._rate = found
@@ -312,14 +346,13 @@ class DepthPlanner:
         totals = self.totals
         totals.reasons[plan.reason] += 1
         totals.depths[plan.depth] += 1
-        totals.expected_tokens += plan.tokens
-        totals.expected_s += plan.seconds
         self._counted += 1
-        if self._counted % FIXED_EVERY:
+        if self._counted % FIXED_EVERY or not self.cost.is_known:
             return
         batch = len(survival)
         tokens = np.concatenate([[batch], batch + np.cumsum(survival.sum(axis=0))])
         seconds = self.cost.seconds(batch, np.arange(self.depth + 1) * float(batch))
+        totals.planned_s += FIXED_EVERY * plan.seconds
         totals.fixed_s += FIXED_EVERY * plan.tokens * seconds / tokens
 
 

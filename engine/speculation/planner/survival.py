@@ -62,16 +62,16 @@ class _Counts:
         self.trials[row] = 0.0
         self.successes[row] = 0.0
 
-    def add(self, rows: Ints, tried: Floats, accepted: Floats) -> Ints:
-        """Add one step's trials; rows may repeat. Returns the rows, each once."""
-        times = np.bincount(rows, minlength=len(self.trials))
-        touched = np.nonzero(times)[0]
-        left = (self._memory ** times[touched])[:, None]
-        self.trials[touched] *= left
-        self.successes[touched] *= left
-        np.add.at(self.trials, rows, tried)
-        np.add.at(self.successes, rows, accepted)
-        return touched
+    def add_each(self, rows: Ints, tried: Floats, accepted: Floats) -> None:
+        """Add one step's trials; every row at most once."""
+        self.trials[rows] = self.trials[rows] * self._memory + tried
+        self.successes[rows] = self.successes[rows] * self._memory + accepted
+
+    def add(self, row: int, tried: Floats, accepted: Floats, times: int) -> None:
+        """Add ``times`` trials of one row, summed."""
+        left = self._memory**times
+        self.trials[row] = self.trials[row] * left + tried
+        self.successes[row] = self.successes[row] * left + accepted
 
 
 class _WatchedCounts(_Counts):
@@ -85,13 +85,13 @@ class _WatchedCounts(_Counts):
         super().__init__(rows, depth, memory)
         self._recent = np.zeros((rows, 2))
 
-    def add(self, rows: Ints, tried: Floats, accepted: Floats) -> Ints:
-        touched = super().add(rows, tried, accepted)
-        np.multiply.at(self._recent, rows, RECENT_MEMORY)
-        np.add.at(self._recent, rows, np.stack([tried[:, 0], accepted[:, 0]], axis=1))
-        for row in touched:
-            self._check(int(row))
-        return touched
+    def add(self, row: int, tried: Floats, accepted: Floats, times: int) -> None:
+        super().add(row, tried, accepted, times)
+        recent = self._recent[row]
+        recent *= RECENT_MEMORY**times
+        recent[0] += tried[0]
+        recent[1] += accepted[0]
+        self._check(row)
 
     def _check(self, row: int) -> None:
         recent, hits = self._recent[row]
@@ -123,6 +123,7 @@ class SurvivalEstimator:
         self._age = np.zeros(rows, dtype=np.int64)
         self._holes: set[str] = set()
         self._estimates = np.zeros((16, depth))
+        self._widths = np.zeros((16, depth + 1), dtype=np.int64)
         self._stale: set[int] = set()
         self._positions = np.arange(1, depth + 1)
 
@@ -138,6 +139,10 @@ class SurvivalEstimator:
         self._requests.clear(row)
         self._age[row] = 0
         self._slice_of[row] = self._slice_row(tenant, traffic)
+
+    def move(self, request: str, traffic: str, tenant: str = "") -> None:
+        """A request goes on in another slice; what it has shown itself stays."""
+        self._slice_of[self._row[request]] = self._slice_row(tenant, traffic)
 
     def remove(self, request: str) -> None:
         """A request has ended; unknown ones are ignored."""
@@ -161,15 +166,17 @@ class SurvivalEstimator:
         hits = accepted[known][:, None]
         tried = (self._positions <= np.minimum(hits + 1, width)).astype(np.float64)
         success = (self._positions <= hits).astype(np.float64)
-        self._requests.add(rows, tried, success)
-        whole = np.array([requests[i] not in self._holes for i in known])
-        if not whole.any():
-            return
-        slices = self._slice_of[rows[whole]]
-        self._slices.add(slices, tried[whole], success[whole])
-        tenants = np.array([self._tenant_of[row] for row in slices])
-        self._tenants.add(tenants, tried[whole], success[whole])
-        self._stale.update(slices.tolist())
+        self._requests.add_each(rows, tried, success)
+        slices = self._slice_of[rows]
+        if self._holes:
+            whole = np.array([requests[i] not in self._holes for i in known])
+            slices, tried, success = slices[whole], tried[whole], success[whole]
+        for row in set(slices.tolist()):
+            mine = slices == row
+            sums = tried[mine].sum(axis=0), success[mine].sum(axis=0), int(mine.sum())
+            self._slices.add(row, *sums)
+            self._tenants.add(self._tenant_of[row], *sums)
+            self._stale.add(row)
 
     def conditional(self, requests: Sequence[str]) -> Floats:
         """Conditional acceptance, shape (requests, depth)."""
@@ -178,23 +185,27 @@ class SurvivalEstimator:
         for row in self._stale.intersection(slices.tolist()):
             self._estimates[row] = self._estimate_slice(row)
             self._stale.discard(row)
-        prior = self._estimates[slices]
-        trials, successes = self._requests.trials[rows], self._requests.successes[rows]
-        found = np.empty_like(prior)
-        own, own_weight = np.zeros(len(rows)), np.zeros(len(rows))
-        for j in range(self.depth):
-            base = REQUEST_WEIGHT + own_weight
-            mean = (successes[:, j] + REQUEST_WEIGHT * prior[:, j] + own_weight * own) / (
-                trials[:, j] + base
-            )
-            found[:, j] = mean
-            own, own_weight = mean, np.minimum(trials[:, j], OWN_WEIGHT)
-        return np.minimum(found, HIGHEST, out=found)
+        own = self._requests
+        trials = own.trials[rows].T
+        weight = np.empty_like(trials)
+        weight[0] = 0.0
+        np.minimum(trials[:-1], OWN_WEIGHT, out=weight[1:])
+        below = 1.0 / (trials + weight + REQUEST_WEIGHT)
+        found = (own.successes[rows].T + REQUEST_WEIGHT * self._estimates[slices].T) * below
+        weight *= below
+        for j in range(1, self.depth):
+            found[j] += weight[j] * found[j - 1]
+        return np.minimum(found, HIGHEST).T
 
     def survival(self, requests: Sequence[str]) -> Floats:
         """Probability that draft token j is committed, shape (requests, depth)."""
         survival: Floats = np.cumprod(self.conditional(requests), axis=1)
         return survival
+
+    def count_widths(self, requests: Sequence[str], widths: Ints) -> None:
+        """Count what was chosen, by slice."""
+        rows = np.fromiter((self._row[request] for request in requests), np.int64, len(requests))
+        np.add.at(self._widths, (self._slice_of[rows], widths), 1)
 
     def trials(self, requests: Sequence[str]) -> Floats:
         """Discounted trials behind the requests' own estimates, shape (requests, depth)."""
@@ -205,13 +216,14 @@ class SurvivalEstimator:
         return self._age[[self._row[request] for request in requests]]
 
     def describe(self) -> list[dict[str, object]]:
-        """Tenant, traffic, conditional acceptance and trials per position of every slice."""
+        """Every slice: tenant, traffic, acceptance and trials per position, depths chosen."""
         return [
             {
                 "tenant": tenant,
                 "traffic": traffic,
                 "conditional_acceptance": self._estimate_slice(row).round(3).tolist(),
                 "trials": self._slices.trials[row].round(1).tolist(),
+                "requests_by_depth": self._widths[row].tolist(),
             }
             for (tenant, traffic), row in self._slice_rows.items()
         ]
@@ -231,6 +243,7 @@ class SurvivalEstimator:
         if row == len(self._slices.trials):
             self._slices.grow()
             self._estimates = np.vstack([self._estimates, np.zeros_like(self._estimates)])
+            self._widths = np.vstack([self._widths, np.zeros_like(self._widths)])
         tenant_row = self._tenant_rows.setdefault(tenant, len(self._tenant_rows))
         if tenant_row == len(self._tenants.trials):
             self._tenants.grow()

@@ -55,6 +55,9 @@ class SpeculationModel(AdminModel):
     key_depths: dict[str, Depth] = Field(default_factory=dict)
     bound: Depth | None = None
     """The maximum depth of every request, running ones included; null leaves it unchanged."""
+    planner: Depth | Literal["auto"] | None = None
+    """Hold the planner of ``--depth auto`` at a depth; "auto" lets it choose again; null leaves it
+    unchanged."""
 
     def rules(self) -> SpeculationRules:
         return SpeculationRules(
@@ -113,18 +116,25 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/speculation")
     async def speculation() -> dict[str, Any]:
-        return asdict(gateway.require().policy.rules)
+        """The rules in force, and what the depth planner believes."""
+        rules = asdict(gateway.require().policy.rules)
+        planner = gateway.controls.planner if gateway.controls else None
+        found = await planner.describe_planning() if planner else {}
+        return rules | ({"planner": dict(found)} if found else {})
 
     @routes.put("/speculation", openapi_extra=describe_body(SpeculationModel))
     async def set_speculation(request: Request) -> dict[str, Any]:
         path = gateway.require()
         given = parse(await read_body(request, gateway.max_body_bytes), SpeculationModel)
         rules = given.rules()
-        _check(rules, given.bound, path, gateway)
+        _check(rules, given, path, gateway)
         out: dict[str, Any] = {}
         if given.bound is not None:
             done = await _bound_depth(gateway, given.bound)
             out |= {"bound": done.bound, "bound_pending": done.pending}
+        if given.planner is not None:
+            await _freeze_planner(gateway, None if given.planner == "auto" else given.planner)
+            out["planner"] = given.planner
         path.policy.rules = rules
         return asdict(rules) | out
 
@@ -234,20 +244,32 @@ async def _bound_depth(gateway: Gateway, depth: int) -> AppliedDepth:
         raise InvalidRequest(f"'bound' cannot be set: {error}", param="bound") from None
 
 
+async def _freeze_planner(gateway: Gateway, depth: int | None) -> None:
+    planner = _require_controls(gateway).planner
+    if planner is None or not await planner.freeze_planning(depth):
+        raise InvalidRequest(
+            "'planner' needs an engine that plans its depth; start the gateway with --depth auto.",
+            param="planner",
+        )
+
+
 def _require_controls(gateway: Gateway) -> Controls:
     if gateway.controls is None:
         raise Unavailable("This gateway has no admin controls.")
     return gateway.controls
 
 
-def _check(rules: SpeculationRules, bound: int | None, path: Pipeline, gateway: Gateway) -> None:
+def _check(
+    rules: SpeculationRules, given: SpeculationModel, path: Pipeline, gateway: Gateway
+) -> None:
     """Raises InvalidRequest for unknown names and for depths above the engine's."""
     known = path.served.workloads
     _check_names("workload_flags", rules.workload_flags, known)
     _check_names("workload_depths", rules.workload_depths, known)
     if gateway.keys:
         _check_names("key_depths", rules.key_depths, [key.name for key in gateway.keys.keys])
-    depths = {"depth": rules.depth, "bound": bound}
+    depths = {"depth": rules.depth, "bound": given.bound}
+    depths["planner"] = None if given.planner == "auto" else given.planner
     depths |= {f"workload_depths.{name}": depth for name, depth in rules.workload_depths.items()}
     depths |= {f"key_depths.{name}": depth for name, depth in rules.key_depths.items()}
     for name, depth in depths.items():

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.base import AppliedDepth
+from engine.base import AppliedDepth, SupportsPlanning
 from engine.fleet.status import WorkerStatus
 from engine.observer import NullObserver, Observer
 from engine.speculation.swap import DraftManager
@@ -36,6 +36,8 @@ class Controls:
     """Exchanges the engine's draft; None where no engine of this process has one."""
     canaries: CanaryRunner | None = None
     """Tries drafts on live traffic, likewise."""
+    planner: SupportsPlanning | None = None
+    """The engine, where it can plan the depth of its steps."""
 
 
 @dataclass(slots=True)

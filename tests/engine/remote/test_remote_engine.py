@@ -138,7 +138,7 @@ async def test_everything_a_request_carries_goes_over():
         "logprobs": 3,
         "detokenize": False,
         "structured_outputs": {"regex": "[ab]+"},
-        "extra_args": {"num_speculative_tokens": 1},
+        "extra_args": {"num_speculative_tokens": 1, "traffic": "chat"},
     }
     assert worker.asked[-1].headers["traceparent"] == "00-aa-bb-01"
 

@@ -62,8 +62,9 @@ class Pretence:
         depth: int | None = None,
         prompt: list[int] | None = None,
         max_tokens: int = 50,
+        **more: Any,
     ) -> Request:
-        extra = None if depth is None else {DEPTH: depth}
+        extra = more | ({} if depth is None else {DEPTH: depth})
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
         request = Request(
             name, prompt or [1, 2, 3, 4], params, pooling_params=None, block_hasher=self._hasher

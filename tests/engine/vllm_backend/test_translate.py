@@ -18,12 +18,18 @@ REQUEST = EngineRequest("r", (1, 2), Sampling(max_tokens=5, temperature=0.0))
 def test_sampling_asks_for_tokens_and_not_for_text() -> None:
     params = translate.make_sampling_params(REQUEST)
     assert (params.detokenize, params.max_tokens, params.temperature) == (False, 5, 0.0)
-    assert params.extra_args is None
+    assert params.extra_args == {"traffic": "chat"}
 
 
 def test_depth_travels_in_extra_args_zero_included() -> None:
     params = translate.make_sampling_params(replace(REQUEST, depth=0))
-    assert params.extra_args == {"num_speculative_tokens": 0}
+    assert params.extra_args == {"traffic": "chat", "num_speculative_tokens": 0}
+
+
+def test_workload_and_key_travel_for_the_planner() -> None:
+    request = replace(REQUEST, workload="agent", tenant="team-a")
+    params = translate.make_sampling_params(request)
+    assert params.extra_args == {"traffic": "agent", "tenant": "team-a"}
 
 
 def test_repetition_is_told_as_vllm_and_as_its_server_take_it() -> None:

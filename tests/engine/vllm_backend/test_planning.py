@@ -1,0 +1,77 @@
+"""The depth planner in the scheduler: a pretended model says how many drafts it accepts."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.vllm_backend.planning import name_slice
+from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
+
+
+def finish(pretence: Pretence, *names: str) -> None:
+    for _ in range(400):
+        if set(names) <= pretence.finished:
+            return
+        pretence.step()
+    raise AssertionError(f"not finished: {set(names) - pretence.finished}")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("mode", ["auto", "random"])
+def test_every_token_is_accounted_for(mode: str, asynchronous: bool) -> None:
+    pretence = Pretence(asynchronous)
+    assert pretence.scheduler.set_planning(mode) == mode
+    pretence.accepts = {"bad": 0}
+    for name in ("bad", "good", "own"):
+        pretence.add(name, depth=2 if name == "own" else None)
+    finish(pretence, "bad", "good", "own")
+    for name, steps in pretence.steps.items():
+        assert 1 + sum(step.delivered for step in steps) == 50, name
+        assert all(step.drafted <= MOST for step in steps)
+    assert all(step.drafted <= 2 for step in pretence.steps["own"])
+
+
+def test_requests_teach_the_slice_and_tenant_they_bring() -> None:
+    pretence = Pretence()
+    pretence.scheduler.set_planning("auto")
+    pretence.add("a", traffic="agent", tenant="team-a")
+    pretence.add("b", traffic="chat")
+    finish(pretence, "a", "b")
+    found = pretence.scheduler.planning.describe()["slices"]
+    assert isinstance(found, list)
+    assert {(one["tenant"], one["traffic"]) for one in found} == {
+        ("team-a", "agent/answer/1k"),
+        ("", "chat/answer/1k"),
+    }
+
+
+def test_off_and_on_again_keeps_what_was_learnt() -> None:
+    pretence = Pretence()
+    pretence.scheduler.set_planning("auto")
+    pretence.add("a")
+    finish(pretence, "a")
+    before = pretence.scheduler.planning.describe()
+    assert pretence.scheduler.set_planning("off") == "off"
+    pretence.add("b")
+    finish(pretence, "b")
+    assert pretence.scheduler.planning.describe() == {"mode": "off"}
+    pretence.scheduler.set_planning("auto")
+    assert pretence.scheduler.planning.describe()["steps_by_depth"] == before["steps_by_depth"]
+
+
+def test_modes_can_change_under_running_requests() -> None:
+    pretence = Pretence()
+    pretence.add("a")
+    pretence.add("b")
+    for mode in ("auto", "off", "random", "auto", "off"):
+        pretence.scheduler.set_planning(mode)
+        for _ in range(3):
+            pretence.step()
+    finish(pretence, "a", "b")
+    assert all(1 + sum(s.delivered for s in steps) == 50 for steps in pretence.steps.values())
+
+
+def test_a_slice_is_named_by_workload_phase_and_context() -> None:
+    assert name_slice("agent", False, 1023) == "agent/answer/1k"
+    assert name_slice("agent", True, 1024) == "agent/reasoning/2k"
+    assert name_slice("chat", False, 5000) == "chat/answer/8k"
