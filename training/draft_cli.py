@@ -2,6 +2,11 @@
 
 eaglegate-train-draft --target MODEL --data exchanges.jsonl --method eagle3.1 --out DRAFT
 
+eaglegate-train-draft --target MODEL --init DRAFT --data CAPTURE --keep OLD_DATA --out TUNED
+
+The second form tunes a draft further; what it writes can take the draft's place in a running engine
+(`eaglegate draft swap TUNED`). Data is JSON lines of exchanges, or a capture (file or folder).
+
 Interrupted, the same command goes on from its last state. The draft is then served with
 `--speculative-config '{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": 3}'`.
 """
@@ -9,6 +14,7 @@ Interrupted, the same command goes on from its last state. The draft is then ser
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +25,9 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from training.batches import Corpus
+from training.checkpoint import load_draft
 from training.draft_data import BadData, load_exchanges
-from training.draft_training import DraftRecipe, train_draft
+from training.draft_training import DraftData, DraftRecipe, InitialDraft, train_draft
 from training.eagle import METHODS
 from training.target import Target, UnfitTarget
 
@@ -30,20 +37,29 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "eaglegate-train-draft", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--target", type=Path, required=True, help="folder of the target model")
-    parser.add_argument("--data", type=Path, required=True, help="JSON lines of exchanges")
-    parser.add_argument("--method", choices=METHODS, default="eagle3.1")
+    parser.add_argument("--data", type=Path, required=True, help="exchanges, or a capture")
+    parser.add_argument("--init", type=Path, help="folder of a draft to start from")
+    parser.add_argument("--keep", type=Path, help="older data to train on as well, as --data")
+    parser.add_argument("--keep-share", type=float, default=0.5, help="its share of the batches")
+    parser.add_argument("--nice", type=int, default=0, help="lower the priority by this much")
+    parser.add_argument("--method", choices=METHODS, help="default: eagle3.1, or that of --init")
     parser.add_argument("--out", type=Path, required=True, help="folder for the draft")
-    parser.add_argument("--steps", type=int, default=DraftRecipe.steps)
+    parser.add_argument("--steps", type=int, help="default: 1000, or 200 with --init")
     parser.add_argument("--batch-tokens", type=int, default=DraftRecipe.batch_tokens)
     parser.add_argument("--depths", type=int, default=DraftRecipe.depths, help="tokens unrolled")
     parser.add_argument("--max-tokens", type=int, default=3072, help="longest exchange to use")
     parser.add_argument("--draft-vocab", type=int, help="keep only the most frequent tokens")
-    parser.add_argument("--matrix-lr", type=float, default=DraftRecipe.matrix_lr)
-    parser.add_argument("--other-lr", type=float, default=DraftRecipe.other_lr)
+    parser.add_argument("--matrix-lr", type=float, help="default: 0.02, a fifth with --init")
+    parser.add_argument("--other-lr", type=float, help="default: 0.001, a fifth with --init")
     parser.add_argument("--seed", type=int, default=DraftRecipe.seed)
     parser.add_argument("--threads", type=int, help="CPU threads; default: all cores")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.init and (options.method or options.draft_vocab):
+        parser.error("--method and --draft-vocab are those of --init; leave them out")
+    if not 0 <= options.keep_share < 1:
+        parser.error(f"--keep-share must be at least 0 and below 1; given {options.keep_share}")
+    return options
 
 
 def frequent(corpus: Corpus, vocabulary: int, keep: int | None) -> Tensor | None:
@@ -54,24 +70,51 @@ def frequent(corpus: Corpus, vocabulary: int, keep: int | None) -> Tensor | None
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:keep]))
 
 
+def make_recipe(options: argparse.Namespace) -> DraftRecipe:
+    """A draft that is tuned further takes smaller and fewer steps."""
+    scale, steps = (0.2, 200) if options.init else (1.0, DraftRecipe.steps)
+    return DraftRecipe(
+        steps=options.steps or steps,
+        batch_tokens=options.batch_tokens,
+        depths=options.depths,
+        matrix_lr=options.matrix_lr or scale * DraftRecipe.matrix_lr,
+        other_lr=options.other_lr or scale * DraftRecipe.other_lr,
+        seed=options.seed,
+    )
+
+
 def train(options: argparse.Namespace) -> None:
+    os.nice(options.nice)
     if options.threads:
         torch.set_num_threads(options.threads)
     target = Target.load(options.target, options.device)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
-    corpus = load_exchanges(options.data, tokenizer, options.max_tokens)
-    kept = frequent(corpus, target.config.vocab_size, options.draft_vocab)
-    shape = target.draft_shape(options.method, options.draft_vocab if kept is not None else None)
-    recipe = DraftRecipe(
-        steps=options.steps,
-        batch_tokens=options.batch_tokens,
-        depths=options.depths,
-        matrix_lr=options.matrix_lr,
-        other_lr=options.other_lr,
-        seed=options.seed,
-    )
-    train_draft(target, shape, corpus, recipe, options.out, kept, options.device)
-    print(f"saved {options.method} draft in {options.out}")
+    corpora = [
+        load_exchanges(path, tokenizer, options.max_tokens)
+        for path in (options.data, options.keep)
+        if path is not None
+    ]
+    init = open_draft(options.init, target) if options.init else None
+    if init is None:
+        kept = frequent(corpora[0], target.config.vocab_size, options.draft_vocab)
+        method = options.method or "eagle3.1"
+        shape = target.draft_shape(method, options.draft_vocab if kept is not None else None)
+    else:
+        shape, kept = init.shape, init.kept
+    recipe = make_recipe(options)
+    data = DraftData(corpora[0], corpora[1] if options.keep else None, options.keep_share)
+    train_draft(target, shape, data, recipe, options.out, kept, options.device, init=init)
+    print(f"saved {shape.method} draft in {options.out}")
+
+
+def open_draft(path: Path, target: Target) -> InitialDraft:
+    """Raises BadData for a draft of another shape than this trainer makes."""
+    try:
+        draft, kept = load_draft(path, target.draft_shape("eagle3.1"))
+    except (KeyError, RuntimeError, TypeError) as problem:
+        reason = (str(problem).strip().splitlines() or ["unknown layout"])[-1].strip()
+        raise BadData(f"{path} is no draft that can be tuned here: {reason}") from problem
+    return InitialDraft(path, draft, kept)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,7 +2,8 @@
 
 A line is {"prompt_ids": [...], "answer_ids": [...]}, or {"prompt": text, "answer": text}, or
 {"messages": [...], "tools": [...]} with the assistant's answer last. The answers should be the
-target's own: the draft learns to guess what the target will say.
+target's own: the draft learns to guess what the target will say. A capture (a
+file, or a folder of files) is read as it is: its answers are the target's own.
 """
 
 from __future__ import annotations
@@ -44,7 +45,30 @@ def load_exchanges(path: Path, tokenizer: Any, max_tokens: int) -> Corpus:
     return Corpus(np.concatenate(ids), np.concatenate(weights), lengths, offsets)
 
 
+def is_capture(path: Path) -> bool:
+    if path.is_dir() or path.suffix == ".gz":
+        return True
+    with path.open("rb") as lines:
+        return b'"eaglegate":' in lines.readline()
+
+
+def read_capture(path: Path) -> Iterator[tuple[list[int], list[int]]]:
+    """Raises BadData."""
+    from observability.capture.files import read_records
+    from observability.capture.record import CaptureError
+
+    try:
+        for record in read_records(path):
+            for prompt, choice in record.trajectories():
+                yield list(prompt), list(choice.token_ids or ())
+    except CaptureError as problem:
+        raise BadData(str(problem)) from problem
+
+
 def read(path: Path, tokenizer: Any) -> Iterator[tuple[list[int], list[int]]]:
+    if is_capture(path):
+        yield from read_capture(path)
+        return
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:

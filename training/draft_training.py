@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from training.batches import Corpus, batches
-from training.checkpoint import save_draft
+from training.checkpoint import CONFIG, save_draft
 from training.eagle import Depth, Draft, DraftShape, known_tokens, unroll
 from training.muon import Muon
 from training.progress import Clock, Running
@@ -62,6 +65,40 @@ class Rows:
         return Rows(index.clamp(max=answers.shape[1] - 1), index < end[:, None])
 
 
+@dataclass(frozen=True)
+class InitialDraft:
+    """A draft to start from. `kept` lists the target ids of a reduced vocabulary."""
+
+    path: Path
+    draft: Draft
+    kept: Tensor | None
+
+    @property
+    def shape(self) -> DraftShape:
+        return self.draft.shape
+
+
+@dataclass(frozen=True)
+class DraftData:
+    """What to train on, and older data that must not be forgotten: a share of the batches."""
+
+    new: Corpus
+    old: Corpus | None = None
+    share: float = 0.0
+
+    def batches(self, tokens: int, seed: int, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """An endless stream in an order fixed by the seed; `skip` were used before a restart."""
+        if self.old is None or not self.share:
+            yield from batches(self.new, tokens, seed, skip=skip)
+            return
+        draws = np.random.default_rng(seed)
+        used = int((draws.random(skip) < self.share).sum())
+        old = batches(self.old, tokens, seed + 1, skip=used)
+        new = batches(self.new, tokens, seed, skip=skip - used)
+        while True:
+            yield next(old if draws.random() < self.share else new)
+
+
 class DraftTraining:
     """A head, its optimisers, and how far they are."""
 
@@ -72,11 +109,15 @@ class DraftTraining:
         recipe: DraftRecipe,
         kept: Tensor | None,
         device: str,
+        init: InitialDraft | None = None,
     ) -> None:
         self.target, self.shape, self.recipe, self.device = target, shape, recipe, device
         self.kept = kept
         self.draft = Draft(shape, recipe.seed)
-        self.take_over(target)
+        if init is None:
+            self.take_over(target)
+        else:
+            self.draft.load_state_dict(init.draft.state_dict())
         self.draft.to(device)
         self.rope = target.rope(shape, device)
         named = dict(self.draft.named_parameters())
@@ -175,19 +216,20 @@ class DraftTraining:
 def train_draft(
     target: Target,
     shape: DraftShape,
-    corpus: Corpus,
+    data: DraftData,
     recipe: DraftRecipe,
     out: Path,
     kept: Tensor | None = None,
     device: str = "cpu",
     save_every_s: float = 120,
+    init: InitialDraft | None = None,
 ) -> DraftTraining:
     """Trains to the end of the recipe, from the state in `out` if there is one, and saves."""
-    training = DraftTraining(target, shape, recipe, kept, device)
+    training = DraftTraining(target, shape, recipe, kept, device, init)
     out.mkdir(parents=True, exist_ok=True)
     if (out / STATE).exists():
         training.load(out / STATE)
-    stream = batches(corpus, recipe.batch_tokens, recipe.seed, skip=training.step)
+    stream = data.batches(recipe.batch_tokens, recipe.seed, skip=training.step)
     clock = Clock(recipe.steps, training.step)
     saved = time.monotonic()
     while training.step < recipe.steps:
@@ -200,6 +242,8 @@ def train_draft(
             save_state(training.state(), out / STATE)
             saved = time.monotonic()
     save_draft(training.draft, out, kept)
+    if init is not None:  # a draft takes another's place only with the same config.json
+        shutil.copyfile(init.path / CONFIG, out / CONFIG)
     return training
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from engine.speculation.drafts import DraftPlan
 from engine.speculation.inspection import inspect_draft
+from observability.capture.files import write_records
+from observability.capture.record import CapturedChoice, CapturedPrompt, CaptureRecord
 from training import draft_training
 from training.batches import Corpus, batches
 from training.checkpoint import load_draft
 from training.corpus import sample_texts
 from training.draft_cli import main
-from training.draft_training import Rows
+from training.draft_data import load_exchanges
+from training.draft_training import DraftData, DraftRecipe, DraftTraining, InitialDraft, Rows
 from training.eagle import known_tokens, own_tokens, unroll
 from training.target import Target, UnfitTarget, layers_read
 from training.tokenizer import train_tokenizer
@@ -65,6 +70,99 @@ def write_exchanges(path, count=24):
             }
             out.write(json.dumps(row) + "\n")
     return path
+
+
+def write_countdowns(path, count=24):
+    """Answers that count downwards, as a capture of served requests."""
+    generator = torch.Generator().manual_seed(2)
+    records = []
+    for number in range(count):
+        first = int(torch.randint(44, 60, (), generator=generator))
+        answer = (*range(first, first - 16, -1), 3)
+        choice = CapturedChoice(tokens=len(answer), token_ids=answer, finish="stop")
+        prompt = CapturedPrompt(3, token_ids=(1, first, 2))
+        records.append(
+            CaptureRecord(id=str(number), input_length=3, prompts=(prompt,), choices=(choice,))
+        )
+    write_records(path, records)
+    return path
+
+
+def measure(target, draft, data):
+    """How often the first guess is the target's own choice, on data."""
+    loaded = Target.load(target)
+    head, kept = load_draft(draft, loaded.draft_shape("eagle3.1"))
+    start = InitialDraft(draft, head, kept)
+    recipe = DraftRecipe(depths=3)
+    training = DraftTraining(loaded, start.shape, recipe, kept, "cpu", start)
+    corpus = load_exchanges(data, None, 128)
+    with torch.no_grad():
+        ids, weights = corpus.batch(np.arange(len(corpus.lengths)))
+        loss, hits = training.loss(ids, weights > 0)
+    return float(loss), hits[0]
+
+
+def test_a_draft_is_tuned_on_a_capture_and_keeps_the_old_data_in_mind(tmp_path, tokenizer):
+    target = make_target(tmp_path / "target", tokenizer)
+    old = write_exchanges(tmp_path / "old.jsonl")
+    new = write_countdowns(tmp_path / "capture.jsonl")
+    assert train(target, old, tmp_path / "draft", "--steps", 60) == 0
+    tune = ("--init", tmp_path / "draft", "--steps", 40)
+    assert train(target, new, tmp_path / "tuned", *tune) == 0
+    assert train(target, new, tmp_path / "both", *tune, "--keep", old, "--nice", 1) == 0
+    loss = {
+        name: (measure(target, tmp_path / name, old)[0], measure(target, tmp_path / name, new)[0])
+        for name in ("draft", "tuned", "both")
+    }
+    assert loss["tuned"][1] < loss["draft"][1], "it learns the new data"
+    assert loss["both"][1] < loss["draft"][1]
+    assert loss["both"][0] < loss["tuned"][0], "with the old data it forgets less"
+    configs = [(tmp_path / name / "config.json").read_text() for name in ("draft", "both")]
+    assert configs[0] == configs[1]
+    plan = DraftPlan(str(target), {"method": "eagle3", "num_speculative_tokens": 3})
+    plan.check(str(tmp_path / "both"), str(tmp_path / "draft"))
+
+
+def test_a_tuned_draft_keeps_its_reduced_vocabulary(tmp_path, tokenizer):
+    target = make_target(tmp_path / "target", tokenizer)
+    data = write_exchanges(tmp_path / "data.jsonl")
+    train(target, data, tmp_path / "draft", "--steps", 2, "--draft-vocab", 24)
+    assert train(target, data, tmp_path / "tuned", "--init", tmp_path / "draft", "--steps", 2) == 0
+    before, after = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("draft", "tuned")
+    )
+    assert before.keys() == after.keys()
+    assert torch.equal(before["d2t"], after["d2t"])
+
+
+def test_old_and_new_batches_come_in_an_order_that_can_be_skipped_into(tmp_path):
+    old, new = (
+        load_exchanges(write(tmp_path / name), None, 128)
+        for name, write in (("old.jsonl", write_exchanges), ("new.jsonl", write_countdowns))
+    )
+    data = DraftData(new, old, 0.3)
+    whole = list(itertools.islice(data.batches(100, 1), 60))
+    rest = list(itertools.islice(data.batches(100, 1, skip=23), 37))
+    for (ids, _), (again, _) in zip(whole[23:], rest, strict=True):
+        assert torch.equal(ids, again)
+    from_old = sum(bool(ids[0, 1] < 20) for ids, _ in whole)
+    assert 8 <= from_old <= 28
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [(("--init", "nowhere"), "nowhere"), (("--keep", "nowhere"), "nowhere")],
+)
+def test_what_is_not_there_is_refused(tmp_path, tokenizer, capsys, more, says):
+    target = make_target(tmp_path / "target", tokenizer)
+    data = write_exchanges(tmp_path / "data.jsonl", 2)
+    assert train(target, data, tmp_path / "out", *more) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_method_is_that_of_the_draft_to_start_from(tmp_path):
+    with pytest.raises(SystemExit):
+        train(tmp_path, tmp_path, tmp_path, "--init", tmp_path, "--method", "eagle3")
 
 
 def train(target, data, out, *more):
