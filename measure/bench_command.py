@@ -14,6 +14,7 @@ from measure.bench import BenchError, BenchPlan, LoadPoint, name_settings, run
 from measure.bench_report import make_report
 from measure.datasets import DataError, list_own_sets, load_sessions
 from measure.figures import Goal
+from measure.replay import is_trace, read_trace
 from measure.report import describe_run
 from measure.servers import (
     DEMO,
@@ -23,6 +24,7 @@ from measure.servers import (
     drop_speculation,
     make_cost_scaled_demo,
 )
+from observability.capture.record import CaptureError
 
 EPILOG = """\
 What is measured: --url, or a server this starts with the flags after `--` (`eaglegate serve` flags;
@@ -41,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         folder = Path(options.out or time.strftime("eaglegate-bench-%Y%m%d-%H%M%S"))
         folder.mkdir(parents=True, exist_ok=True)
         blocks = run(plan, folder, say, resume=options.resume, bar=not options.quiet)
-    except (BenchError, DataError, ServerError, ValueError) as error:
+    except (BenchError, CaptureError, DataError, ServerError, ValueError) as error:
         print(f"eaglegate bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -97,7 +99,9 @@ def make_parser() -> argparse.ArgumentParser:
     add_request_arguments(parser)
     load = parser.add_argument_group("load")
     load.add_argument("--concurrency", default="1,4,16", help="sessions at a time: 1,4,16")
-    load.add_argument("--rate", help="sessions per second instead: 0.5,2; Poisson arrivals")
+    load.add_argument(
+        "--rate", help="sessions per second instead: 0.5,2; or trace"
+    )
     load.add_argument(
         "--burstiness",
         type=float,
@@ -166,7 +170,12 @@ def add_result_arguments(group: Any) -> None:
 def make_plan(options: argparse.Namespace, flags: Sequence[str]) -> BenchPlan:
     """Raises BenchError, DataError, ServerError and ValueError."""
     settings, has_baseline = choose_settings(options, flags)
-    sessions = load_sessions(options.data, count=None, seed=options.seed)
+    trace = Path(options.data)
+    sessions = (
+        read_trace(trace) if is_trace(trace) else load_sessions(options.data, seed=options.seed)
+    )
+    if options.rate == "trace" and not any(turn.at for s in sessions for turn in s.turns):
+        raise BenchError(f"--rate trace: {options.data} records no times; give a capture or trace")
     if options.category:
         sessions = [s for s in sessions if s.category in options.category]
         if not sessions:

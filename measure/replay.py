@@ -21,12 +21,19 @@ import orjson
 from tqdm import tqdm
 
 from measure.bench import BenchError, strip_private
-from measure.datasets import COMPLETIONS, FIRST_TOKEN, TOKEN_RANGE, Turn
+from measure.datasets import COMPLETIONS, FIRST_TOKEN, TOKEN_RANGE, Session, Turn
 from measure.load import LoadClient, Target
 from measure.servers import Say, Setting, describe_target, serve
 from measure.stream import RequestResult
 from measure.tool_outcomes import judge_calls
-from observability.capture.record import BLOCK, TRACE_BLOCK, CaptureError, CaptureRecord
+from observability.capture.files import list_files, read_lines, read_records
+from observability.capture.record import (
+    BLOCK,
+    OURS,
+    TRACE_BLOCK,
+    CaptureError,
+    CaptureRecord,
+)
 
 RECORDED = "recorded"
 LEFT = "client_gone"
@@ -134,6 +141,27 @@ def read_requests(records: Sequence[CaptureRecord]) -> Iterator[ReplayRequest]:
             tools=tuple(body.get("tools") or ()),
             invented=invented,
         )
+
+
+def is_trace(path: Path) -> bool:
+    """A capture or another trace in its layout, such as Mooncake's: rows with a time."""
+    try:
+        line = next(read_lines(list_files(path)[0]), b"")
+        row = orjson.loads(line)
+    except (CaptureError, OSError, IndexError, orjson.JSONDecodeError):
+        return False
+    return isinstance(row, dict) and ("timestamp" in row or OURS in row)
+
+
+def read_trace(path: Path) -> list[Session]:
+    """A trace as a data set for a bench, with its recorded times. Raises CaptureError."""
+    sessions: dict[str, list[ReplayRequest]] = {}
+    for request in read_requests(list(read_records(path))):
+        sessions.setdefault(request.cluster, []).append(request)
+    return [
+        Session(name, tuple(r.turn for r in group), group[0].slices.get("workload", "trace"))
+        for name, group in sessions.items()
+    ]
 
 
 def _is_greedy(record: CaptureRecord, body: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from measure.bench_command import main as bench
 from measure.near_ties import FAULT, TIED, UNKNOWN, compare_logprobs
 from measure.replay import digest_answer, read_requests
 from measure.replay_command import main
@@ -238,6 +239,19 @@ def test_recorded_times_are_kept(server, url, capture, tmp_path):
     rows = [json.loads(line) for line in (out / "outcomes.jsonl").read_text().splitlines()]
     starts = sorted(o["result"]["started"] for o in rows[1]["outcomes"])
     assert starts[-1] >= 0.3
+
+
+def test_a_bench_can_send_a_trace_at_its_times(server, url, capture, tmp_path, capsys):
+    out = tmp_path / "out"
+    file = capture(*(record(n, timestamp=n * 100.0, session=f"s{n}") for n in range(4)))
+    fixed = ["--url", url, "--rate", "trace", "--repeats", "1", "--warmup", "1", "--quiet"]
+    assert bench([*fixed, "--data", str(file), "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in (out / "blocks.jsonl").read_text().splitlines()]
+    starts = sorted(result["started"] for result in rows[1]["results"])
+    assert len(starts) == 4
+    assert starts[-1] >= 0.3
+    assert bench([*fixed, "--data", "chat", "--out", str(out)]) == 1
+    assert "records no times" in capsys.readouterr().err
 
 
 def test_a_client_that_left_leaves_again_and_has_no_text_to_compare():
