@@ -1,8 +1,9 @@
-"""`eaglegate bench` beside `vllm bench serve` and AIPerf: same prompts, same server, in turn.
+"""`eaglegate bench` beside `vllm bench serve` and AIPerf: the same server and load, in turn.
 
     python -m benchmarks.agreement --url http://127.0.0.1:8000 [--aiperf PATH] [--rounds 3]
 
-Prints each tool's median over the rounds, and ours over theirs. Definitions: docs/measure.md.
+All send completions of 40 random tokens with an output of fixed length. Prints each tool's median
+over the rounds, and ours over theirs. Definitions: docs/measure.md.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
-
-from measure.datasets import load_sessions
 
 ROOT = Path(__file__).parent.parent
 TOKENIZER = ROOT / "engine" / "demo" / "target"
+PROMPT_TOKENS = 40
 Row = dict[str, float]
 VLLM = {
     "TTFT mean": "mean_ttft_ms", "TTFT median": "median_ttft_ms", "TPOT mean": "mean_tpot_ms",
@@ -53,27 +52,13 @@ def run(command: list[str]) -> None:
         )
 
 
-def write_prompts(folder: Path, count: int) -> None:
-    """The first messages of our own set, in each tool's layout."""
-    texts = [str(session.turns[0].messages[-1]["content"]) for session in load_sessions("chat")]
-    chosen = (texts * (count // len(texts) + 1))[:count]
-    rows: dict[str, Callable[[str], Mapping[str, object]]] = {
-        "vllm": lambda text: {"prompt": text},
-        "ours": lambda text: {"messages": [{"role": "user", "content": text}]},
-        "aiperf": lambda text: {"text": text},
-    }
-    for name, make in rows.items():
-        lines = "".join(json.dumps(make(text)) + "\n" for text in chosen)
-        (folder / f"{name}.jsonl").write_text(lines)
-
-
 def run_vllm(folder: Path, url: str, options: argparse.Namespace) -> Row:
     run([
         sys.executable, "-c", VLLM_MAIN,
-        "--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--base-url", url,
-        "--model", options.model, "--tokenizer", str(TOKENIZER), "--dataset-name", "custom",
-        "--dataset-path", str(folder / "vllm.jsonl"), "--custom-output-len", str(options.tokens),
-        "--skip-chat-template", "--num-prompts", str(options.requests), "--disable-shuffle",
+        "--backend", "openai", "--endpoint", "/v1/completions", "--base-url", url,
+        "--model", options.model, "--tokenizer", str(TOKENIZER), "--dataset-name", "random",
+        "--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(options.tokens),
+        "--num-prompts", str(options.requests),
         "--max-concurrency", str(options.concurrency), "--temperature", "0", "--ignore-eos",
         "--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm",
         "--save-result", "--result-dir", str(folder), "--result-filename", "vllm.json",
@@ -86,11 +71,11 @@ def run_aiperf(folder: Path, url: str, options: argparse.Namespace) -> Row:
     out = folder / "aiperf"
     run([
         options.aiperf, "profile", "--model", options.model, "--url", url,
-        "--endpoint-type", "chat", "--streaming", "--tokenizer", str(TOKENIZER),
-        "--input-file", str(folder / "aiperf.jsonl"), "--custom-dataset-type", "single_turn",
+        "--endpoint-type", "completions", "--streaming", "--tokenizer", str(TOKENIZER),
+        "--isl", str(PROMPT_TOKENS), "--osl", str(options.tokens),
         "--request-count", str(options.requests), "--concurrency", str(options.concurrency),
         "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0",
-        "--extra-inputs", f"max_tokens:{options.tokens}", "--use-server-token-count",
+        "--use-server-token-count",
         "--artifact-dir", str(out), "--ui", "none",
     ])  # fmt: skip
     found = json.loads((out / "profile_export_aiperf.json").read_text())
@@ -101,9 +86,10 @@ def run_ours(folder: Path, url: str, options: argparse.Namespace) -> Row:
     out = Path(tempfile.mkdtemp(dir=folder))
     run([
         sys.executable, "-m", "server", "bench", "--url", url, "--no-baseline",
-        "--data", str(folder / "ours.jsonl"), "--concurrency", str(options.concurrency),
+        "--data", f"random:{PROMPT_TOKENS}:{options.tokens}",
+        "--concurrency", str(options.concurrency),
         "--requests", str(options.requests), "--repeats", "1", "--warmup", "1",
-        "--max-tokens", str(options.tokens), "--ignore-eos", "--quiet", "--out", str(out),
+        "--quiet", "--out", str(out),
     ])  # fmt: skip
     (figures,) = json.loads((out / "report.json").read_text())["figures"]
     row = {"tokens/s": figures["throughput"]["value"], "requests/s": figures["request_rate"]}
@@ -122,7 +108,6 @@ def measure(options: argparse.Namespace) -> dict[str, list[Row]]:
         tools["AIPerf"] = run_aiperf
     rows: dict[str, list[Row]] = {name: [] for name in tools}
     with tempfile.TemporaryDirectory() as folder:
-        write_prompts(Path(folder), options.requests)
         for number in range(options.rounds):
             names = list(tools)
             for name in names[number % len(names) :] + names[: number % len(names)]:

@@ -99,9 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_request_arguments(parser)
     load = parser.add_argument_group("load")
     load.add_argument("--concurrency", default="1,4,16", help="sessions at a time: 1,4,16")
-    load.add_argument(
-        "--rate", help="sessions per second instead: 0.5,2; or trace"
-    )
+    load.add_argument("--rate", help="sessions per second instead: 0.5,2; or trace")
     load.add_argument(
         "--burstiness",
         type=float,

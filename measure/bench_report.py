@@ -275,7 +275,7 @@ def compare_settings(plan: BenchPlan, blocks: Sequence[Block]) -> list[Compariso
                     speed,
                     _pair(pairs, _throughput),
                     _pair(pairs, _mean_ttft),
-                    judge_ratio(speed, lower_is_better=False, margin=MARGIN),
+                    judge_ratio(speed, lower_is_better=False, margin=MARGIN, unit="repeats"),
                 )
             )
     return out

@@ -176,8 +176,11 @@ class Finding:
     reason: str
 
 
-def judge_ratio(ratio: Estimate | None, *, lower_is_better: bool, margin: float = 0.02) -> Finding:
-    """Judge a ratio of two settings against 1; ``margin`` is the relative difference that matters.
+def judge_ratio(
+    ratio: Estimate | None, *, lower_is_better: bool, margin: float = 0.02, unit: str = "sessions"
+) -> Finding:
+    """Judge a ratio of two settings against 1; ``margin`` is the relative difference that matters
+    and ``unit`` names the clusters.
 
     Better or worse: the interval excludes 1. No difference: it lies within the margin.
     """
@@ -186,7 +189,7 @@ def judge_ratio(ratio: Estimate | None, *, lower_is_better: bool, margin: float 
     if ratio.low is None or ratio.high is None:
         return Finding(
             Verdict.UNKNOWN,
-            f"{ratio.clusters} sessions; an interval needs {LEAST_CLUSTERS} or more",
+            f"{ratio.clusters} {unit}; an interval needs {LEAST_CLUSTERS} or more",
         )
     span = f"{ratio.level:.0%} interval {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
     if ratio.lies_within(1 - margin, 1 + margin):

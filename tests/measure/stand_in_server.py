@@ -77,15 +77,18 @@ class StandInServer:
 
     async def play(self, body: dict[str, Any]):
         await asyncio.sleep(self.wait_s)
-        yield frame(choice({"role": "assistant", "content": ""}))
+        chat = "messages" in body
+        if chat:
+            yield frame(choice({"role": "assistant", "content": ""}))
         at = 0
         for number, size in enumerate(self.steps):
             if number:
                 await asyncio.sleep(self.step_s)
             ids = list(range(at, at + size)) if body.get("return_token_ids") else None
-            yield frame(choice(self.delta(at, size), token_ids=ids))
+            delta = self.delta(at, size)
+            yield frame(choice(delta, token_ids=ids) if chat else completion(delta["content"]))
             at += size
-        yield frame(choice({}, finish="stop"))
+        yield frame(choice({}, finish="stop") if chat else completion("", "stop"))
         yield frame(self.ending(body))
         self.served += 1
         yield b"data: [DONE]\n\n"
@@ -118,6 +121,10 @@ def choice(
     return {
         "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "token_ids": token_ids}]
     }
+
+
+def completion(text: str, finish: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": text, "finish_reason": finish}]}
 
 
 def frame(chunk: dict[str, Any]) -> bytes:
