@@ -103,7 +103,8 @@ class StandInServer:
         return {"content": "".join(f"w{word} " for word in range(at, at + size))}
 
     def ending(self, body: dict[str, Any]) -> dict[str, Any]:
-        last: dict[str, Any] = {"choices": []}
+        kind = "chat.completion.chunk" if "messages" in body else "text_completion"
+        last: dict[str, Any] = {"object": kind, "choices": []}
         if body.get("stream_options", {}).get("include_usage"):
             last["usage"] = {"prompt_tokens": 7, "completion_tokens": sum(self.steps)}
         if self.reports and body.get("per_request_spec_decode_metrics"):
@@ -119,12 +120,14 @@ def choice(
     delta: dict[str, Any], finish: str | None = None, token_ids: list[int] | None = None
 ) -> dict[str, Any]:
     return {
-        "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "token_ids": token_ids}]
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "token_ids": token_ids}],
     }
 
 
 def completion(text: str, finish: str | None = None) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "text": text, "finish_reason": finish}]}
+    choice = {"index": 0, "text": text, "finish_reason": finish}
+    return {"object": "text_completion", "choices": [choice]}
 
 
 def frame(chunk: dict[str, Any]) -> bytes:
