@@ -23,6 +23,7 @@ from observability.capture.record import (
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 PHASES = ["content"] * 99
+TOKENS = 12
 
 
 def chances(matches: list[int], depth: int) -> list[list[float]]:
@@ -126,15 +127,15 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         prompt = tokenizer.encode(text, add_special_tokens=False)
         ids = list(prompt)
-        for _ in range(24):
+        for _ in range(TOKENS):
             _, last = target.states(torch.tensor([ids]), (0,))
             ids.append(int(target.logits(last[:, -1:])[0, 0].argmax()))
         answer = tuple(ids[len(prompt) :])
         choice = CapturedChoice(
-            tokens=24,
+            tokens=TOKENS,
             token_ids=answer,
-            steps=tuple(CapturedStep(2, 2, 3) for _ in range(7)),
-            phases=(("reasoning", 10), ("content", 14)),
+            steps=tuple(CapturedStep(2, 2, 3) for _ in range(3)),
+            phases=(("reasoning", 4), ("content", TOKENS - 4)),
         )
         records.append(
             CaptureRecord(
