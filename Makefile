@@ -9,7 +9,7 @@ PROCESSES := -n auto --maxprocesses 8 --dist worksteal
 # Two engines at a time: the tests of one file stay in one process.
 ENGINES := -n 2 --dist loadfile --durations 30
 
-.PHONY: serve install install-dev install-light test test-fast coverage clients clients-newest mutants lint format bench lock audit clean
+.PHONY: serve install install-dev install-light test test-fast coverage clients clients-newest round-trips mutants lint format bench lock audit clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -40,6 +40,10 @@ mutants: install-dev  ## mutation testing of the modules that guard isolation, b
 
 clients: install-dev  ## real clients at pinned versions against a scripted worker; docs/clients.md
 	@$(BIN)/python -m tests.clients.run $(ARGS)
+
+round-trips: install-dev  ## calls by models' own templates, in real vocabularies from registries
+	@$(BIN)/python -m tests.server.parsing.real_vocabularies
+	@$(BIN)/python -m pytest tests/server/parsing/test_round_trips.py $(ARGS)
 
 clients-newest: install-dev  ## the same with the newest versions; reports and never fails
 	@$(BIN)/python -m tests.clients.run --newest $(ARGS)

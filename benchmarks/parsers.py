@@ -41,6 +41,7 @@ TOOL = {
         },
     },
 }
+M3 = "]<]minimax[>["
 OUTPUTS: dict[str, Callable[[str], str]] = {
     "deepseek_v3": lambda text: (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>write\n```json\n"
@@ -94,6 +95,44 @@ OUTPUTS: dict[str, Callable[[str], str]] = {
         f"{_json(text)}<|call|>"
     ),
     "pythonic": lambda text: f"[write(text={json.dumps(text)})]",
+    "functiongemma": lambda text: (
+        f"<start_function_call>call:write{{text:<escape>{text}<escape>}}<end_function_call>"
+    ),
+    "hy_v3": lambda text: (
+        f"<tool_calls><tool_call>write<tool_sep><arg_key>text</arg_key><arg_value>{text}"
+        "</arg_value></tool_call></tool_calls>"
+    ),
+    "inkling": lambda text: (
+        f'<|content_invoke_tool_json|>{{"name": "write", "args": {_json(text)}}}<|end_message|>'
+    ),
+    "k2_horizon": lambda text: (
+        "<ifm|tool_calls>\n<ifm|tool_call>write\n<ifm|arg_key>text</ifm|arg_key>\n"
+        f"<ifm|arg_value>{text}</ifm|arg_value>\n</ifm|tool_call>\n</ifm|tool_calls>"
+    ),
+    "minicpm5": lambda text: (
+        f'<function name="write"><param name="text"><![CDATA[{text}]]></param></function>'
+    ),
+    "minimax_m3": lambda text: (
+        f'{M3}<tool_call>\n{M3}<invoke name="write">\n{M3}<text>{text}{M3}</text>\n'
+        f"{M3}</invoke>\n{M3}</tool_call>"
+    ),
+    "muse_glimmer": lambda text: (
+        '<|start|>assistant to=write<|message|><atem:function_calls>\n<atem:invoke name="write">\n'
+        f'<atem:parameter name="text">{text}</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls><|eom|>"
+    ),
+    "plamo3": lambda text: (
+        "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|>"
+        "<|plamo:begin_tool_name:plamo|>write<|plamo:end_tool_name:plamo|>"
+        "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
+        f"{_json(text)}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+        "<|plamo:end_tool_requests:plamo|>"
+    ),
+    "step3": lambda text: (
+        "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
+        f'<steptml:invoke name="write"><steptml:parameter name="text">{text}</steptml:parameter>'
+        "</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>"
+    ),
     "qwen3_coder": lambda text: (
         "<tool_call>\n<function=write>\n<parameter=text>\n"
         f"{text}\n</parameter>\n</function>\n</tool_call>"
@@ -114,12 +153,13 @@ def tokenizer_with(name: str) -> Tokenizer:
     form = tool_format(name)
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     known = set(tokenizer.get_vocab())
-    missing = [text for text in (*form.markers, form.fragment) if text and text not in known]
+    own = form.texts or (*form.markers, form.fragment)
+    missing = [text for text in own if text and text not in known]
     tokenizer.add_special_tokens(
         [
             AddedToken(text, special=True)
             for text in missing
-            if "DSML｜" not in text or text == form.fragment
+            if not form.fragment or form.fragment not in text or text == form.fragment
         ]
     )
     return tokenizer
