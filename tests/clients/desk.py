@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import httpx
 
 from tests.clients import mcp_server
 from tests.clients.brain import Brain
-from tests.clients.install import folder_of, install, node_bin
+from tests.clients.install import install, node_bin
 from tests.clients.pins import BY_NAME
 from tests.clients.traffic import Traffic
 
@@ -145,9 +146,10 @@ class Desk:
         """A script of ours with an installed client's packages."""
         if BY_NAME[client].kind != "npm":
             return self.run(client, "python", str(script), *arguments, env=more)
-        beside = folder_of(BY_NAME[client]) / script.name
-        install(BY_NAME[client])
-        beside.write_text(script.read_text())
+        beside = install(BY_NAME[client]) / script.name
+        written = self.scratch / script.name
+        shutil.copyfile(script, written)
+        shutil.move(written, beside)
         return self.run(client, "node", str(beside), *arguments, env=more)
 
 

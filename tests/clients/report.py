@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,7 @@ Node, `anthropic`, `openai-agents`, `langchain-openai`) are in `tests/e2e` and `
 | client | version | API or mode | what runs | result |
 |---|---|---|---|---|
 """
+ROW = "clients-row"
 Row = tuple[str, str, str, str]
 """Title, version, mode and what runs."""
 
@@ -66,32 +68,42 @@ def committed() -> list[Row]:
 
 
 class Reporter:
-    """Keeps what became of every row and writes the page at the end of a whole run."""
+    """Keeps what became of every row and writes the page at the end of a whole run.
+
+    Rows travel with the reports, for another process may collect and run the tests.
+    """
 
     def __init__(self, page: Path | None) -> None:
         self.page = page
         self.rows: dict[str, Row] = {}
         self.results: dict[Row, str] = {}
+        self._places: dict[Row, int] = {}
 
     def collect(self, items: Iterable[pytest.Item]) -> None:
-        for item in items:
+        for at, item in enumerate(items):
             row = row_of(item) if isinstance(item, pytest.Function) else None
             if row is not None:
                 self.rows[item.nodeid] = row
+                item.user_properties.append((ROW, (at, *row)))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         self.collect(items)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        row = self.rows.get(report.nodeid)
-        if row is None or (report.when != "call" and report.passed):
+        properties: dict[str, Any] = dict(report.user_properties)
+        if ROW not in properties or (report.when != "call" and report.passed):
             return
+        at, title, version, mode, what = properties[ROW]
+        row: Row = (title, version, mode, what)
+        self._places[row] = at
         if hasattr(report, "wasxfail"):
             self.results[row] = f"fails: {report.wasxfail}"
         else:
             self.results[row] = "passes" if report.passed else "fails"
 
-    def pytest_sessionfinish(self) -> None:
-        if self.page is not None and set(self.results) == set(self.rows.values()):
-            self.page.write_text(render(self.results))
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        ran = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if self.page is not None and ran and not hasattr(session.config, "workerinput"):
+            rows = sorted(self.results, key=self._places.__getitem__)
+            self.page.write_text(render({row: self.results[row] for row in rows}))

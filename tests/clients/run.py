@@ -2,6 +2,7 @@
 
     python -m tests.clients.run [--newest] [pytest arguments]
 
+Two tests run at a time, each process with a gateway of its own. The page is written by whole runs.
 With ``--newest`` the newest versions run; what fails is printed, and the status is 0.
 """
 
@@ -11,6 +12,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+
+AT_ONCE = ("-n", "2", "--dist", "worksteal", "--durations", "10")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         return installed.returncode
     more = [argument for argument in argv if argument != "--newest"]
     page = [] if newest or more else ["--clients-page"]
-    command = (*python, "pytest", "-q", "tests/clients", *page, *more)
+    command = (*python, "pytest", "-q", "tests/clients", *AT_ONCE, *page, *more)
     ran = subprocess.run(command, env=environment, check=False)
     return 0 if newest else ran.returncode
 

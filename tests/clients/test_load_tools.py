@@ -50,13 +50,14 @@ class Counted:
 @pytest.mark.client("guidellm")
 @pytest.mark.parametrize("api", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_guidellm(desk, api):
-    """loads an endpoint with synthetic prompts; all requests succeed and agree with /metrics"""
+    """loads an endpoint with synthetic prompts in two streams; all requests succeed and agree with
+    /metrics"""
     report = desk.folder / "report.json"
     with Counted(desk) as counted:
         ran = desk.run(
             "guidellm", "guidellm", "run",
             "--backend", f"kind=openai_http,target={desk.url},model=demo,request_format={api}",
-            "--profile", "kind=synchronous",
+            "--profile", "kind=concurrent,streams=2",
             "--constraint", f"kind=max_requests,count={REQUESTS}",
             "--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}",
             "--data", f"kind=synthetic_text,prompt_tokens=40,output_tokens={TOKENS}",
@@ -66,10 +67,13 @@ def test_guidellm(desk, api):
     assert ran.code == 0, ran
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
-    assert (totals["successful"], totals["errored"]) == (REQUESTS, 0)
-    assert counted.requests == REQUESTS
+    assert (counted.requests, counted.tokens) == (REQUESTS, REQUESTS * TOKENS)
+    assert (totals["errored"], totals["incomplete"]) == (0, 0)
+    # Its report may lose the last answer: the event that ends it is set before that answer is in
+    # the queue, and a poll of the queue may time out in between (request_updates, 0.8.1).
+    assert REQUESTS - 1 <= totals["successful"] <= REQUESTS
     sent = benchmark["metrics"]["output_token_count"]["successful"]["total_sum"]
-    assert sent == counted.tokens
+    assert sent == totals["successful"] * TOKENS
 
 
 @pytest.mark.client("aiperf")
