@@ -8,7 +8,7 @@
   when another request moved to that row, wrote every request's end of reasoning to the first row
   in steps without drafts, and forgot what was due when a prompt came in chunks.
 * ``min_tokens``: vLLM bans the end from the bonus token even where the drafts before it reach the
-  minimum (``apply_to_samples``).
+  minimum, and in asynchronous scheduling allows it too early (``MinTokens``).
 
 So a request with them speculates: greedy text is that of an engine without a draft, sampled text
 comes from the same distribution. The second model runner (GPU) applies all of them to every row
@@ -17,8 +17,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import copy
 from itertools import accumulate
 from typing import Any
@@ -41,6 +40,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker.gpu_input_batch import InputBatch
 
 from engine.vllm_backend.contract import WORKER
 
@@ -82,8 +82,10 @@ def build_logitsprocs(
     """All of vLLM's own, with a draft as without one. Custom ones beside a draft vLLM refuses."""
     if vllm_config.speculative_config is None or is_pooling_model or custom_logitsprocs:
         return original(vllm_config, device, is_pin_memory, is_pooling_model, custom_logitsprocs)
+    ours = {MinTokensLogitsProcessor: MinTokens}
     return LogitsProcessors(
-        kind(vllm_config, device, is_pin_memory) for kind in BUILTIN_LOGITS_PROCESSORS
+        ours.get(kind, kind)(vllm_config, device, is_pin_memory)
+        for kind in BUILTIN_LOGITS_PROCESSORS
     )
 
 
@@ -136,6 +138,51 @@ def mask_min_p(
     logits.masked_fill_(logits < logits.amax(-1, keepdim=True) + margins, -torch.inf)
 
 
+class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
+    """vLLM's, with the tokens counted when a row is sampled, and the drafts before a bonus token.
+
+    vLLM counts when it plans the step, and lets go of a request that has enough. In asynchronous
+    scheduling that count takes every draft for accepted.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.drafts: Sequence[Sequence[int]] = ()
+        """Of each row, while bonus tokens are sampled."""
+        self._banned: tuple[int, ...] | None = None
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if process_dict_updates(self.min_toks, batch_update, self.add_request):
+            self._banned = None
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        rows = tuple(row for row in self.min_toks if self._count_missing(row) > 0)
+        if rows != self._banned:
+            self._ban_stops(rows)
+        return super().apply(logits) if rows else logits
+
+    def _count_missing(self, row: int) -> int:
+        minimum, output, *_ = self.min_toks[row]
+        drafts = self.drafts[row] if self.drafts else ()
+        return int(minimum - len(output) - len(drafts))
+
+    def _ban_stops(self, rows: tuple[int, ...]) -> None:
+        stops = [(row, token) for row in rows for token in self.min_toks[row][2]]
+        structured = [(row, token) for row, token in stops if self.min_toks[row][3]]
+        self.logits_slice = self._make_slice(stops)
+        self.restore_logits_slice = self._make_slice(structured)
+        self._banned = rows
+
+    def _make_slice(self, places: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, tokens = [row for row, _ in places], [token for _, token in places]
+        return self._device_tensor(rows, torch.int32), self._device_tensor(tokens, torch.int32)
+
+
+def find_min_tokens(processors: LogitsProcessors) -> MinTokens | None:
+    found = (p for p in processors.non_argmax_invariant if isinstance(p, MinTokens))
+    return next(found, None)
+
+
 def apply_to_samples(
     original: Callable[..., torch.Tensor],
     sampler: Sampler,
@@ -144,45 +191,21 @@ def apply_to_samples(
     predict_bonus_token: bool,
 ) -> torch.Tensor:
     """A bonus token comes after the drafts of its request: they count for ``min_tokens``."""
-    drafts = sampling_metadata.spec_token_ids
-    if not predict_bonus_token or drafts is None:
+    minimum = find_min_tokens(sampling_metadata.logitsprocs)
+    if minimum is None:
         return original(sampler, logits, sampling_metadata, predict_bonus_token)
-    for processor in sampling_metadata.logitsprocs.non_argmax_invariant:
-        if isinstance(processor, MinTokensLogitsProcessor):
-            free = find_rows_past_minimum(processor, drafts)
-            if free:
-                with without_rows(processor, free):
-                    return original(sampler, logits, sampling_metadata, predict_bonus_token)
+    minimum.drafts = sampling_metadata.spec_token_ids or () if predict_bonus_token else ()
     return original(sampler, logits, sampling_metadata, predict_bonus_token)
 
 
-def find_rows_past_minimum(
-    processor: MinTokensLogitsProcessor, drafts: Sequence[Sequence[int]]
-) -> list[int]:
-    return [
-        row
-        for row, (minimum, output, *_) in processor.min_toks.items()
-        if drafts[row] and len(output) + len(drafts[row]) >= minimum
-    ]
-
-
-@contextmanager
-def without_rows(processor: MinTokensLogitsProcessor, rows: list[int]) -> Iterator[None]:
-    """Leave these rows alone for one call of ``apply``."""
-    banned, restored = processor.logits_slice, processor.restore_logits_slice
-    processor.logits_slice = drop_rows(banned, rows)
-    processor.restore_logits_slice = drop_rows(restored, rows)
-    try:
-        yield
-    finally:
-        processor.logits_slice, processor.restore_logits_slice = banned, restored
-
-
-def drop_rows(
-    places: tuple[torch.Tensor, torch.Tensor], rows: list[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    keep = ~torch.isin(places[0], torch.tensor(rows, device=places[0].device))
-    return places[0][keep], places[1][keep]
+def make_sampling_metadata(
+    original: Callable[..., SamplingMetadata], batch: InputBatch
+) -> SamplingMetadata:
+    """In asynchronous scheduling vLLM learns sampled tokens late, but for those who need them."""
+    minimum = find_min_tokens(batch.logitsprocs)
+    if minimum is not None:
+        batch.logitsprocs_need_output_token_ids = bool(minimum.min_toks)
+    return original(batch)
 
 
 class ReasoningSpan:

@@ -183,6 +183,7 @@ _wrap(GPUModelRunner, "_bookkeeping_sync", bookkeeping_sync)
 _wrap(gpu_model_runner, "build_logitsprocs", steering.build_logitsprocs)
 _wrap(rejection_sampler.RejectionSampler, "apply_logits_processors", steering.apply_to_drafts)
 _wrap(Sampler, "apply_logits_processors", steering.apply_to_samples)
+_wrap(gpu_input_batch.InputBatch, "_make_sampling_metadata", steering.make_sampling_metadata)
 _wrap(
     gpu_input_batch,
     "maybe_create_thinking_budget_state_holder",

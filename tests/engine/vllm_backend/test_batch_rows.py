@@ -139,10 +139,17 @@ def mask_unlikely(logits: torch.Tensor, batch: InputBatch) -> torch.Tensor:
 
 
 class World:
-    """A batch and the requests in it, running or preempted."""
+    """A batch and the requests in it, running or preempted; ``outputs`` are their true tokens.
 
-    def __init__(self, seed: int) -> None:
+    With asynchronous scheduling the tokens of the last step come as -1, as many as if all drafts
+    had been accepted, and are put right before sampling where the batch says it needs them.
+    """
+
+    def __init__(self, seed: int, asynchronous: bool) -> None:
         self.random = Random(seed)
+        self.asynchronous = asynchronous
+        self.outputs: dict[str, list[int]] = {}
+        self._sampled: dict[str, tuple[int, int]] = {}
         self.batch = make_batch(MOST_ROWS, MOST_DRAFTS)
         self.running: dict[str, CachedRequestState] = {}
         self.preempted: dict[str, CachedRequestState] = {}
@@ -151,6 +158,7 @@ class World:
     def change(self) -> None:
         """Remove, add, condense, reorder: in the order in which vLLM's runner does it."""
         random = self.random
+        self._hide_sampled()
         for name in list(self.running):
             if random.random() < 0.12:
                 request = self.running.pop(name)
@@ -166,14 +174,35 @@ class World:
             self.batch.swap_states(*random.sample(range(len(self.running)), 2))
         self._plan_drafts()
         self.batch.refresh_metadata()
+        if not self.asynchronous or self.batch.sampling_metadata.output_token_ids:
+            for name, request in self.running.items():
+                request.output_token_ids[:] = self.outputs[name]
+
+    def _hide_sampled(self) -> None:
+        for name, (known, most) in self._sampled.items():
+            tokens = self.running[name].output_token_ids
+            if self.asynchronous:
+                del tokens[known:]
+                tokens.extend([-1] * (known + most - len(tokens)))
+            else:
+                tokens[:] = self.outputs[name]
+        self._sampled.clear()
+
+    def commit(self, name: str, tokens: list[int]) -> None:
+        """What the last step has sampled."""
+        drafts = self.batch.spec_token_ids[self.batch.req_id_to_index[name]]
+        self._sampled[name] = (len(self.outputs[name]), 1 + len(drafts))
+        self.outputs[name] += tokens
 
     def _add(self) -> None:
         if self.preempted and self.random.random() < 0.5:
             name, request = self.preempted.popitem()
+            request.output_token_ids = list(self.outputs[name])
         else:
             self._count += 1
             name = f"r{self._count}"
             request = make_request(name, self.random)
+            self.outputs[name] = []
         self.running[name] = request
         self.batch.add_request(request)
 
@@ -202,7 +231,7 @@ class World:
         first = 0
         for at, (name, own) in enumerate(zip(rows, drafts, strict=True)):
             request = self.running[name]
-            output = list(request.output_token_ids)
+            output = list(self.outputs[name])
             for place in range(len(own)):
                 row = first + place
                 yield request, output + own[:place], targets[row], verified[row]
@@ -214,10 +243,11 @@ def choose(steered: torch.Tensor) -> int:
     return int(steered.argmax())
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_every_row_is_that_of_the_request_alone(seed: int) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_row_is_that_of_the_request_alone(seed: int, asynchronous: bool) -> None:
     torch.manual_seed(seed)
-    world = World(seed)
+    world = World(seed, asynchronous)
     for _ in range(30):
         world.change()
         answers: dict[str, list[int]] = {name: [] for name in world.running}
@@ -226,9 +256,9 @@ def test_every_row_is_that_of_the_request_alone(seed: int) -> None:
             where = f"{request.sampling_params} after {request.prompt_token_ids} {output}"
             assert choose(steered) == choose(want), where
             torch.testing.assert_close(steered, want)
-            committed = [*request.output_token_ids, *answers[request.req_id]]
+            committed = [*world.outputs[request.req_id], *answers[request.req_id]]
             if committed == output:
                 answers[request.req_id].append(choose(steered))
         for name, tokens in answers.items():
             if world.random.random() < 0.9:
-                world.running[name].output_token_ids.extend(tokens)
+                world.commit(name, tokens)
