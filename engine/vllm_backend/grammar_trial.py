@@ -34,6 +34,10 @@ STALL_S = 0.25
 WINDOW = 50
 """Steps whose mean counts: slow ones behind many quick ones are slow all the same."""
 COUNTED = re.compile(r"\)(?:\{(\d{1,9})?(?:,(\d{0,9}))?\}|~(\d{1,9}))")
+REPEATED = re.compile(r"\{(\d{1,9})?(,)?(\d{0,9})\}|~(\d{1,9})(?:\.\.(\d{1,9}))?")
+OPTIONAL = re.compile(r"(?:(?:\\.|\[(?:\\.|[^\]\\]){1,200}\]|[^\\()\[\]{}|*+?])[?*]){16,}")
+"""A run of optional characters and classes, each of which may be left out."""
+LEAST = ("minLength", "minItems", "minProperties")
 MANY = 16
 """Repetitions of a group from which on it is walked by itself."""
 MAX_PIECES = 32
@@ -108,8 +112,11 @@ class GrammarTrial:
             whole = self._judge_one(kind, value)
             if whole != OK:
                 return whole
-            for piece in split_repeated_groups(kind, value):
-                found = self._judge_one("regex", piece)
+            pieces = [("regex", piece) for piece in split_repeated_groups(kind, value)]
+            if (short := shorten(kind, value)) != value:
+                pieces.append((kind, short))
+            for piece in pieces:
+                found = self._judge_one(*piece)
                 if found != OK and not found.startswith(NO_GRAMMAR):
                     return found
         except MemoryError:
@@ -311,6 +318,41 @@ def split_repeated_groups(kind: str, value: str) -> Iterator[str]:
                 raise TooManyGroups
             if match.end() - begin <= PIECE_CHARS:
                 yield re.sub(r"~(\d+)$", r"{\1}", text[begin : match.end()])
+        for run in OPTIONAL.finditer(text):
+            found += 1
+            if found > MAX_PIECES:
+                raise TooManyGroups
+            yield run[0][:PIECE_CHARS]
+
+
+def shorten(kind: str, value: str) -> str:
+    """The same with at most one of what is repeated many times: a walk comes to what is behind."""
+    if kind in ("json_schema", "structural_tag"):
+        return json.dumps(_shorten_value(json.loads(value)))
+    return REPEATED.sub(_shorten_count, value)
+
+
+def _shorten_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return REPEATED.sub(_shorten_count, value)
+    if isinstance(value, list):
+        return [_shorten_value(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: min(inner, 1) if key in LEAST and isinstance(inner, int) else _shorten_value(inner)
+        for key, inner in value.items()
+    }
+
+
+def _shorten_count(match: re.Match[str]) -> str:
+    """``{0,900}`` as ``{0,1}``, ``{900}`` as ``{1}``, ``~900`` as ``~1``."""
+    counts = [int(count) for count in (match[1], match[3], match[4], match[5]) if count]
+    if max(counts, default=0) < MANY:
+        return match[0]
+    if match[4]:
+        return "~1"
+    return "{0,1}" if match[2] and not int(match[1] or 0) else "{1}"
 
 
 def _find_strings(value: Any) -> Iterator[str]:

@@ -18,6 +18,7 @@ from engine.errors import RequestRejected
 from engine.types import Constraint
 from engine.vllm_backend.arguments import DEMO
 from engine.vllm_backend.grammar_probe import MAX_BYTES, GrammarProbe
+from engine.vllm_backend.grammar_trial import shorten, split_repeated_groups
 
 pytestmark = pytest.mark.alone
 
@@ -40,6 +41,8 @@ HIDDEN = [
     ("regex", "[ab]{1500}" + BOMB),
     ("grammar", f"start: /[ab]{{1500}}/ rep\nrep: /{BOMB}/"),
     ("json_schema", json.dumps({"type": "string", "pattern": f"^[ab]{{1500}}{BOMB}$"})),
+    ("regex", "[ab]{5000}" + ".?" * 60),
+    ("regex", "(ab|cd){3000}" + ".?" * 60),
 ]
 
 
@@ -154,3 +157,32 @@ async def test_without_a_vocabulary_nothing_passes():
     with pytest.raises(RequestRejected, match="cannot be tried out"):
         await probe.check(Constraint("regex", "a"))
     await probe.aclose()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "short"),
+    [
+        ("regex", "[ab]{5000}.?x{2,3}", "[ab]{1}.?x{2,3}"),
+        ("regex", "a{0,900}b{16,}c{,20}", "a{0,1}b{1}c{0,1}"),
+        ("grammar", 'start: "x"~5000 rep~2 y~3..90', 'start: "x"~1 rep~2 y~1'),
+        (
+            "json_schema",
+            '{"minLength": 900, "maxLength": 901}',
+            '{"minLength": 1, "maxLength": 901}',
+        ),
+        ("json_schema", '{"a": [{"pattern": "x{99}"}]}', '{"a": [{"pattern": "x{1}"}]}'),
+    ],
+)
+def test_a_walk_comes_to_what_is_behind_many_repetitions(kind, value, short):
+    assert shorten(kind, value) == short
+
+
+@pytest.mark.parametrize("optional", [".?", "[ab]?", r"\d*", "a?", "[^\\]]?"])
+def test_a_run_of_optional_parts_is_walked_by_itself_wherever_it_stands(optional):
+    run = optional * 20
+    for kind, value in (
+        ("regex", "[ab][bc]" * 999 + run),
+        ("json_schema", json.dumps({"pattern": f"^x{run}"})),
+    ):
+        assert any(run in piece for piece in split_repeated_groups(kind, value))
+    assert not list(split_repeated_groups("regex", optional * 15))
