@@ -312,7 +312,8 @@ def find_notes(figures: Sequence[Figures]) -> list[str]:
         if f.bunched:
             notes.append(
                 f"{where}: the chunks of {f.bunched} of {f.requests} answers came together, after "
-                "a stall of the client or the network: TPOT and ITL are too low there"
+                "a stall of the client or the network: they have no speed per user, and make TPOT "
+                "and ITL too low"
             )
         if f.requests and f.output_tokens == 0:
             notes.append(f"{where}: no usage in the answers, so there is no TPOT")

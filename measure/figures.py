@@ -160,8 +160,8 @@ def _pool_speed(blocks: Sequence[Block]) -> Estimate | None:
 
 
 def sum_decoding(results: Iterable[RequestResult]) -> tuple[float, float]:
-    """Tokens after the first, and the seconds they took."""
-    known = [result for result in results if result.tpot is not None]
+    """Tokens after the first, and the seconds they took; without answers that a stall bunched."""
+    known = [result for result in results if result.tpot is not None and not result.is_bunched]
     tokens = sum(result.output_tokens - 1 for result in known)
     return float(tokens), sum(result.decode_s for result in known)
 
