@@ -274,7 +274,8 @@ class Settings:
             raise ConfigError(f"--depth must be a number or auto; given {self.depth}")
         if self.depth == "auto" and (self.upstream or self.upstream_file or self.upstream_dns):
             raise ConfigError(
-                "--depth auto plans in the engine of this process; workers elsewhere need a number"
+                "--depth auto plans in the engine of this process; leave it out and start workers "
+                "with --scheduler-cls engine.vllm_backend.scheduler.planning_scheduler"
             )
 
     @property

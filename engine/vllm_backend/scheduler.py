@@ -304,6 +304,13 @@ def server_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Dept
     return made
 
 
+def planning_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> DepthSchedulerBase:
+    """A worker's under ``vllm serve`` that plans the depth of requests that bring none."""
+    made = server_scheduler(vllm_config, *args, **kwargs)
+    made.set_planning("auto")
+    return made
+
+
 def set_depth(core: EngineCore, depth: int) -> int:
     """Bound every request's depth from the next step on; returns the bound in force."""
     scheduler = core.scheduler

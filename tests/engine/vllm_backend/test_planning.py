@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.vllm_backend.planning import name_slice
+from engine.vllm_backend.scheduler import planning_scheduler
+from tests.engine.vllm_backend import test_scheduler
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
 
 
@@ -57,6 +59,18 @@ def test_off_and_on_again_keeps_what_was_learnt() -> None:
     assert pretence.scheduler.planning.describe() == {"mode": "off"}
     pretence.scheduler.set_planning("auto")
     assert pretence.scheduler.planning.describe()["steps_by_depth"] == before["steps_by_depth"]
+
+
+def test_a_worker_can_plan_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_scheduler, "scheduler", planning_scheduler)
+    pretence = Pretence()
+    pretence.add("a", traffic="agent", tenant="team-a")
+    for _ in range(3):
+        pretence.step()
+    found = pretence.scheduler.planning.describe()
+    assert found["mode"] == "auto"
+    assert isinstance(found["slices"], list)
+    assert [one["tenant"] for one in found["slices"]] == ["team-a"]
 
 
 def test_modes_can_change_under_running_requests() -> None:
