@@ -153,5 +153,5 @@ def test_other_depths_are_refused(given):
 
 
 def test_auto_depth_needs_an_engine_of_this_process():
-    with pytest.raises(ConfigError, match="workers elsewhere need a number"):
+    with pytest.raises(ConfigError, match="planning_scheduler"):
         read(["--depth", "auto", "--upstream", "http://worker:8000"])
