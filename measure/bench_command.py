@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +38,7 @@ Definitions of every figure: docs/measure.md."""
 
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 for a whole run, 1 for one that cannot be made, 2 for wrong usage."""
+    stop_on_sigterm()
     given, flags = _split_flags(argv)
     options = make_parser().parse_args(given)
     try:
@@ -54,6 +57,12 @@ def main(argv: Sequence[str]) -> int:
     print(report.render_text())
     print(f"\n{folder}/report.json\n{folder}/report.html")
     return 0
+
+
+def stop_on_sigterm() -> None:
+    """As on Ctrl-C: the servers a run has started stop with it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def say(text: str) -> None:

@@ -18,6 +18,7 @@ from measure.bench_command import (
     add_result_arguments,
     parse_headers,
     say,
+    stop_on_sigterm,
 )
 from measure.near_ties import TIE, explain_texts
 from measure.pairs import MARGIN, match_pairs
@@ -46,6 +47,7 @@ KEY_FILE = "EAGLEGATE_CAPTURE_KEY_FILE"
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 for better or no difference, 3 for worse, 4 for not enough data, 1 for a run
     that cannot be made, 2 for wrong usage."""
+    stop_on_sigterm()
     options = make_parser().parse_args(argv)
     try:
         plan = make_plan(options)

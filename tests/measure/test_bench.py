@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,8 @@ from measure.figures import Goal
 from measure.servers import SPECULATION, ServerError, Setting, drop_speculation
 from measure.statistics import Verdict
 from tests.measure.stand_in_server import StandInServer
+
+ROOT = Path(__file__).parents[2]
 
 
 def ignore(_):
@@ -158,6 +163,16 @@ def test_the_command_writes_all_reports(server, url, tmp_path, capsys):
     assert "http://" not in page.replace(url, "").replace("http://www.w3.org/2000/svg", "")
     for path in out.iterdir():
         assert "secret" not in path.read_text()
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(server, url, tmp_path):
+    server.step_s = 30
+    command = [sys.executable, "-m", "server", "bench", "--url", url, "--out", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as running:
+        assert "warming up" in running.stderr.readline()
+        running.terminate()
+        assert "--resume" in running.stderr.read()
+    assert running.returncode == 130
 
 
 def test_fields_make_a_baseline_of_the_same_server(server, url, tmp_path):
