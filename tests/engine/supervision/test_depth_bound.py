@@ -34,6 +34,34 @@ async def test_a_bound_is_taken_at_once_whether_the_engine_is_there_or_away():
     await engine.aclose()
 
 
+async def test_a_held_planner_is_held_in_the_next_engine():
+    cradle = Cradle(depth=3)
+    held: list[tuple[int, int | None]] = []
+    real = cradle.make
+
+    def make():
+        life = real()
+
+        async def freeze(depth):
+            held.append((cradle.lives.index(life), depth))
+            return True
+
+        async def describe(recent=0):
+            return {"mode": "auto", "recent": recent}
+
+        life.freeze_planning, life.describe_planning = freeze, describe
+        return life
+
+    cradle.make = make
+    engine, _ = supervised(cradle)
+    await engine.start()
+    assert await engine.freeze_planning(2)
+    assert await engine.describe_planning(5) == {"mode": "auto", "recent": 5}
+    cradle.lives[0].kill()
+    await until(lambda: held == [(0, 2), (1, 2)])
+    await engine.aclose()
+
+
 @pytest.mark.parametrize(
     ("fields", "keeps"),
     [
