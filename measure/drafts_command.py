@@ -174,7 +174,8 @@ def read_answers(records: Iterator[CaptureRecord], limit: int | None) -> tuple[l
     for record in records:
         for number, choice in enumerate(record.choices):
             prompt = record.prompts[choice.prompt].token_ids
-            if prompt is None or choice.token_ids is None or len(choice.token_ids) < 2:
+            held = bool(record.constraint)  # the grammar cuts drafts, which is not replayed
+            if held or prompt is None or choice.token_ids is None or len(choice.token_ids) < 2:
                 left_out += 1
                 continue
             if limit is not None and len(found) >= limit:
