@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -155,3 +156,21 @@ Event = ParserEvent | PromptEcho | TokensDelta | LogprobsDelta | UsageDelta | Fi
 
 Batch = tuple[int, list[Event]]
 """The choice, and the events of one engine step; never an empty list."""
+
+
+class BatchSink:
+    """Takes batches at once, without waking the reader of ``events``, once that reader opens it."""
+
+    __slots__ = ("is_open", "push")
+
+    def __init__(self) -> None:
+        self.is_open: Callable[[], bool] = bool
+        self.push: Callable[[int, list[Event]], None] = _refuse
+
+    def open(self, is_open: Callable[[], bool], push: Callable[[int, list[Event]], None]) -> None:
+        """``push`` is called only where ``is_open`` has just been true."""
+        self.is_open, self.push = is_open, push
+
+
+def _refuse(_choice: int, _events: list[Event]) -> None:
+    raise RuntimeError("the sink is closed")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Protocol
 
 
 class FinishReason(StrEnum):
@@ -99,6 +99,35 @@ class EngineRequest:
     affinity: str | None = None
     """Requests with the same value share a cache: a session, a conversation."""
     trace_headers: Mapping[str, str] = field(default_factory=dict)
+    sink: StepSink | None = field(default=None, compare=False, repr=False)
+    """Where the engine may put steps instead of yielding them."""
+
+
+class StepSink(Protocol):
+    """Takes steps at once, without waking the reader of ``Engine.generate``.
+
+    An engine pushes only while the reader waits for its next step and ``is_open`` is true; the last
+    step is always yielded. What ``push`` raises, the reader gets in place of its next step.
+    """
+
+    def is_open(self) -> bool: ...
+
+    def push(self, step: Step) -> None: ...
+
+
+@dataclass(slots=True)
+class SinkTap:
+    """A sink that shows each step to ``observe`` before it passes it on."""
+
+    sink: StepSink
+    observe: Callable[[Step], object]
+
+    def is_open(self) -> bool:
+        return self.sink.is_open()
+
+    def push(self, step: Step) -> None:
+        self.observe(step)
+        self.sink.push(step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from engine.base import Engine
 from engine.supervision.policy import LossCause, RecoveryOutcome
-from engine.types import EngineInfo, EngineRequest, Health, Step
+from engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step
 from observability.middleware import current
 from observability.telemetry import Telemetry
 
@@ -33,6 +33,8 @@ class InstrumentedEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         sequence, close = self._telemetry.open_sequence(request, self._model)
         see = sequence.add_step
+        if request.sink is not None:
+            request = replace(request, sink=SinkTap(request.sink, see))
         try:
             async with aclosing(self._engine.generate(_add_trace_headers(request))) as steps:
                 async for step in steps:

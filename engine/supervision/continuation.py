@@ -52,6 +52,11 @@ class Continuation:
         """Every token was delivered; only the finish was lost."""
         return len(self._delivered) >= self._request.sampling.max_tokens
 
+    @property
+    def is_level(self) -> bool:
+        """The engine's next step is new as a whole: nothing is replayed or resumed."""
+        return self._replayed is None and not self._resuming
+
     def next_request(self) -> EngineRequest:
         """The request to submit to the next engine."""
         outcome = self.outcome

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from engine.errors import (
 from engine.speculation.accounting import Totals, sum_steps
 from engine.supervision.continuation import Continuation, ReplayDiverged
 from engine.supervision.policy import RecoveryObserver, RecoveryOutcome, SupervisionTimeouts, now
-from engine.types import EngineRequest, FinishReason, Step
+from engine.types import EngineRequest, FinishReason, Step, StepSink
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,17 @@ class InFlightRequest:
     """When its engine was lost or had no capacity for it; None since its last step."""
     finished: bool = False
 
+    def take(self, step: Step, submission: Submission) -> Step | None:
+        """Account for a step of its engine; the part that is new, None without any."""
+        if not submission.started:
+            self.reset_strikes()
+        submission.record_step(step)
+        new = self.continuation.take(step)
+        if new is not None:
+            submission.record_delivery(new)
+            self.record_progress()
+        return new
+
     def reset_strikes(self) -> None:
         """It has made a step on its current engine."""
         self.strikes = self.crashes = self.blamed = self.signals = 0
@@ -120,6 +131,23 @@ class InFlightRequest:
     def has_output(self) -> bool:
         """Part of its answer was delivered."""
         return self.continuation.outcome is not RecoveryOutcome.RERUN
+
+
+@dataclass(slots=True)
+class _DeliverySink:
+    """A request's sink, for one submission."""
+
+    inflight: InFlightRequest
+    submission: Submission
+    sink: StepSink
+
+    def is_open(self) -> bool:
+        return self.inflight.continuation.is_level and self.sink.is_open()
+
+    def push(self, step: Step) -> None:
+        new = self.inflight.take(step, self.submission)
+        if new is not None:
+            self.sink.push(new)
 
 
 class Submission(Protocol):
@@ -190,13 +218,8 @@ class RequestRecovery:
                 return
             async with self._attempt(inflight) as (submission, steps):
                 async for step in steps:
-                    if not submission.started:
-                        inflight.reset_strikes()
-                    submission.record_step(step)
-                    new = continuation.take(step)
+                    new = inflight.take(step, submission)
                     if new is not None:
-                        submission.record_delivery(new)
-                        inflight.record_progress()
                         yield new
                 inflight.finished = True
 
@@ -209,6 +232,9 @@ class RequestRecovery:
         async with self.provider.submit(inflight) as submission:
             inflight.submissions += 1
             request = continuation.next_request()
+            if request.sink is not None:
+                sink = _DeliverySink(inflight, submission, request.sink)
+                request = replace(request, sink=sink)
             try:
                 async with aclosing(submission.engine.generate(request)) as steps:
                     yield submission, steps

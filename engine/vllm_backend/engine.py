@@ -388,6 +388,7 @@ async def _add_request(
             reasoning_ended=is_reasoning_ended(request.constraint),
         )
         inbox: StepQueue = queue.inbox
+        inbox.sink = request.sink
         return inbox
     except (VLLMError, ValueError) as error:
         raise translate.convert_error(error) from error

@@ -35,7 +35,7 @@ from vllm.v1.metrics.stats import IterationStats
 
 from engine.errors import EngineError, EngineFailed
 from engine.speculation.accounting import Totals, sum_steps
-from engine.types import DecodeStep, FinishReason, Step
+from engine.types import DecodeStep, FinishReason, Step, StepSink
 from engine.vllm_backend import intake, statistics, translate
 from engine.vllm_backend.accounts import AccountReader
 from engine.vllm_backend.contract import find_changed
@@ -70,12 +70,22 @@ class StepQueue:
     first step and before the last (vLLM's ``--stream-interval``).
     """
 
-    __slots__ = ("_error", "_interval", "_left", "_steps", "_waiting", "ended", "request_id")
+    __slots__ = (
+        "_error",
+        "_interval",
+        "_left",
+        "_steps",
+        "_waiting",
+        "ended",
+        "request_id",
+        "sink",
+    )
 
     def __init__(self, request_id: str, interval: int) -> None:
         self.request_id = request_id
         self.ended = False
         """The engine has done with the request, whether or not the reader knows."""
+        self.sink: StepSink | None = None
         self._interval = interval
         self._left = 1
         self._steps: list[Step] = []
@@ -83,6 +93,18 @@ class StepQueue:
         self._waiting: asyncio.Future[None] | None = None
 
     def push(self, step: Step) -> None:
+        waiting = self._waiting
+        if (
+            self.sink is not None
+            and waiting is not None
+            and not (waiting.done() or self._steps or step.finish is not None)
+            and self.sink.is_open()
+        ):
+            try:
+                self.sink.push(step)
+            except Exception as error:
+                waiting.set_exception(error)
+            return
         self._steps.append(step)
         self.ended = step.finish is not None
         self._left -= len(step.token_ids)

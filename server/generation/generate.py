@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from engine.errors import EngineError, RequestRejected
 from engine.events import (
     Batch,
+    BatchSink,
     Event,
     Finish,
     LogprobsDelta,
@@ -24,7 +25,7 @@ from engine.events import (
     Usage,
     UsageDelta,
 )
-from engine.observer import Ending, Observation, Observer, RequestFacts
+from engine.observer import Ending, EventCallback, Observation, Observer, RequestFacts
 from engine.rendering.encoding import PromptTooLong
 from engine.speculation.accounting import Account
 from engine.types import EngineRequest, FinishReason, Step
@@ -48,11 +49,12 @@ ENDINGS: dict[type[Exception], Ending] = {
 
 
 async def events(
-    job: Job, path: Pipeline, observer: Observer, arrived: float
+    job: Job, path: Pipeline, observer: Observer, arrived: float, sink: BatchSink | None = None
 ) -> AsyncGenerator[Batch, None]:
     """Events of all choices of a job, as they arrive. Raises GatewayError or EngineError.
 
-    ``arrived`` is the ``time.perf_counter()`` at which the request came in.
+    ``arrived`` is the ``time.perf_counter()`` at which the request came in. While ``sink`` is open
+    and the answer has one choice, batches may go there instead; the last one is always yielded.
     """
     deadline = Deadline(job.caller.timeout_s, arrived)
     with ExitStack() as inside:
@@ -73,8 +75,9 @@ async def events(
             raise
         observation = observer.begin(_describe_request(job, prompts, requests, arrived))
         readers = [_make_reader(job, path, prompts[at // job.n]) for at in range(len(requests))]
+        only = sink if len(requests) == 1 else None
         choices = [
-            _run_choice(index, request, path, readers[index], observation)
+            _run_choice(index, request, path, readers[index], observation, only)
             for index, request in enumerate(requests)
         ]
         source = choices[0] if len(choices) == 1 else _merge(choices)
@@ -184,22 +187,54 @@ async def _run_choice(
     path: Pipeline,
     reader: _ChoiceReader,
     observation: Observation,
+    sink: BatchSink | None,
 ) -> AsyncGenerator[Batch, None]:
     """Run one choice: engine steps in, batches of events out, each reported to the observer."""
-    observe = observation.choice(request.id)
-    async with (
-        _name_field(reader.job, request),
-        aclosing(path.engine.generate(request)) as steps,
-    ):
-        async for step in steps:
-            batch = reader.read(step)
-            for event in batch:
-                observe(event)
-            if batch:
-                yield index, batch
-            if reader.ended:
-                return
-    raise GatewayError("The engine ended the request without a reason.", code="engine_silent")
+    choice = _Choice(index, reader, observation.choice(request.id), sink)
+    if sink is not None:
+        request = replace(request, sink=choice)
+    with suppress(_AnswerEnded):
+        async with (
+            _name_field(reader.job, request),
+            aclosing(path.engine.generate(request)) as steps,
+        ):
+            async for step in steps:
+                batch = choice.read(step)
+                if batch:
+                    yield index, batch
+                if reader.ended:
+                    return
+        raise GatewayError("The engine ended the request without a reason.", code="engine_silent")
+
+
+class _AnswerEnded(Exception):
+    """A pushed step has ended the answer: the reader need not wait for another."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """Reads a choice's steps, and is the sink of its engine request."""
+
+    index: int
+    reader: _ChoiceReader
+    observe: EventCallback
+    sink: BatchSink | None
+
+    def read(self, step: Step) -> list[Event]:
+        batch = self.reader.read(step)
+        for event in batch:
+            self.observe(event)
+        return batch
+
+    def is_open(self) -> bool:
+        return self.sink is not None and self.sink.is_open()
+
+    def push(self, step: Step) -> None:
+        batch = self.read(step)
+        if batch and self.sink is not None:
+            self.sink.push(self.index, batch)
+        if self.reader.ended:
+            raise _AnswerEnded
 
 
 @asynccontextmanager

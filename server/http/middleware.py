@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -56,15 +55,36 @@ class RootPathMiddleware:
         await self._app(scope, receive, send)
 
 
-Write = Callable[[bytes], bool]
-"""Writes a part of a body that has begun; False when it has to be sent instead."""
+class BodyWriter(Protocol):
+    """Writes parts of a body that has begun, past ASGI."""
+
+    def is_open(self) -> bool:
+        """False when a part has to be sent instead: the client lags, or there is no body yet."""
+        ...
+
+    def write(self, data: bytes) -> bool:
+        """What ``is_open`` was; nothing is written when it was false."""
+        ...
+
+
+class ClosedWriter:
+    """For servers whose connections are unknown: every part has to be sent."""
+
+    def is_open(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> bool:  # noqa: ARG002
+        return False
+
+
+CLOSED_WRITER = ClosedWriter()
 
 EXTENSION = "eaglegate.write"
 CYCLE = ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle")
 
 
 class FastWriteMiddleware:
-    """ASGI middleware, to be the outermost one; leaves a ``Write`` in the scope's extensions."""
+    """ASGI middleware, to be the outermost one; leaves a BodyWriter in the scope's extensions."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -72,28 +92,32 @@ class FastWriteMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = getattr(send, "__self__", None)
         if (type(cycle).__module__, type(cycle).__name__) == CYCLE:
-            scope["extensions"] = {**scope.get("extensions", {}), EXTENSION: make_writer(cycle)}
+            scope["extensions"] = {**scope.get("extensions", {}), EXTENSION: CycleWriter(cycle)}
         await self._app(scope, receive, send)
 
 
-def make_writer(cycle: Any) -> Write:
-    """What ``cycle.send`` does with a part of a body, as long as the client keeps up."""
-    flow, transport = cycle.flow, cycle.transport
+class CycleWriter:
+    """Does what ``cycle.send`` does with a part of a body, as long as the client keeps up."""
 
-    def write(data: bytes) -> bool:
-        if flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
+    __slots__ = ("_cycle", "_flow", "_transport")
+
+    def __init__(self, cycle: Any) -> None:
+        self._cycle, self._flow, self._transport = cycle, cycle.flow, cycle.transport
+
+    def is_open(self) -> bool:
+        cycle = self._cycle
+        return not (
+            self._flow.write_paused or not cycle.chunked_encoding or cycle.response_complete
+        )
+
+    def write(self, data: bytes) -> bool:
+        if not self.is_open():
             return False
-        if not cycle.disconnected:
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        if data and not self._cycle.disconnected:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
-    return write
 
-
-def find_writer(scope: Scope) -> Write:
-    write: Write = scope.get("extensions", {}).get(EXTENSION, write_nothing)
-    return write
-
-
-def write_nothing(_: bytes) -> bool:
-    return False
+def find_writer(scope: Scope) -> BodyWriter:
+    writer: BodyWriter = scope.get("extensions", {}).get(EXTENSION, CLOSED_WRITER)
+    return writer

@@ -20,13 +20,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
-from engine.events import (
-    Batch,
-    Event,
-)
+from engine.events import Batch, BatchSink, Event
 from server.errors import GatewayError, ReaderTooSlow, from_engine, openai_body
 from server.http import sse
-from server.http.middleware import Write, find_writer, write_nothing
+from server.http.middleware import CLOSED_WRITER, BodyWriter, find_writer
 
 logger = logging.getLogger(__name__)
 
@@ -74,17 +71,14 @@ def to_gateway_error(error: GatewayError | EngineError) -> GatewayError:
 class DisconnectAwareResponse(Response):
     """Does its work beside a watcher of the client; subclasses say what the work is."""
 
-    def __init__(
-        self, source: AsyncGenerator[Any, None], error_body: ErrorBody, headers: Headers = ()
-    ) -> None:
+    def __init__(self, source: AsyncGenerator[Any, None], error_body: ErrorBody) -> None:
         super().__init__()
         self._source = source
         self._error_body = error_body
-        self._extra = headers
-        self._write: Write = write_nothing
+        self._writer: BodyWriter = CLOSED_WRITER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._write = find_writer(scope)
+        self._writer = find_writer(scope)
         work = asyncio.create_task(self._run(send))
         watcher = asyncio.create_task(_wait_for_disconnect(receive))
         try:
@@ -106,17 +100,19 @@ class DisconnectAwareResponse(Response):
     async def _send_error(self, error: GatewayError, send: Send) -> None:
         extra = tuple((k.encode(), v.encode()) for k, v in error.headers().items())
         body = orjson.dumps(self._error_body(error))
-        await send_json(send, error.status, body, self._extra + extra)
+        await send_json(send, error.status, body, extra)
 
 
 class FoldedResponse(DisconnectAwareResponse):
     """One JSON object, made by folding the events."""
 
     def __init__(
-        self, source: Batches, fold: Fold, error_body: ErrorBody, headers: Headers = ()
+        self, source: Batches, fold: Fold, error_body: ErrorBody, sink: BatchSink | None = None
     ) -> None:
-        super().__init__(source, error_body, headers)
+        super().__init__(source, error_body)
         self._fold = fold
+        if sink is not None:
+            sink.open(lambda: True, fold.add)
 
     async def _answer(self, batches: Batches, send: Send) -> None:
         try:
@@ -125,7 +121,7 @@ class FoldedResponse(DisconnectAwareResponse):
         except (GatewayError, EngineError) as error:
             await self._send_error(to_gateway_error(error), send)
         else:
-            await send_json(send, 200, orjson.dumps(self._fold.result()), self._extra)
+            await send_json(send, 200, orjson.dumps(self._fold.result()))
 
 
 class StreamedResponse(DisconnectAwareResponse):
@@ -137,11 +133,12 @@ class StreamedResponse(DisconnectAwareResponse):
         encoder: StreamEncoder,
         error_body: ErrorBody,
         timing: StreamTiming,
-        headers: Headers = (),
+        sink: BatchSink | None = None,
     ) -> None:
-        super().__init__(source, error_body, headers)
+        super().__init__(source, error_body)
         self._encoder = encoder
         self._timing = timing
+        self._sink = sink
 
     async def _answer(self, batches: Batches, send: Send) -> None:
         first = asyncio.ensure_future(anext(batches))
@@ -155,11 +152,16 @@ class StreamedResponse(DisconnectAwareResponse):
             await _cancel_pending(first)
 
     async def _stream(self, first: asyncio.Future[Batch], batches: Batches, send: Send) -> None:
-        stream = _EventStream(send, self._write, self._timing.reader_s)
-        await stream.open(sse.HEADERS + self._extra)
+        stream = _EventStream(send, self._writer, self._timing.reader_s)
+        await stream.open(sse.HEADERS)
         keeper = asyncio.create_task(stream.keep_alive(self._timing.keep_alive_s))
         try:
             await stream.write(self._encoder.encode(*await first))
+            if self._sink is not None:
+                self._sink.open(
+                    self._writer.is_open,
+                    lambda choice, events: stream.push(self._encoder.encode(choice, events)),
+                )
             async for choice, events in batches:
                 await stream.write(self._encoder.encode(choice, events))
             end = self._encoder.close()
@@ -185,7 +187,7 @@ class ReplayedResponse(DisconnectAwareResponse):
         self._timing = timing
 
     async def _answer(self, frames: AsyncGenerator[Any, None], send: Send) -> None:
-        stream = _EventStream(send, self._write, self._timing.reader_s)
+        stream = _EventStream(send, self._writer, self._timing.reader_s)
         await stream.open(sse.HEADERS)
         keeper = asyncio.create_task(stream.keep_alive(self._timing.keep_alive_s))
         try:
@@ -202,9 +204,9 @@ class ReplayedResponse(DisconnectAwareResponse):
 class _EventStream:
     """An open response body; knows when it last said something, and that it was taken in."""
 
-    def __init__(self, send: Send, write: Write, reader_s: float) -> None:
+    def __init__(self, send: Send, writer: BodyWriter, reader_s: float) -> None:
         self._send = send
-        self._write = write
+        self._writer = writer
         self._clock = asyncio.get_running_loop().time
         self._reader_s = reader_s
         self._last = 0.0
@@ -216,8 +218,13 @@ class _EventStream:
     async def write(self, data: bytes) -> None:
         if not data:
             return
-        if not self._write(data):
+        if not self._writer.write(data):
             await self._put({"type": "http.response.body", "body": data, "more_body": True})
+        self._last = self._clock()
+
+    def push(self, data: bytes) -> None:
+        """Write at once; only while the writer is open."""
+        self._writer.write(data)
         self._last = self._clock()
 
     async def close(self, data: bytes) -> None:

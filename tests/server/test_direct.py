@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from server.http.middleware import find_writer, write_nothing
+from server.http.middleware import CLOSED_WRITER, find_writer
 from tests.server.conftest import on_a_port
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -20,7 +20,7 @@ def test_written_and_sent_parts_come_in_their_order():
     taken = []
 
     async def app(scope, receive, send):
-        write = find_writer(scope)
+        write = find_writer(scope).write
         taken.append(write(b"too early"))
         await send(START)
         for at in range(20):
@@ -39,7 +39,7 @@ def test_written_and_sent_parts_come_in_their_order():
 def test_a_whole_answer_of_a_known_length_is_not_written_to():
     async def app(scope, receive, send):
         await send(START | {"headers": [(b"content-length", b"2")]})
-        assert not find_writer(scope)(b"ok")
+        assert not find_writer(scope).write(b"ok")
         await send({"type": "http.response.body", "body": b"ok"})
 
     with on_a_port(app) as url:
@@ -51,7 +51,7 @@ def test_a_client_that_does_not_read_stops_the_writing_until_it_does():
     sizes = []
 
     async def app(scope, receive, send):
-        write, parts = find_writer(scope), 0
+        write, parts = find_writer(scope).write, 0
         await send(START)
         while write(PIECE):
             parts += 1
@@ -77,10 +77,10 @@ def test_what_is_written_after_the_client_has_left_is_dropped():
 
     async def app(scope, receive, send):
         await send(START)
-        assert find_writer(scope)(b"hello")
+        assert find_writer(scope).write(b"hello")
         while (await receive())["type"] != "http.disconnect":
             pass
-        taken.append(find_writer(scope)(b"nobody"))
+        taken.append(find_writer(scope).write(b"nobody"))
         gone.set()
 
     with on_a_port(app) as url:
@@ -91,5 +91,5 @@ def test_what_is_written_after_the_client_has_left_is_dropped():
 
 
 def test_without_uvicorn_there_is_nothing_to_write_to():
-    assert find_writer({"type": "http"}) is write_nothing
-    assert not write_nothing(b"x")
+    assert find_writer({"type": "http"}) is CLOSED_WRITER
+    assert not CLOSED_WRITER.write(b"x")

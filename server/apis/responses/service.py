@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
+from engine.events import BatchSink
 from engine.observer import Observer
 from server.access.budget import charge
 from server.access.caller import caller
@@ -156,7 +157,8 @@ class ResponsesService:
             lambda: make_responses_job(asked, [*before, *given], path.served, named)
         )
         job = assign_caller(job, caller.get())
-        source = events(job, path, gateway.observer, arrived)
+        sink = BatchSink()
+        source = events(job, path, gateway.observer, arrived, None if asked.background else sink)
         store = gateway.store if stored else None
         record = ResponseRecord(job, owner, given, store, gateway.observer)
         record.thinking = self._thinking(asked, owner)
@@ -164,16 +166,18 @@ class ResponsesService:
             record.conversations = (talk, self._conversations.store)
         if asked.background:
             return await self._in_background(record, path, source)
-        return self._now(record, path, source)
+        return self._now(record, path, source, sink)
 
-    def _now(self, record: ResponseRecord, path: Pipeline, source: Batches) -> Response:
+    def _now(
+        self, record: ResponseRecord, path: Pipeline, source: Batches, sink: BatchSink
+    ) -> Response:
         job, timing = record.job, self._gateway.timing
         if job.stream:
             stream = ResponseStream(job, make_encoding_context(path), record.thinking)
             source = record.store_after(source, stream.builder)
-            return StreamedResponse(source, stream, openai_body, timing)
+            return StreamedResponse(source, stream, openai_body, timing, sink)
         fold = ResponseFold(job, make_encoding_context(path), record.thinking)
-        return FoldedResponse(record.store_after(source, fold.builder), fold, openai_body)
+        return FoldedResponse(record.store_after(source, fold.builder), fold, openai_body, sink)
 
     async def _in_background(
         self, record: ResponseRecord, path: Pipeline, source: Batches

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from engine.events import BatchSink
 from engine.rendering.encoding import PromptTooLong, RenderLimits
 from server.access.budget import charge
 from server.access.caller import Caller, caller
@@ -85,11 +86,13 @@ def answer(
 ) -> Response:
     """A response that runs ``job`` when it is sent. Raises Forbidden."""
     job = assign_caller(job, caller.get())
-    source = events(job, path, gateway.observer, arrived)
+    sink = BatchSink()
+    source = events(job, path, gateway.observer, arrived, sink)
     context = replace(make_encoding_context(path), token_names=job.token_names)
     if job.stream:
-        return StreamedResponse(source, api.stream(job, context), api.error_body, gateway.timing)
-    return FoldedResponse(source, api.fold(job, context), api.error_body)
+        stream = api.stream(job, context)
+        return StreamedResponse(source, stream, api.error_body, gateway.timing, sink)
+    return FoldedResponse(source, api.fold(job, context), api.error_body, sink)
 
 
 CONTEXTS = 4
