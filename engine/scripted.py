@@ -84,7 +84,10 @@ class ScriptedEngine:
         try:
             async for step in self._play(request):
                 ended = step.finish is not None
-                yield step
+                if ended or request.sink is None or not request.sink.is_open():
+                    yield step
+                else:
+                    request.sink.push(step)
         except EngineError:
             ended = True
             raise

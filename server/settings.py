@@ -91,6 +91,11 @@ class Settings:
     default_chat_template_kwargs: dict[str, Any] = setting(
         {}, "JSON object given to the chat template with every request"
     )
+    stream_interval_ms: float | None = setting(
+        None,
+        "milliseconds in which steps of a stream are sent together; 0 sends each at once; without "
+        "it they are joined only while the event loop lags",
+    )
     depth: str | None = setting(
         None,
         "draft tokens per step of requests that ask for none: a number, or `auto` to choose it at "
@@ -270,6 +275,10 @@ class Settings:
         for name in POSITIVE:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{flag(name)} must be above 0; given {getattr(self, name)}")
+        if self.stream_interval_ms is not None and not 0 <= self.stream_interval_ms <= 1000:
+            raise ConfigError(
+                f"--stream-interval-ms must be 0 to 1000; given {self.stream_interval_ms:g}"
+            )
         if self.depth not in (None, "auto") and not str(self.depth).isdecimal():
             raise ConfigError(f"--depth must be a number or auto; given {self.depth}")
         if self.depth == "auto" and (self.upstream or self.upstream_file or self.upstream_dns):

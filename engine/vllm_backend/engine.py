@@ -39,8 +39,9 @@ from engine.types import (
 from engine.vllm_backend import steering, translate
 from engine.vllm_backend.accounts import choose_reader
 from engine.vllm_backend.child_process import ChildLog, redact_cause
-from engine.vllm_backend.outputs import StepOutputProcessor, StepQueue, take_over
+from engine.vllm_backend.outputs import StepOutputProcessor, take_over
 from engine.vllm_backend.statistics import BatchedStatLogger
+from engine.vllm_backend.step_queue import StepQueue
 from engine.vllm_backend.translate import describe_engine
 from engine.vllm_fields import is_reasoning_ended
 
@@ -73,6 +74,7 @@ class VllmEngine:
     """See ``engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
     ``planning="auto"`` chooses the depth of requests that bring none at every step.
+    ``stream_interval_s``: see ``step_queue.SinkFlusher``.
     Without ``echo`` the log of vLLM and its child processes is captured for error reports only.
     """
 
@@ -83,6 +85,7 @@ class VllmEngine:
         echo: bool = True,
         adapters: Mapping[str, str] = NO_ADAPTERS,
         planning: str = "off",
+        stream_interval_s: float | None = None,
     ) -> None:
         self._arguments = arguments
         self._adapters = {
@@ -90,6 +93,7 @@ class VllmEngine:
             for number, (name, path) in enumerate(adapters.items(), start=1)
         }
         self._planning = planning
+        self._stream_interval_s = stream_interval_s
         self._progress = progress
         self._log = ChildLog(echo=echo)
         self._llm: AsyncLLM | None = None
@@ -110,7 +114,7 @@ class VllmEngine:
             self._processes = _find_processes(llm)
             steering.allow(llm.input_processor)
             info = describe_engine(llm.vllm_config)
-            self._outputs = take_over(llm, choose_reader(info))
+            self._outputs = take_over(llm, choose_reader(info), self._stream_interval_s)
             await self._load_adapters(llm)
             await self._warm_up(info)
             if self._planning != "off" and await self.set_planning(self._planning) == "auto":

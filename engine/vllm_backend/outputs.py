@@ -15,14 +15,11 @@ the methods overridden here, ``request_states``, ``_finish_request`` and
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import vllm
 from vllm import envs
-from vllm.outputs import RequestOutput
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import (
@@ -33,12 +30,13 @@ from vllm.v1.engine.output_processor import (
 )
 from vllm.v1.metrics.stats import IterationStats
 
-from engine.errors import EngineError, EngineFailed
+from engine.errors import EngineFailed
 from engine.speculation.accounting import Totals, sum_steps
-from engine.types import DecodeStep, FinishReason, Step, StepSink
+from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend import intake, statistics, translate
 from engine.vllm_backend.accounts import AccountReader
 from engine.vllm_backend.contract import find_changed
+from engine.vllm_backend.step_queue import SinkFlusher, StepQueue
 from engine.vllm_fields import FINISH
 
 PARAMETERS: dict[Callable[..., Any], str] = {
@@ -63,104 +61,6 @@ PARAMETERS: dict[Callable[..., Any], str] = {
 NOTHING_TO_DO = OutputProcessorOutput([], [])
 
 
-class StepQueue:
-    """The steps that have come for one request, until its one reader takes them.
-
-    With an ``interval`` above 1 the reader is woken for that many tokens at a time, after the
-    first step and before the last (vLLM's ``--stream-interval``).
-    """
-
-    __slots__ = (
-        "_error",
-        "_interval",
-        "_left",
-        "_steps",
-        "_waiting",
-        "ended",
-        "request_id",
-        "sink",
-    )
-
-    def __init__(self, request_id: str, interval: int) -> None:
-        self.request_id = request_id
-        self.ended = False
-        """The engine has done with the request, whether or not the reader knows."""
-        self.sink: StepSink | None = None
-        self._interval = interval
-        self._left = 1
-        self._steps: list[Step] = []
-        self._error: EngineError | None = None
-        self._waiting: asyncio.Future[None] | None = None
-
-    def push(self, step: Step) -> None:
-        waiting = self._waiting
-        if (
-            self.sink is not None
-            and waiting is not None
-            and not (waiting.done() or self._steps or step.finish is not None)
-            and self.sink.is_open()
-        ):
-            try:
-                self.sink.push(step)
-            except Exception as error:
-                waiting.set_exception(error)
-            return
-        self._steps.append(step)
-        self.ended = step.finish is not None
-        self._left -= len(step.token_ids)
-        if self._left <= 0 or self.ended:
-            self._left = self._interval
-            self._wake()
-
-    def fail(self, error: EngineError) -> None:
-        """The reader gets this after the steps that are there."""
-        self._error = error
-        self.ended = True
-        self._wake()
-
-    def put(self, output: RequestOutput | Exception) -> None:
-        """Called by vLLM with the end of an aborted request, or with an error."""
-        if isinstance(output, Exception):
-            error = translate.convert_error(output)
-            error.__cause__ = output
-            self.fail(error)
-        else:
-            self.push(Step((), finish=FinishReason.ABORT))
-
-    async def get(self) -> Step:
-        """What has come since the last call, as one step. Raises what was put."""
-        while not self._steps:
-            if self._error is not None:
-                raise self._error
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        steps, self._steps = self._steps, []
-        return steps[0] if len(steps) == 1 else join_steps(steps)
-
-    def take(self) -> list[Step]:
-        """Undelivered steps; the queue is empty afterwards."""
-        steps, self._steps = self._steps, []
-        return steps
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-
-def join_steps(steps: Sequence[Step]) -> Step:
-    """Steps in a row, as one."""
-    first, last = steps[0], steps[-1]
-    return Step(
-        tuple(chain.from_iterable(step.token_ids for step in steps)),
-        decode=tuple(chain.from_iterable(step.decode for step in steps)),
-        logprobs=tuple(chain.from_iterable(step.logprobs for step in steps)),
-        prompt_logprobs=first.prompt_logprobs,
-        cached_tokens=first.cached_tokens,
-        finish=last.finish,
-        stop_token=last.stop_token,
-    )
-
-
 class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
     """vLLM's OutputProcessor, filling step queues. ``unclaimed`` sums undelivered steps.
 
@@ -168,7 +68,9 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
     accounts of all requests they equal the engine's own counters.
     """
 
-    def __init__(self, replaced: OutputProcessor, read: AccountReader) -> None:
+    def __init__(
+        self, replaced: OutputProcessor, read: AccountReader, interval_s: float | None = None
+    ) -> None:
         super().__init__(
             replaced.tokenizer,
             log_stats=replaced.log_stats,
@@ -178,6 +80,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         self.unclaimed = Totals()
         self._read = read
         self._interval = replaced.stream_interval
+        self._flusher = SinkFlusher(interval_s)
         self._looks_for_nans = envs.VLLM_COMPUTE_NANS_IN_LOGITS
 
     def add_request(
@@ -190,7 +93,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
     ) -> None:
         """The inbox is found as ``queue.inbox``: AsyncLLM returns only the queue it has made."""
         assert queue is not None
-        queue.inbox = StepQueue(request.request_id, self._interval)
+        queue.inbox = StepQueue(request.request_id, self._interval, self._flusher)
         super().add_request(request, prompt, parent_req, request_index, queue.inbox)
 
     def process_outputs(
@@ -318,12 +221,14 @@ def check_vllm(llm: AsyncLLM) -> None:
         )
 
 
-def take_over(llm: AsyncLLM, read: AccountReader) -> StepOutputProcessor:
+def take_over(
+    llm: AsyncLLM, read: AccountReader, interval_s: float | None = None
+) -> StepOutputProcessor:
     """Have ``llm`` put its outputs into inboxes, on the running loop and before its first request.
 
-    Raises RuntimeError.
+    ``interval_s``: see ``step_queue.SinkFlusher``. Raises RuntimeError.
     """
     check_vllm(llm)
-    llm.output_processor = outputs = StepOutputProcessor(llm.output_processor, read)
+    llm.output_processor = outputs = StepOutputProcessor(llm.output_processor, read, interval_s)
     intake.take_over(llm.engine_core)
     return outputs

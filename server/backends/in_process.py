@@ -45,6 +45,8 @@ class InProcessBackend:
         self._progress = progress
         self._echo = settings.log_level == "debug"
         self._planning = "auto" if settings.depth == "auto" else "off"
+        interval_ms = settings.stream_interval_ms
+        self._stream_interval_s = None if interval_ms is None else interval_ms / 1000
         self._arguments = arguments = read_engine_arguments(line.namespace)
         refuse_unknown_parsers(settings, arguments)
         modules = getattr(line.namespace, "lora_modules", ())
@@ -107,7 +109,14 @@ class InProcessBackend:
             arguments = copy(arguments)
             speculation = {**arguments.speculative_config, "model": self.drafts.choose_path()}
             arguments.speculative_config = speculation
-        return VllmEngine(arguments, self._progress, self._echo, self.adapters, self._planning)
+        return VllmEngine(
+            arguments,
+            self._progress,
+            self._echo,
+            self.adapters,
+            self._planning,
+            self._stream_interval_s,
+        )
 
     def describe(self, info: EngineInfo) -> EngineInfo:
         """With the method and summary that the draft inspection found."""

@@ -16,7 +16,8 @@ from engine.errors import EngineDead, EngineFailed
 from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend import outputs as module
 from engine.vllm_backend.accounts import read_decode_step
-from engine.vllm_backend.outputs import StepOutputProcessor, StepQueue, check_vllm
+from engine.vllm_backend.outputs import StepOutputProcessor, check_vllm
+from engine.vllm_backend.step_queue import StepQueue
 
 FIRST = PrefillStats(num_prompt_tokens=3, num_computed_tokens=1, num_cached_tokens=2)
 
@@ -28,9 +29,9 @@ def output(
     return EngineCoreOutput(name, [5] * tokens, spec_decode_metrics=account, **more)
 
 
-def processor(interval: int = 1) -> StepOutputProcessor:
+def processor(interval: int = 1, interval_s: float | None = 0.0) -> StepOutputProcessor:
     replaced = OutputProcessor(None, log_stats=True, stream_interval=interval)
-    return StepOutputProcessor(replaced, read_decode_step)
+    return StepOutputProcessor(replaced, read_decode_step, interval_s)
 
 
 def begin(outputs: StepOutputProcessor, name: str = "a", **sampling: Any) -> StepQueue:
@@ -210,3 +211,147 @@ def test_vllm_still_ends_an_abort_with_a_request_output() -> None:
     (end,) = put
     assert isinstance(end, RequestOutput)
     assert end.finished
+
+
+class RecordingSink:
+    """A StepSink that keeps what it gets, and raises ``error`` where there is one."""
+
+    def __init__(self) -> None:
+        self.opened = True
+        self.steps: list[Step] = []
+        self.error: Exception | None = None
+
+    def is_open(self) -> bool:
+        return self.opened
+
+    def push(self, step: Step) -> None:
+        if self.error is not None:
+            raise self.error
+        self.steps.append(step)
+
+
+async def _wait(inbox: StepQueue) -> asyncio.Task[Step]:
+    """A reader that waits for its next step."""
+    reading = asyncio.create_task(inbox.get())
+    await asyncio.sleep(0)
+    return reading
+
+
+async def test_a_waiting_readers_steps_go_to_its_sink_and_the_last_one_to_itself() -> None:
+    outputs, sink = processor(), RecordingSink()
+    inbox = begin(outputs)
+    inbox.sink = sink
+    outputs.process_outputs([output(1, prefill_stats=FIRST)])
+    assert (await inbox.get()).token_ids == (5,), "no reader waited for it"
+    reading = await _wait(inbox)
+    outputs.process_outputs([output(3, 3, 2)])
+    outputs.process_outputs([output(2, 3, 1)])
+    outputs.process_outputs([output(1, 3, 0, finish_reason=Reason.LENGTH)])
+    assert [step.token_ids for step in sink.steps] == [(5,) * 3, (5,) * 2]
+    assert (await reading).finish is FinishReason.LENGTH
+
+
+async def test_a_closed_sink_leaves_the_steps_to_the_reader() -> None:
+    outputs, sink = processor(), RecordingSink()
+    inbox = begin(outputs)
+    inbox.sink = sink
+    reading = await _wait(inbox)
+    sink.opened = False
+    outputs.process_outputs([output(3, 3, 2)])
+    sink.opened = True
+    outputs.process_outputs([output(2, 3, 1)])
+    assert (await reading).token_ids == (5,) * 5, "in their order"
+    assert not sink.steps
+
+
+async def test_the_reader_gets_what_its_sink_raises() -> None:
+    outputs, sink = processor(), RecordingSink()
+    sink.error = ValueError("a broken parser")
+    inbox, other = begin(outputs), begin(outputs, "b")
+    inbox.sink = sink
+    reading, beside = await _wait(inbox), await _wait(other)
+    outputs.process_outputs([output(3, 3, 2), output(2, 3, 1, name="b")])
+    with pytest.raises(ValueError, match="a broken parser"):
+        await reading
+    assert (await beside).token_ids == (5,) * 2, "another stream goes on"
+
+
+async def test_a_cancelled_reader_gets_no_more_pushes() -> None:
+    outputs, sink = processor(), RecordingSink()
+    inbox = begin(outputs)
+    inbox.sink = sink
+    reading = await _wait(inbox)
+    reading.cancel()
+    outputs.process_outputs([output(3, 3, 2)])
+    assert not sink.steps
+    outputs.release(inbox)
+    assert outputs.unclaimed.tokens == 3
+
+
+async def test_an_interval_joins_steps_instead_of_pushing_them() -> None:
+    outputs, sink = processor(interval=4), RecordingSink()
+    inbox = begin(outputs)
+    inbox.sink = sink
+    outputs.process_outputs([output(1, prefill_stats=FIRST)])
+    await inbox.get()
+    reading = await _wait(inbox)
+    outputs.process_outputs([output(3, 3, 2)])
+    outputs.process_outputs([output(2, 3, 1)])
+    assert (await reading).token_ids == (5,) * 5
+    assert not sink.steps
+
+
+async def test_steps_are_joined_while_the_loop_lags() -> None:
+    outputs, sink = processor(interval_s=None), RecordingSink()
+    inbox = begin(outputs)
+    inbox.sink = sink
+    reading = await _wait(inbox)
+    outputs.process_outputs([output(3, 3, 2)])
+    outputs.process_outputs([output(2, 3, 1)])
+    assert not sink.steps
+    await asyncio.sleep(0)
+    outputs.process_outputs([output(4, 3, 3)])
+    await asyncio.sleep(0)
+    assert [step.token_ids for step in sink.steps] == [(5,) * 5, (5,) * 4]
+    assert sink.steps[0].decode == (DecodeStep(3, 2, 3), DecodeStep(3, 1, 2))
+    reading.cancel()
+
+
+async def test_steps_of_an_interval_are_pushed_as_one() -> None:
+    outputs, sink = processor(interval_s=0.02), RecordingSink()
+    inbox = begin(outputs)
+    inbox.sink = sink
+    reading = await _wait(inbox)
+    for _ in range(3):
+        outputs.process_outputs([output(2, 3, 1)])
+        await asyncio.sleep(0)
+    assert not sink.steps
+    await asyncio.sleep(0.05)
+    assert [step.token_ids for step in sink.steps] == [(5,) * 6]
+    outputs.process_outputs([output(2, 3, 1)])
+    outputs.process_outputs([output(1, 3, 0, finish_reason=Reason.STOP)])
+    last = await reading
+    assert (last.token_ids, last.finish) == ((5,) * 3, FinishReason.STOP)
+
+
+async def test_what_a_sink_closed_on_goes_to_the_reader() -> None:
+    outputs, sink = processor(interval_s=0.01), RecordingSink()
+    inbox = begin(outputs)
+    inbox.sink = sink
+    reading = await _wait(inbox)
+    outputs.process_outputs([output(2, 3, 1)])
+    sink.opened = False
+    assert (await asyncio.wait_for(reading, 5)).token_ids == (5, 5)
+    assert not sink.steps
+
+
+async def test_an_error_comes_after_the_steps_held_for_the_sink() -> None:
+    outputs, sink = processor(interval_s=9.0), RecordingSink()
+    inbox = begin(outputs)
+    inbox.sink = sink
+    reading = await _wait(inbox)
+    outputs.process_outputs([output(2, 3, 1)])
+    outputs.propagate_error(EngineDeadError())
+    assert (await reading).token_ids == (5, 5)
+    with pytest.raises(EngineDead):
+        await inbox.get()
