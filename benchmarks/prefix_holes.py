@@ -19,11 +19,11 @@ from typing import Any
 from benchmarks.drive import QUESTIONS, Outcome, at, greedy, run, running, speculation
 from engine.speculation.accounting import Totals
 from engine.types import EngineRequest
-from engine.vllm_backend.accounts import read_decode_step
 from engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from engine.vllm_backend.contract import SCHEDULER
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
+from engine.vllm_backend.translate import read_decode_step
 
 WAYS = {
     "ours": SCHEDULER,

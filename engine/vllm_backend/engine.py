@@ -37,12 +37,11 @@ from engine.types import (
     Step,
 )
 from engine.vllm_backend import steering, translate
-from engine.vllm_backend.accounts import choose_reader
 from engine.vllm_backend.child_process import ChildLog, redact_cause
 from engine.vllm_backend.outputs import StepOutputProcessor, take_over
 from engine.vllm_backend.statistics import BatchedStatLogger
 from engine.vllm_backend.step_queue import StepQueue
-from engine.vllm_backend.translate import describe_engine
+from engine.vllm_backend.translate import choose_reader, describe_engine
 from engine.vllm_fields import is_reasoning_ended
 
 log = logging.getLogger(__name__)

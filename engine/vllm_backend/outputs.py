@@ -34,9 +34,9 @@ from engine.errors import EngineFailed
 from engine.speculation.accounting import Totals, sum_steps
 from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend import intake, statistics, translate
-from engine.vllm_backend.accounts import AccountReader
 from engine.vllm_backend.contract import find_changed
 from engine.vllm_backend.step_queue import SinkFlusher, StepQueue
+from engine.vllm_backend.translate import AccountReader
 from engine.vllm_fields import FINISH
 
 PARAMETERS: dict[Callable[..., Any], str] = {

@@ -3,7 +3,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from engine.types import DecodeStep, EngineInfo, SpeculationInfo, UndraftedReason
-from engine.vllm_backend.accounts import (
+from engine.vllm_backend.translate import (
     choose_reader,
     read_decode_step,
     read_nothing,
