@@ -53,10 +53,16 @@ def test_nothing_to_constrain_is_not_constrained() -> None:
         worker.apply_sampling_constraints(vllm_s, torch.empty(1, 8))
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("skip", [True, False])
-def test_a_marked_step_runs_no_draft_model(skip: bool) -> None:
+def test_a_marked_step_runs_no_draft_model(skip: bool, asynchronous: bool) -> None:
     drafter = SimpleNamespace(device=torch.device("cpu"))
-    runner = SimpleNamespace(drafter=drafter)
+    runner = SimpleNamespace(
+        drafter=drafter,
+        device=drafter.device,
+        use_async_scheduling=asynchronous,
+        input_batch=SimpleNamespace(num_reqs=2),
+    )
     drafts = torch.ones(2, 3)
     batch = SimpleNamespace(batch_size=lambda: 2)
 
@@ -80,14 +86,30 @@ def test_rows_that_are_thrown_away_draw_nothing() -> None:
         discard_request_mask=SimpleNamespace(np=np.array([False, True, True, False])),
     )
 
-    def draw(_: Any) -> None:
+    def draw(*_: Any) -> None:
         for generator in (kept, thrown):
             torch.rand(3, generator=generator)
 
-    worker.sample(draw, runner)
+    worker.sample(draw, runner, None, None)
     assert torch.equal(thrown.get_state(), before)
     assert not torch.equal(kept.get_state(), torch.Generator().manual_seed(1).get_state())
     seen: list[set[int]] = []
     worker.bookkeeping_sync(lambda r: seen.append(set(r.input_batch.generators)), runner)
     assert seen == [{0}]
     assert set(runner.input_batch.generators) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "longest", "is_plain"), [(False, 0, True), (False, 2, False), (True, 0, False)]
+)
+def test_a_step_that_verifies_nothing_takes_the_plain_sampler(
+    asynchronous: bool, longest: int, is_plain: bool
+) -> None:
+    runner: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        input_batch=SimpleNamespace(generators={}),
+        use_async_scheduling=asynchronous,
+    )
+    given = SimpleNamespace(max_spec_len=longest)
+    got = worker.sample(lambda _, __, metadata: metadata, runner, None, given)
+    assert got is (None if is_plain else given)

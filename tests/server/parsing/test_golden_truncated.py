@@ -25,6 +25,8 @@ TEXTUAL = {
     "llama3_json",
     "llama4_json",
     "llama4_pythonic",
+    "minicpm5",
+    "minimax_m3",
     "olmo3",
     "openai",
     "phi4_mini_json",
