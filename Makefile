@@ -67,6 +67,10 @@ bench: install-dev  ## side-by-side figures; see benchmarks/README.md
 lock:  ## resolve requirements/*.in anew (needs uv)
 	@bash scripts/lock
 
+VLLM ?=
+compat: install-dev  ## compare what we touch of vLLM with another version: VLLM=0.33.0, or the newest
+	@$(BIN)/python scripts/compat.py $(VLLM)
+
 audit:  ## check the locks against the advisories PyPI knows; says so where it cannot
 	@$(PYTHON) scripts/audit.py
 

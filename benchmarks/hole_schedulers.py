@@ -5,8 +5,8 @@ from __future__ import annotations
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from engine.vllm_backend.contract import SKIP
 from engine.vllm_backend.scheduler import DepthScheduler
+from engine.vllm_contract import SKIP
 
 
 class PublishAll(DepthScheduler):

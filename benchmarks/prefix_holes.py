@@ -20,10 +20,10 @@ from benchmarks.drive import QUESTIONS, Outcome, at, greedy, run, running, specu
 from engine.speculation.accounting import Totals
 from engine.types import EngineRequest
 from engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
-from engine.vllm_backend.contract import SCHEDULER
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 from engine.vllm_backend.translate import read_decode_step
+from engine.vllm_contract import SCHEDULER
 
 WAYS = {
     "ours": SCHEDULER,

@@ -9,6 +9,7 @@ from engine.preflight.adapters import inspect_adapter
 from engine.preflight.context import PreflightContext, format_bytes, get_stored_scheme
 from engine.speculation.inspection.checkpoint import NotDownloaded, NotInspectable, open_model
 from engine.speculation.inspection.weights import InvalidCheckpoint
+from engine.vllm_contract import describe_losses
 
 TOKENIZERS = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "tiktoken.model",
@@ -168,7 +169,14 @@ OBSTACLES: tuple[Check, ...] = (
     check_length,
     check_head_division,
 )
+
+
+def check_contract(_: PreflightContext) -> Iterator[str]:
+    yield from describe_losses()
+
+
 REMARKS: tuple[Check, ...] = (
+    check_contract,
     check_attention_backend,
     check_cpu_scheme,
     check_other_nodes,

@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from engine.vllm_backend import environment
-from engine.vllm_backend.contract import SCHEDULER, WORKER, declare_depths
+from engine.vllm_contract import SCHEDULER, WORKER, Area, declare_depths, find_broken
 
 GIB = 1024**3
 GATEWAY = "gateway"
@@ -120,7 +120,9 @@ def _make_arguments(
     cpu_defaults: dict[str, Any] = CPU_DEFAULTS,
     threads: int | None = None,
 ) -> AsyncEngineArgs:
-    chosen = {"worker_extension_cls": WORKER} | _add_scheduler(chosen)
+    chosen = _add_scheduler(chosen)
+    if Area.WORKER not in find_broken():
+        chosen = {"worker_extension_cls": WORKER} | chosen
     if current_platform.is_cpu():
         chosen = _add_cpu_defaults(chosen, cpu_defaults, threads)
     return AsyncEngineArgs(**chosen)
@@ -132,7 +134,7 @@ def _add_scheduler(chosen: dict[str, Any]) -> dict[str, Any]:
     On a GPU, varying depths must be declared for CUDA graphs; a table of the user's own stays.
     """
     speculation = chosen.get("speculative_config")
-    if not speculation:
+    if not speculation or Area.SCHEDULER in find_broken():
         return chosen
     depth = speculation.get("num_speculative_tokens")
     if depth and not current_platform.is_cpu():

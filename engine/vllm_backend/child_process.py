@@ -11,6 +11,7 @@ line on to standard error and keeps the last ones for error reports.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
 import multiprocessing
@@ -21,6 +22,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 from engine.orphan import die_with_parent
 
@@ -32,6 +35,7 @@ def exit_with_parent() -> None:
         die_with_parent()
 
 
+GIVE_UP_POLL_S = 0.1
 PREFIX = re.compile(r"^(\([^)]*pid=\d+[^)]*\)\s*)?([A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\]\s*)?")
 """``(EngineCore pid=7) ERROR 11-20 10:00:00 [core.py:1] ``"""
 EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)): (.+)")
@@ -131,3 +135,15 @@ def _is_redacted(line: str) -> bool:
 def redact_cause(cause: str) -> str:
     """The exception, bounded; its type alone where the message may hold a part of a request."""
     return cause.partition(":")[0] if PRIVATE.search(cause) else cause[:LONGEST]
+
+
+async def kill_loading(
+    loading: asyncio.Task[Any], others: set[BaseProcess], shutdown_s: float
+) -> None:
+    """End a thread that loads an AsyncLLM: it ends when the engine process does."""
+    while not loading.done():
+        for child in set(multiprocessing.active_children()) - others:
+            child.kill()
+        await asyncio.wait({loading}, timeout=GIVE_UP_POLL_S)
+    if not loading.exception():
+        await asyncio.to_thread(loading.result().shutdown, shutdown_s)

@@ -18,12 +18,6 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from vllm.config import set_current_vllm_config
-from vllm.model_executor.model_loader.reload.layerwise import (
-    _place_kernel_tensors,
-    finalize_layerwise_reload,
-    get_layerwise_info,
-    initialize_layerwise_reload,
-)
 from vllm.v1.engine.core import EngineCore
 
 from engine.speculation.inspection.checkpoint import find_weight_files
@@ -48,6 +42,8 @@ class DraftReloader:
 
 
 def reload_draft(worker: Any, folder: Path, running: Path) -> None:
+    from vllm.model_executor.model_loader.reload import layerwise  # private: vllm_contract.py
+
     draft, target = worker.get_draft_model(), worker.get_model()
     if draft is None:
         raise ValueError("the engine runs without a draft")
@@ -59,10 +55,10 @@ def reload_draft(worker: Any, folder: Path, running: Path) -> None:
         check_shared(weights, running, shared)
         own = ((name, one) for name, one in weights.items() if not is_shared(name, shared))
         config = worker.vllm_config.speculative_config.draft_model_config
-        initialize_layerwise_reload(draft)
+        layerwise.initialize_layerwise_reload(draft)
         try:
             draft.load_weights(own)
-            finalize_layerwise_reload(draft, config)
+            layerwise.finalize_layerwise_reload(draft, config)
         except BaseException:
             abandon_reload(draft)
             raise
@@ -70,10 +66,12 @@ def reload_draft(worker: Any, folder: Path, running: Path) -> None:
 
 def abandon_reload(draft: nn.Module) -> None:
     """Put back what is not loaded, so that the running draft can be loaded again."""
+    from vllm.model_executor.model_loader.reload import layerwise
+
     for layer in draft.modules():
-        info = get_layerwise_info(layer)
+        info = layerwise.get_layerwise_info(layer)
         if info.kernel_tensors is not None:
-            _place_kernel_tensors(layer, info)
+            layerwise._place_kernel_tensors(layer, info)
         info.reset()
 
 

@@ -37,11 +37,12 @@ from engine.types import (
     Step,
 )
 from engine.vllm_backend import steering, translate
-from engine.vllm_backend.child_process import ChildLog, redact_cause
+from engine.vllm_backend.child_process import ChildLog, kill_loading, redact_cause
 from engine.vllm_backend.outputs import StepOutputProcessor, take_over
 from engine.vllm_backend.statistics import BatchedStatLogger
 from engine.vllm_backend.step_queue import StepQueue
 from engine.vllm_backend.translate import choose_reader, describe_engine
+from engine.vllm_contract import Area, describe_losses, find_broken
 from engine.vllm_fields import is_reasoning_ended
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,6 @@ PING = "is_scheduler_paused"
 """Any method of EngineCore that is answered from the engine's own loop and changes nothing."""
 ERRORED_POLL_S = 0.5
 OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
-GIVE_UP_POLL_S = 0.1
 ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
 """How vLLM reports an engine process that ended before it was ready; it may not know yet how."""
 WARM_UP_PROMPT = (1, 2, 3, 4)
@@ -107,6 +107,8 @@ class VllmEngine:
 
     async def start(self) -> EngineInfo:
         self._progress(f"starting vLLM with {self._arguments.model}")
+        for sentence in describe_losses():
+            log.warning("%s", sentence)
         try:
             llm = await self._load_in_thread()
             self._llm = llm
@@ -241,7 +243,7 @@ class VllmEngine:
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
-            await _kill_loading(loading, others)
+            await kill_loading(loading, others, SHUTDOWN_S)
             raise
 
     def _load(self) -> AsyncLLM:
@@ -257,7 +259,9 @@ class VllmEngine:
             )
 
     def _choose_stat_loggers(self) -> list[StatLoggerFactory] | None:
-        return None if self._arguments.disable_log_stats else [BatchedStatLogger]
+        if self._arguments.disable_log_stats or Area.STATISTICS in find_broken():
+            return None
+        return [BatchedStatLogger]
 
     async def _load_adapters(self, llm: AsyncLLM) -> None:
         """One that does not fit the model fails the start."""
@@ -304,16 +308,6 @@ def _name_exit(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"exit status {code}"
-
-
-async def _kill_loading(loading: asyncio.Task[AsyncLLM], others: set[BaseProcess]) -> None:
-    """End a thread that waits for an engine process: it ends when the process does."""
-    while not loading.done():
-        for child in set(multiprocessing.active_children()) - others:
-            child.kill()
-        await asyncio.wait({loading}, timeout=GIVE_UP_POLL_S)
-    if not loading.exception():
-        await asyncio.to_thread(loading.result().shutdown, SHUTDOWN_S)
 
 
 def _summarize_error(error: Exception) -> str:

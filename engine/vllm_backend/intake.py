@@ -4,7 +4,7 @@ vLLM awaits every message on an asyncio socket, which makes futures, callbacks a
 each step. Here the socket's readiness calls ``OutputReader``, which decodes what is there and hands
 it to the queue AsyncLLM reads. Everything else of ``AsyncMPClient`` stays as it is.
 
-Private parts of vLLM 0.32 that this needs, and ``find_differences`` compares: ``AsyncMPClient``
+It needs this of vLLM, beside what is in ``engine/vllm_contract.py``: ``AsyncMPClient``
 reads its ``resources.output_socket`` in ``resources.output_queue_task`` alone, and starts no such
 task while there is one; the socket, once closed, cancels it.
 """
@@ -17,25 +17,10 @@ from typing import Any
 
 import zmq
 from vllm.v1.engine import EngineCoreOutputs, core_client
-from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources
+from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine.vllm_backend.contract import find_changed
-
-PARAMETERS = {
-    BackgroundResources.validate_alive: "self frames",
-    AsyncMPClient._ensure_output_queue_task: "self",
-    core_client._process_utility_output: "output utility_results",
-}
-"""What is called or stood in for, as vLLM 0.32 declares it."""
-FIELDS = ("resources", "decoder", "outputs_queue", "utility_results")
 TASK_NAME = "EngineCoreOutputQueueTask"
-
-
-def find_differences(core: AsyncMPClient) -> list[str]:
-    """The names of what this vLLM has otherwise."""
-    missing = [f"AsyncMPClient.{name}" for name in FIELDS if not hasattr(core, name)]
-    return find_changed(PARAMETERS) + missing
 
 
 def take_over(core: AsyncMPClient) -> None:

@@ -6,16 +6,14 @@ statistics, and gets this in place of its ``OutputProcessor``. A request whose c
 several steps as one, with every decode step's account; what comes after its consumer has left is
 counted apart.
 
-Private parts of vLLM 0.32 that this needs, and ``check_vllm`` compares:
-``AsyncLLM.output_processor`` may be replaced until ``output_handler`` runs; ``OutputProcessor`` has
-the methods overridden here, ``request_states``, ``_finish_request`` and
-``_update_stats_from_finished``; a ``RequestState`` puts the output of an abort, and
-``propagate_error`` an exception, into its ``queue``.
+``AsyncLLM.output_processor`` may be replaced until ``output_handler`` runs; a ``RequestState`` puts
+the output of an abort, and ``propagate_error`` an exception, into its ``queue``. What else this
+needs of vLLM is in ``engine/vllm_contract.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import vllm
@@ -33,30 +31,11 @@ from vllm.v1.metrics.stats import IterationStats
 from engine.errors import EngineFailed
 from engine.speculation.accounting import Totals, sum_steps
 from engine.types import DecodeStep, FinishReason, Step
-from engine.vllm_backend import intake, statistics, translate
-from engine.vllm_backend.contract import find_changed
+from engine.vllm_backend import intake, translate
 from engine.vllm_backend.step_queue import SinkFlusher, StepQueue
 from engine.vllm_backend.translate import AccountReader
+from engine.vllm_contract import Area, find_broken
 from engine.vllm_fields import FINISH
-
-PARAMETERS: dict[Callable[..., Any], str] = {
-    OutputProcessor.__init__: (
-        "self tokenizer log_stats stream_interval tracing_enabled admission_stats"
-    ),
-    OutputProcessor.add_request: "self request prompt parent_req request_index queue",
-    OutputProcessor.process_outputs: (
-        "self engine_core_outputs engine_core_timestamp iteration_stats weight_version"
-    ),
-    OutputProcessor.abort_requests: "self request_ids internal",
-    OutputProcessor.propagate_error: "self e",
-    OutputProcessor._finish_request: "self req_state",
-    OutputProcessor._update_stats_from_finished: "self req_state finish_reason iteration_stats",
-    OutputProcessor._update_stats_from_output: (
-        "self req_state engine_core_output engine_core_timestamp iteration_stats"
-    ),
-    OutputProcessor.do_tracing: "self engine_core_output req_state iteration_stats",
-}
-"""What is overridden or called, as vLLM 0.32 declares it."""
 
 NOTHING_TO_DO = OutputProcessorOutput([], [])
 
@@ -210,8 +189,7 @@ def _take_logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, 
 
 def check_vllm(llm: AsyncLLM) -> None:
     """Raises RuntimeError for a vLLM whose outputs are not handed over as this module expects."""
-    differing = find_changed(PARAMETERS)
-    differing += intake.find_differences(llm.engine_core) + statistics.find_differences()
+    differing = list(find_broken().get(Area.OUTPUTS, ()))
     if type(llm.output_processor) is not OutputProcessor or llm.output_handler is not None:
         differing.append("AsyncLLM.output_processor")
     if differing:
@@ -230,5 +208,6 @@ def take_over(
     """
     check_vllm(llm)
     llm.output_processor = outputs = StepOutputProcessor(llm.output_processor, read, interval_s)
-    intake.take_over(llm.engine_core)
+    if Area.INTAKE not in find_broken():
+        intake.take_over(llm.engine_core)
     return outputs

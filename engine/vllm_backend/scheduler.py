@@ -38,8 +38,8 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from engine.vllm_backend import draft_reload
 from engine.vllm_backend.child_process import exit_with_parent
-from engine.vllm_backend.contract import SKIP, declare_depths
 from engine.vllm_backend.planning import StepPlanning
+from engine.vllm_contract import SKIP, declare_depths
 from engine.vllm_fields import DEPTH, KEEP
 
 

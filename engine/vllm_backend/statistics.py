@@ -6,9 +6,8 @@ keeps those of such steps and counts them on every scrape, or after ``MOST_STEPS
 is counted by vLLM at once. A scrape reads what vLLM would have counted, up to the rounding of sums
 of seconds.
 
-Private parts of vLLM 0.32 this stands on, and ``find_differences`` compares: what is in a step's
-statistics, and what ``PrometheusStatLogger.record`` takes; of prometheus-client, where a histogram
-has its buckets.
+What it needs of vLLM is in ``engine/vllm_contract.py``; of prometheus-client, where a histogram has
+its buckets.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 from weakref import WeakSet
@@ -26,44 +25,8 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from engine.vllm_backend.contract import find_changed
-
 MOST_STEPS = 256
 """Kept at most: the latencies of that many steps are a megabyte or two at 500 requests a step."""
-
-FIELDS = {
-    IterationStats: (
-        "iteration_timestamp num_generation_tokens prompt_token_stats num_preempted_reqs "
-        "finished_requests max_num_generation_tokens_iter n_params_iter time_to_first_tokens_iter "
-        "inter_token_latencies_iter num_corrupted_reqs num_watermarked_reqs "
-        "num_watermark_skipped_reqs num_not_watermarked_reqs"
-    ),
-    SchedulerStats: (
-        "num_running_reqs num_waiting_reqs num_skipped_waiting_reqs num_kv_fetch_reqs_by_stage "
-        "step_counter current_wave kv_cache_usage iteration_details prefix_cache_stats "
-        "connector_prefix_cache_stats kv_cache_eviction_events spec_decoding_stats "
-        "kv_connector_stats ec_connector_stats waiting_lora_adapters running_lora_adapters "
-        "cudagraph_stats perf_stats"
-    ),
-    SpecDecodingStats: (
-        "num_spec_tokens num_drafts num_draft_tokens num_accepted_tokens "
-        "num_accepted_tokens_per_pos num_draft_tokens_per_pos"
-    ),
-}
-"""A step's statistics, as vLLM 0.32 has them."""
-RECORD = "self scheduler_stats iteration_stats mm_cache_stats engine_idx"
-
-
-def find_differences() -> list[str]:
-    """The names of what this vLLM has otherwise."""
-    other = [
-        kind.__name__ for kind, names in FIELDS.items() if _check_fields(kind) != names.split()
-    ]
-    return other + find_changed({PrometheusStatLogger.record: RECORD})
-
-
-def _check_fields(kind: type) -> list[str]:
-    return list(vars(kind())) if kind is IterationStats else [each.name for each in fields(kind)]
 
 
 class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]

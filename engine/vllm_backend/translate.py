@@ -34,7 +34,7 @@ from engine.types import (
     TokenLogprob,
     UndraftedReason,
 )
-from engine.vllm_backend.contract import SCHEDULER, WORKER
+from engine.vllm_contract import SCHEDULER, WORKER, find_broken
 from engine.vllm_fields import build_sampling_fields, select_top
 
 SAMPLING_DEFAULTS = (
@@ -55,6 +55,7 @@ def describe_engine(config: VllmConfig) -> EngineInfo:
             speculation is None or config.scheduler_config.scheduler_cls == SCHEDULER
         ),
         thinking_budget=_keeps_thinking_budgets(config),
+        degraded=tuple(find_broken()),
         default_sampling=_select_sampling_defaults(model.get_diff_sampling_param()),
         details={
             "dtype": str(model.dtype).removeprefix("torch."),

@@ -37,8 +37,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from engine.vllm_backend import steering
 from engine.vllm_backend.child_process import exit_with_parent
-from engine.vllm_backend.contract import SKIP
 from engine.vllm_backend.draft_reload import DraftReloader
+from engine.vllm_contract import SKIP
 
 LORA_KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 

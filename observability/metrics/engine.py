@@ -26,6 +26,11 @@ class EngineState(MetricGroup):
         self._info = self.gauge(
             "engine_info", "What runs: always 1", ("engine", "model", "method", "depth")
         )
+        self._degraded = self.gauge(
+            "engine_degraded",
+            "1 for a part of the gateway that this vLLM does not fit: vLLM's own does its work",
+            ("engine", "part"),
+        )
         self._losses = self.counter(
             "engine_losses", "Engine losses: died, hung or failed to restart", ("engine", "cause")
         )
@@ -40,6 +45,8 @@ class EngineState(MetricGroup):
         self._starts(engine).inc()
         self._seconds(engine).set(seconds)
         self._info.remove(engine=engine)
+        for part in info.degraded:
+            self._degraded(engine, part).set(1)
         speculation = info.speculation
         self._info(engine, info.model, speculation.method, str(speculation.depth)).set(1)
 

@@ -22,6 +22,7 @@ from engine.types import EngineInfo
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.grammar_probe import GrammarProbe
 from engine.vllm_backend.renderer import VllmRenderer
+from engine.vllm_contract import Area, find_broken
 from server.cli.command_line import (
     Arguments,
     CommandLine,
@@ -130,8 +131,10 @@ class InProcessBackend:
 
 
 def _open_drafts(arguments: Arguments, store: str | None) -> DraftManager | None:
-    """None without a draft model. Raises EngineStartError."""
+    """None without a draft that can be exchanged. Raises EngineStartError."""
     plan = make_plan(arguments)
+    if {Area.WORKER, Area.SWAP} & find_broken().keys():
+        return None
     if not isinstance((plan.speculative_config or {}).get("model"), str):
         return None
     drafts = DraftManager(

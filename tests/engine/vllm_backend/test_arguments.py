@@ -11,7 +11,7 @@ from engine.vllm_backend.arguments import (
     make_engine_arguments,
     make_engine_parser,
 )
-from engine.vllm_backend.contract import SCHEDULER, WORKER, declare_depths
+from engine.vllm_contract import SCHEDULER, WORKER, declare_depths
 
 
 def parse(*argv: str) -> argparse.Namespace:

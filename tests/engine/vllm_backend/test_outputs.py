@@ -18,6 +18,7 @@ from engine.vllm_backend import outputs as module
 from engine.vllm_backend.outputs import StepOutputProcessor, check_vllm
 from engine.vllm_backend.step_queue import StepQueue
 from engine.vllm_backend.translate import read_decode_step
+from engine.vllm_contract import Area
 
 FIRST = PrefillStats(num_prompt_tokens=3, num_computed_tokens=1, num_cached_tokens=2)
 
@@ -192,8 +193,8 @@ def test_the_pinned_vllm_is_the_one_that_is_expected() -> None:
 
 
 def test_a_vllm_that_differs_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    parameters = module.PARAMETERS | {OutputProcessor.propagate_error: "self e reason"}
-    monkeypatch.setattr(module, "PARAMETERS", parameters)
+    broken = {Area.OUTPUTS: ["OutputProcessor.propagate_error"]}
+    monkeypatch.setattr(module, "find_broken", lambda: broken)
     llm = Llm()
     llm.output_processor = object()
     with pytest.raises(RuntimeError, match=r"OutputProcessor\.propagate_error, AsyncLLM\.output"):

@@ -20,9 +20,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 from benchmarks.drive import speculation
 from engine.types import DecodeStep, UndraftedReason
 from engine.vllm_backend.arguments import make_demo_arguments
-from engine.vllm_backend.contract import SKIP, declare_depths
 from engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
 from engine.vllm_backend.translate import read_decode_step
+from engine.vllm_contract import SKIP, declare_depths
 from engine.vllm_fields import DEPTH
 
 BLOCK = 32

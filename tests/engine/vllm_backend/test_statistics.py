@@ -17,7 +17,7 @@ from vllm.v1.metrics.stats import (
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from engine.vllm_backend import statistics as module
-from engine.vllm_backend.statistics import BatchedStatLogger, find_differences, observe
+from engine.vllm_backend.statistics import BatchedStatLogger, observe
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 Recorded = tuple[SchedulerStats | None, IterationStats | None]
@@ -164,12 +164,3 @@ def test_a_histogram_observes_many_as_one_by_one() -> None:
     for expected, given in zip(one.samples[:-1], other.samples[:-1], strict=True):
         assert given[:2] == expected[:2]
         assert given.value == pytest.approx(expected.value)
-
-
-def test_another_vllm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_differences() == []
-    expected = module.FIELDS | {SchedulerStats: "num_running_reqs"}
-    monkeypatch.setattr(module, "FIELDS", expected)
-    assert find_differences() == ["SchedulerStats"]
-    monkeypatch.setattr(module, "RECORD", "self stats")
-    assert find_differences() == ["SchedulerStats", "PrometheusStatLogger.record"]

@@ -19,7 +19,7 @@ from vllm.v1.sample.logits_processor import (
 )
 
 from engine.vllm_backend import steering
-from engine.vllm_backend.contract import WORKER
+from engine.vllm_contract import WORKER
 
 VOCABULARY = 50
 COUNTS = [2, 0, 3, 1]

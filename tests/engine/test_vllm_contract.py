@@ -1,0 +1,94 @@
+"""The contract with vLLM, against copies of its source with one private name changed at a time."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine import vllm_contract
+from engine.vllm_contract import (
+    LOST,
+    PARTS,
+    Area,
+    ModuleSource,
+    compare,
+    describe_losses,
+    split_parts,
+)
+
+vllm = pytest.importorskip("vllm")
+SOURCE = Path(vllm.__file__).parent
+
+
+def list_names(part: str) -> list[str]:
+    """The dotted names in one line of the contract."""
+    if "(" in part:
+        return [part.partition("(")[0]]
+    owner, names = re.split(r" = |: ", part)
+    return [f"{owner}.{name}" for name in names.split()]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    for file in {file for files in PARTS.values() for file in files}:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(SOURCE / file, tmp_path / file)
+    return tmp_path
+
+
+def test_the_installed_vllm_keeps_it(copy: Path) -> None:
+    assert compare(SOURCE) == compare(copy) == {}
+    assert describe_losses() == []
+
+
+FILES = sorted({(area, file) for area, files in PARTS.items() for file in files})
+
+
+@pytest.mark.parametrize(("area", "file"), FILES)
+def test_every_renamed_part_is_found_by_its_name(area: Area, file: str) -> None:
+    text = (SOURCE / file).read_text(encoding="utf-8")
+    for part in split_parts(PARTS[area][file]):
+        for name in list_names(part):
+            leaf = name.rpartition(".")[2]
+            changed = ModuleSource(ast.parse(re.sub(rf"\b{leaf}\b", f"{leaf}_renamed", text)))
+            assert name in set(changed.find_differences(part)), name
+
+
+def test_every_changed_signature_is_found(copy: Path) -> None:
+    """Another parameter in what we override or replace; a lost one in what we call."""
+    file = copy / "v1/core/sched/scheduler.py"
+    text = file.read_text(encoding="utf-8")
+    assert "def _free_request(\n        self, request: Request, delay_free_blocks" in text
+    file.write_text(text.replace("delay_free_blocks", "delay"), encoding="utf-8")
+    assert compare(copy) == {Area.SCHEDULER: ["Scheduler._free_request"]}
+
+
+def test_a_field_that_is_new_in_what_we_copy_is_found(copy: Path) -> None:
+    file = copy / "v1/metrics/stats.py"
+    text = file.read_text(encoding="utf-8")
+    new = text.replace("class SchedulerStats:\n", "class SchedulerStats:\n    fresh: int = 0\n")
+    assert new != text
+    file.write_text(new, encoding="utf-8")
+    assert compare(copy) == {Area.STATISTICS: ["SchedulerStats.fresh"]}
+
+
+def test_a_file_that_is_gone_breaks_all_of_it(copy: Path) -> None:
+    (copy / "model_executor/model_loader/reload/layerwise.py").unlink()
+    assert set(compare(copy)) == {Area.SWAP}
+    assert len(compare(copy)[Area.SWAP]) == 4
+
+
+def test_what_is_lost_is_said_with_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = {Area.INTAKE: ["MPClient.decoder"]}
+    monkeypatch.setattr(vllm_contract, "find_broken", lambda: broken)
+    (sentence,) = describe_losses()
+    assert "MPClient.decoder" in sentence
+    assert LOST[Area.INTAKE] in sentence
+
+
+def test_every_area_says_what_is_lost() -> None:
+    assert set(PARTS) == set(LOST) == set(Area)

@@ -1,0 +1,37 @@
+"""A vLLM that nothing of ours but the outputs fits still serves the same text."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.drive import greedy, run_all, running
+from engine import vllm_contract
+from engine.vllm_backend.arguments import make_demo_arguments
+from engine.vllm_backend.engine import VllmEngine
+from engine.vllm_contract import Area
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
+
+Prompts = list[tuple[int, ...]]
+
+
+async def test_what_does_not_fit_is_left_to_vllm(
+    prompts: Prompts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = [greedy(str(at), prompt, 48) for at, prompt in enumerate(prompts)]
+    async with running(speculative_config=None) as engine:
+        plain = await run_all(engine, requests)
+    areas = [area for area in Area if area is not Area.OUTPUTS]
+    monkeypatch.setattr(vllm_contract, "compare", lambda _: {area: ["renamed"] for area in areas})
+    vllm_contract.find_broken.cache_clear()
+    try:
+        engine = VllmEngine(make_demo_arguments())
+        info = await engine.start()
+        degraded = await run_all(engine, requests)
+    finally:
+        await engine.aclose()
+        vllm_contract.find_broken.cache_clear()
+    assert [one.token_ids for one in degraded] == [one.token_ids for one in plain]
+    assert info.degraded == tuple(areas)
+    assert not info.reports_decode_steps
+    assert all(vllm_contract.LOST[area] in caplog.text for area in areas)
