@@ -16,25 +16,29 @@ TEXTUAL = {
     "deepseek_v32",
     "deepseek_v4",
     "deepseek_v41",
+    "gigachat3",
     "granite",
     "granite_20b_fc",
     "granite_text",
     "hermes_text",
     "hunyuan_a13b",
+    "inkling",
     "lfm2",
     "llama3_json",
     "llama4_json",
     "llama4_pythonic",
     "minicpm5",
     "minimax_m3",
+    "muse_glimmer",
     "olmo3",
     "openai",
     "phi4_mini_json",
+    "plamo3",
     "pythonic",
     "reasoning_granite",
     "xlam",
 }
-"""Formats with markers of plain text: half a marker at the end is still text."""
+"""Formats with markers or headers of plain text: half of one at the end is still text."""
 UNDECIDED = {"function_without_call_tag", "section_in_thinking_then_more_thinking"}
 """Cases of other formats where a marker is text until what follows decides."""
 SHORT = 250
