@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from measure.figures import Acceptance, describe_acceptance, sum_answers
@@ -24,6 +24,7 @@ from measure.stream import RequestResult
 from measure.tool_outcomes import is_valid
 
 MARGIN = 0.02
+NO_WINDOWS: Mapping[str, int] = {}
 LEAST_SLICE = 5
 """Sessions a slice needs to be judged."""
 
@@ -35,6 +36,8 @@ class Pair:
     request: ReplayRequest
     base: ReplayOutcome
     other: ReplayOutcome
+    window: int | None = None
+    """The window in which both were sent, one after the other."""
 
     @property
     def both_ok(self) -> bool:
@@ -54,11 +57,16 @@ class Measure:
     name: str
     lower_is_better: bool
     value: Callable[[RequestResult], float | None]
+    is_time: bool = False
+    """What else the machine does falls on a whole window: that is the cluster then."""
+
+    def get_cluster(self, pair: Pair) -> Hashable:
+        return pair.window if self.is_time and pair.window is not None else pair.request.cluster
 
 
 MEASURES = (
-    Measure("TPOT", True, lambda result: None if result.is_bunched else result.tpot),
-    Measure("TTFT", True, lambda result: result.ttft),
+    Measure("TPOT", True, lambda result: None if result.is_bunched else result.tpot, True),
+    Measure("TTFT", True, lambda result: result.ttft, True),
     Measure("tokens per step", False, lambda result: result.tokens_per_step),
 )
 
@@ -101,14 +109,18 @@ def match_pairs(
     requests: Iterable[ReplayRequest],
     base: Mapping[str, ReplayOutcome] | None,
     other: Mapping[str, ReplayOutcome],
+    windows: Mapping[str, int] = NO_WINDOWS,
 ) -> list[Pair]:
-    """``base`` None: the recorded run. Requests that only one side has are left out."""
+    """``base`` None: the recorded run. Requests that only one side has are left out.
+
+    ``windows``: each request's, by its id.
+    """
     pairs = []
     for request in requests:
         first = recorded_outcome(request) if base is None else base.get(request.id)
         second = other.get(request.id)
         if first is not None and second is not None:
-            pairs.append(Pair(request, first, second))
+            pairs.append(Pair(request, first, second, windows.get(request.id)))
     return pairs
 
 
@@ -137,15 +149,17 @@ def _describe(results: Iterable[RequestResult]) -> Acceptance | None:
 
 def compare_measure(measure: Measure, pairs: Sequence[Pair], level: float, margin: float) -> Row:
     found = [
-        (a, b, pair.request.cluster)
+        (a, b, measure.get_cluster(pair))
         for pair in pairs
         if (a := measure.value(pair.base.result)) and (b := measure.value(pair.other.result))
     ]
     ratio = paired_ratio(
         [a for a, _, _ in found], [b for _, b, _ in found], [c for *_, c in found], level=level
     )
-    better = measure.lower_is_better
-    return Row(measure.name, ratio, judge_ratio(ratio, lower_is_better=better, margin=margin))
+    in_windows = measure.is_time and any(pair.window is not None for pair in pairs)
+    unit = "windows" if in_windows else "sessions"
+    finding = judge_ratio(ratio, lower_is_better=measure.lower_is_better, margin=margin, unit=unit)
+    return Row(measure.name, ratio, finding)
 
 
 def compare_acceptance(pairs: Sequence[Pair], level: float, margin: float) -> Row:

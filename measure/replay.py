@@ -90,7 +90,7 @@ class ReplayPlan:
     """Recorded times, so many times as fast; 0: closed loop."""
     concurrency: int = 4
     """Sessions at a time in the closed loop."""
-    windows: int = 8
+    windows: int = 16
     seed: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
@@ -118,6 +118,15 @@ class ReplayPlan:
                 windows.append([])
             windows[-1].append(session)
         return windows
+
+    def number_windows(self) -> dict[str, int]:
+        """The window of each request, by its id."""
+        return {
+            request.id: number
+            for number, window in enumerate(self.split_windows())
+            for session in window
+            for request in session
+        }
 
 
 def read_requests(records: Sequence[CaptureRecord]) -> Iterator[ReplayRequest]:

@@ -87,7 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
     when.add_argument(
         "--windows",
         type=int,
-        default=8,
+        default=16,
         help="parts of the capture in which the settings take turns",
     )
     what = parser.add_argument_group("what")
@@ -173,7 +173,7 @@ async def run_replay(
     async with ReplayRun(plan, folder, say) as run:
         await run.run(journal, bar=not options.quiet)
         base = None if recorded else journal.outcomes[names[0]]
-        pairs = match_pairs(plan.requests, base, journal.outcomes[names[1]])
+        pairs = match_pairs(plan.requests, base, journal.outcomes[names[1]], plan.number_windows())
         first = None if recorded else run.client(names[0])
         text = await explain_texts(pairs, first, run.client(names[1]), options.tie)
     return make_report(

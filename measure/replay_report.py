@@ -109,7 +109,8 @@ class ReplayReport:
         page.add_text(self.headline())
         page.add_text(
             f"{self.pairs} pairs of {self.requests} requests in {self.sessions} sessions. "
-            "Changes are of the second setting over the first; intervals are clustered by session."
+            "Changes are of the second setting over the first; intervals are "
+            "clustered by session, those of times by window."
         )
         page.add_list(self.sentences())
         page.add_heading("Slices")

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -13,10 +14,11 @@ import pytest
 from measure.bench_command import main as bench
 from measure.datasets import Turn
 from measure.near_ties import FAULT, TIED, UNKNOWN, compare_logprobs
-from measure.pairs import Pair, TextReport
+from measure.pairs import MEASURES, Pair, TextReport, compare_measure
 from measure.replay import ReplayOutcome, ReplayRequest, digest_answer, read_requests
 from measure.replay_command import main
 from measure.replay_report import make_report
+from measure.statistics import Verdict
 from measure.stream import RequestResult, ToolCall
 from measure.tool_outcomes import judge_calls
 from observability.capture.files import write_records
@@ -367,3 +369,32 @@ def test_what_cannot_be_replayed_is_refused(capture, tmp_path, capsys, against, 
     assert main([str(capture()), *arguments, "--out", str(tmp_path / "out"), "--quiet"]) == 1
 
     assert re.search(says, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("windows", [True, False])
+def test_a_disturbance_of_whole_windows_is_no_verdict(windows: bool) -> None:
+    """The same setting twice, while the machine slows down at random for windows of sessions."""
+    verdicts = Counter(_judge_disturbed(seed, windows) for seed in range(60))
+    if windows:
+        assert verdicts[Verdict.WORSE] + verdicts[Verdict.BETTER] <= 6, "about 5 % of 60"
+    else:
+        assert verdicts[Verdict.WORSE] + verdicts[Verdict.BETTER] > 15, "sessions are not alone"
+
+
+def _judge_disturbed(seed: int, windows: bool) -> Verdict:
+    noise = random.Random(seed)
+    pairs = []
+    for window in range(12):
+        slow = [math.exp(noise.gauss(0, 0.2)) for _ in range(2)]
+        for session in range(6):
+            name = f"{window}-{session}"
+            request = ReplayRequest(name, name, Turn(), {"api": "chat"}, True)
+            sides = []
+            for factor in slow:
+                step = 0.05 * factor * math.exp(noise.gauss(0, 0.05))
+                result = RequestResult(
+                    name, name, ttft=step, latency=9 * step, gaps=[step] * 8, output_tokens=9
+                )
+                sides.append(ReplayOutcome(result, "same", {}))
+            pairs.append(Pair(request, *sides, window if windows else None))
+    return compare_measure(MEASURES[0], pairs, 0.95, 0.02).finding.verdict
