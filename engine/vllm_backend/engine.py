@@ -42,7 +42,7 @@ from engine.vllm_backend.outputs import StepOutputProcessor, take_over
 from engine.vllm_backend.statistics import BatchedStatLogger
 from engine.vllm_backend.step_queue import StepQueue
 from engine.vllm_backend.translate import choose_reader, describe_engine
-from engine.vllm_contract import Area, describe_losses, find_broken
+from engine.vllm_contract import Area, describe_broken, find_broken
 from engine.vllm_fields import is_reasoning_ended
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class VllmEngine:
 
     async def start(self) -> EngineInfo:
         self._progress(f"starting vLLM with {self._arguments.model}")
-        for sentence in describe_losses():
+        for sentence in describe_broken():
             log.warning("%s", sentence)
         try:
             llm = await self._load_in_thread()

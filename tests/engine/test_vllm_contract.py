@@ -16,7 +16,7 @@ from engine.vllm_contract import (
     Area,
     ModuleSource,
     compare,
-    describe_losses,
+    describe_broken,
     split_parts,
 )
 
@@ -42,7 +42,7 @@ def copy(tmp_path: Path) -> Path:
 
 def test_the_installed_vllm_keeps_it(copy: Path) -> None:
     assert compare(SOURCE) == compare(copy) == {}
-    assert describe_losses() == []
+    assert describe_broken() == []
 
 
 FILES = sorted({(area, file) for area, files in PARTS.items() for file in files})
@@ -85,7 +85,7 @@ def test_a_file_that_is_gone_breaks_all_of_it(copy: Path) -> None:
 def test_what_is_lost_is_said_with_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = {Area.INTAKE: ["MPClient.decoder"]}
     monkeypatch.setattr(vllm_contract, "find_broken", lambda: broken)
-    (sentence,) = describe_losses()
+    (sentence,) = describe_broken()
     assert "MPClient.decoder" in sentence
     assert LOST[Area.INTAKE] in sentence
 
