@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -119,3 +119,58 @@ class SupportsUnclaimed(Protocol):
 
     @property
     def unclaimed(self) -> Totals: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVersion:
+    """One set of draft weights."""
+
+    fingerprint: str
+    """Of config.json and the weights: ``fingerprint_draft``."""
+    source: str
+    """The folder an operator named."""
+    path: str
+    """The folder it is loaded from: a copy, or the source itself."""
+    method: str = ""
+    summary: str = ""
+
+
+@runtime_checkable
+class SwapsDrafts(Protocol):
+    """An engine whose draft can be exchanged while it runs."""
+
+    async def swap_draft(self, path: str, running: str, cache_salt: str | None) -> float:
+        """Load the draft in ``path`` in place of ``running``; returns the seconds of the pause.
+
+        Requests that begin from now on share prefixes only with those of the same salt. Raises
+        EngineError; then ``running`` still serves, or the engine is lost.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSwap:
+    """One exchange. ``pause_s``: for so long the engine made no step."""
+
+    at: float
+    kind: str
+    """swap, trial, rollback or restart"""
+    before: str
+    after: str
+    pause_s: float = 0.0
+    took_s: float = 0.0
+    """From the call to the last worker's answer: inspection and copy included."""
+
+
+DraftListener = Callable[[DraftVersion, DraftSwap], None]
+
+
+class DraftSource(Protocol):
+    """Knows which draft serves (``engine.speculation.swap.DraftManager``)."""
+
+    @property
+    def serving(self) -> DraftVersion | None: ...
+
+    def watch(self, listener: DraftListener) -> None:
+        """Call it after every swap."""
+        ...

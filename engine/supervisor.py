@@ -23,12 +23,11 @@ from engine.base import (
     SupportsKilled,
     SupportsPlanning,
     SupportsPostMortem,
+    SwapsDrafts,
 )
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from engine.speculation.accounting import Totals
-from engine.speculation.swap import SwapsDrafts
 from engine.supervision.continuation import is_seeded
-from engine.supervision.isolation import PoisonIsolation
 from engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
@@ -38,7 +37,13 @@ from engine.supervision.policy import (
     create_loss,
     now,
 )
-from engine.supervision.pool import EnginePool, EngineSession, SessionSubmission, close_engine
+from engine.supervision.pool import (
+    EnginePool,
+    EngineSession,
+    PoisonIsolation,
+    SessionSubmission,
+    close_engine,
+)
 from engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
 from engine.types import EngineInfo, EngineRequest, Health
 
@@ -105,7 +110,7 @@ class SupervisedEngine(EnginePool):
         return AppliedDepth(min(depth, session.info.speculation.depth), pending=True)
 
     async def swap_draft(self, path: str, running: str, cache_salt: str | None) -> float:
-        """See ``engine.speculation.swap.SwapsDrafts``. A restarted engine is made with its own."""
+        """See ``engine.base.SwapsDrafts``. A restarted engine is made with its own."""
         session = self._live_session
         if session is None:
             raise EngineDead(self._reason)

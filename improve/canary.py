@@ -18,11 +18,16 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
+from engine.base import (
+    DraftVersion,
+)
 from engine.errors import EngineError
 from engine.events import Outcome
 from engine.observer import Ending
 from engine.speculation.accounting import Totals
-from engine.speculation.drafts import DraftRefused, DraftVersion
+from engine.speculation.drafts import (
+    DraftRefused,
+)
 from engine.speculation.swap import DraftManager, DraftSwapBusy
 from improve.sequential import (
     BY_SLICE,

@@ -8,12 +8,16 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from engine.base import SupportsPlanning, SupportsUnclaimed
+from engine.base import (
+    DraftSource,
+    DraftSwap,
+    DraftVersion,
+    SupportsPlanning,
+    SupportsUnclaimed,
+)
 from engine.fleet.status import WorkerStatus
 from engine.observer import Observation, RequestFacts
 from engine.speculation.accounting import Totals
-from engine.speculation.drafts import DraftVersion
-from engine.speculation.swap import DraftManager, DraftSwap
 from engine.types import EngineInfo, EngineRequest
 from observability.capture.capture import RequestCapture
 from observability.capture.redaction import Decode
@@ -242,7 +246,7 @@ class Telemetry:
         for group in self.groups:
             group.record_parser(purpose, parser, source)
 
-    def watch_drafts(self, drafts: DraftManager | None) -> None:
+    def watch_drafts(self, drafts: DraftSource | None) -> None:
         """Count by the draft that serves, from now on and after every swap."""
         if drafts is None:
             return

@@ -15,9 +15,8 @@ from engine.errors import EngineError
 from engine.fleet.settings import BreakerSettings, FleetSettings
 from engine.fleet.status import WorkerCounters, WorkerState
 from engine.speculation.accounting import Totals
-from engine.supervision.isolation import PoisonIsolation
 from engine.supervision.policy import LossCause, now
-from engine.supervision.pool import EngineSession, close_engine
+from engine.supervision.pool import EngineSession, PoisonIsolation, close_engine
 from engine.supervision.recovery import FailureKind
 from engine.types import EngineInfo, EngineRequest, Health, Sampling
 

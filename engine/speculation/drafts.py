@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base import DraftVersion
 from engine.speculation.inspection import SpeculationReport, inspect_draft
 from engine.speculation.inspection.checkpoint import (
     Checkpoint,
@@ -47,20 +48,6 @@ EXPONENTS: Mapping[str, tuple[str, int]] = {
 
 class DraftRefused(ValueError):
     """This draft cannot take the running draft's place; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftVersion:
-    """One set of draft weights."""
-
-    fingerprint: str
-    """Of config.json and the weights: ``fingerprint_draft``."""
-    source: str
-    """The folder an operator named."""
-    path: str
-    """The folder it is loaded from: a copy, or the source itself."""
-    method: str = ""
-    summary: str = ""
 
 
 @dataclass(frozen=True, slots=True)

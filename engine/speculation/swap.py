@@ -12,10 +12,21 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import asdict
+from typing import Any
 
-from engine.speculation.drafts import DraftPlan, DraftRefused, DraftStore, DraftVersion, is_whole
+from engine.base import (
+    DraftListener,
+    DraftSwap,
+    DraftVersion,
+    SwapsDrafts,
+)
+from engine.speculation.drafts import (
+    DraftPlan,
+    DraftRefused,
+    DraftStore,
+    is_whole,
+)
 
 log = logging.getLogger(__name__)
 
@@ -25,36 +36,6 @@ MOST_SWAPS = 50
 
 class DraftSwapBusy(Exception):
     """Another swap is running."""
-
-
-@runtime_checkable
-class SwapsDrafts(Protocol):
-    """An engine whose draft can be exchanged while it runs."""
-
-    async def swap_draft(self, path: str, running: str, cache_salt: str | None) -> float:
-        """Load the draft in ``path`` in place of ``running``; returns the seconds of the pause.
-
-        Requests that begin from now on share prefixes only with those of the same salt. Raises
-        EngineError; then ``running`` still serves, or the engine is lost.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSwap:
-    """One exchange. ``pause_s``: for so long the engine made no step."""
-
-    at: float
-    kind: str
-    """swap, trial, rollback or restart"""
-    before: str
-    after: str
-    pause_s: float = 0.0
-    took_s: float = 0.0
-    """From the call to the last worker's answer: inspection and copy included."""
-
-
-DraftListener = Callable[[DraftVersion, DraftSwap], None]
 
 
 class DraftManager:

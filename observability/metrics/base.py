@@ -15,9 +15,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from engine.base import (
+    DraftSwap,
+)
 from engine.fleet.status import WorkerStatus
 from engine.speculation.accounting import Totals
-from engine.speculation.swap import DraftSwap
 from engine.types import EngineInfo
 from observability.capture.writer import CaptureCounts
 from observability.labels import LABELS, Labels, TelemetrySettings

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from engine.base import (
+    DraftSwap,
+)
 from engine.speculation.accounting import Totals
-from engine.speculation.swap import DraftSwap
 from observability.labels import LABELS, Labels
 from observability.metrics.base import MetricGroup, Samples
 from observability.observation import DecodeProgress, RequestRecord

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.errors import EngineStartError
@@ -10,19 +10,7 @@ from engine.machine import Machine, inspect_machine, is_port_free
 from engine.preflight import EnginePlan, preflight
 from engine.speculation.inspection import Severity, SpeculationReport
 from engine.types import EngineInfo
-
-Resolve = Callable[[str], object]
-"""Looks a parser up by name; raises ValueError with the names there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayPlan:
-    """The gateway's own part of the command line, as far as a start depends on it."""
-
-    host: str
-    port: int
-    parsers: Mapping[str, tuple[str | None, Resolve]]
-    """What a parser is for -> its name, if one is given, and how names are resolved."""
+from server.cli.command_line import GatewayPlan, resolve_parsers
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +62,6 @@ def _format_worker(answer: EngineInfo | EngineStartError) -> list[str]:
             **details,
         }
     )
-
-
-def resolve_parsers(wanted: GatewayPlan) -> tuple[dict[str, str], list[str]]:
-    """Each parser by its name, and a sentence for each name there is no parser for."""
-    shown: dict[str, str] = {}
-    unknown: list[str] = []
-    for purpose, (name, resolve) in wanted.parsers.items():
-        shown[purpose] = name or "none"
-        if name is None:
-            continue
-        try:
-            resolve(name)
-        except ValueError as error:
-            shown[purpose] = f"{name} (unknown)"
-            unknown.append(str(error))
-    return shown, unknown
 
 
 def check_port(wanted: GatewayPlan) -> Iterator[str]:

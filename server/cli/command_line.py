@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import yaml
@@ -26,10 +26,6 @@ from server.settings import (
     read_settings,
     setting,
 )
-
-if TYPE_CHECKING:
-    from server.cli.check import GatewayPlan
-
 
 ALIASES = {"VLLM_API_KEY": "api_key"}
 """Names from elsewhere that mean the same."""
@@ -289,8 +285,37 @@ def read_engine_arguments(namespace: argparse.Namespace) -> Arguments:
         raise ConfigError(str(error)) from error
 
 
+Resolve = Callable[[str], object]
+"""Looks a parser up by name; raises ValueError with the names there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPlan:
+    """The gateway's own part of the command line, as far as a start depends on it."""
+
+    host: str
+    port: int
+    parsers: Mapping[str, tuple[str | None, Resolve]]
+    """What a parser is for -> its name, if one is given, and how names are resolved."""
+
+
+def resolve_parsers(wanted: GatewayPlan) -> tuple[dict[str, str], list[str]]:
+    """Each parser by its name, and a sentence for each name there is no parser for."""
+    shown: dict[str, str] = {}
+    unknown: list[str] = []
+    for purpose, (name, resolve) in wanted.parsers.items():
+        shown[purpose] = name or "none"
+        if name is None:
+            continue
+        try:
+            resolve(name)
+        except ValueError as error:
+            shown[purpose] = f"{name} (unknown)"
+            unknown.append(str(error))
+    return shown, unknown
+
+
 def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
-    from server.cli.check import GatewayPlan
     from server.parsing.registry import reasoning_format, tool_format
 
     reasoning = getattr(source, "reasoning_parser", None) or settings.reasoning_parser
@@ -308,8 +333,6 @@ def _accept(name: str) -> None:
 
 def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -> None:
     """``no_vllm`` says why vLLM's own parsers cannot stand in."""
-    from server.cli.check import resolve_parsers
-
     if settings.vllm_parser_fallback and not no_vllm:
         return
     ours = replace(settings, vllm_parser_fallback=False)

@@ -31,13 +31,21 @@ from engine.speculation.accounting import Account
 from engine.types import EngineRequest, FinishReason, Step
 from server.access.budget import charge
 from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow
-from server.generation.context import context_overflow, render_newest, room_for_messages, shorten
-from server.generation.context import prompt_limits as limits_of
 from server.generation.deadline import Deadline
 from server.generation.grammar import Parser, answer_constraint
 from server.generation.job import Job, PromptSource
 from server.generation.pipeline import Pipeline
-from server.generation.prompt import Conversation, Prompt, encode, render
+from server.generation.prompt import (
+    Conversation,
+    Prompt,
+    context_overflow,
+    encode,
+    render,
+    render_newest,
+    room_for_messages,
+    shorten,
+)
+from server.generation.prompt import prompt_limits as limits_of
 
 ENDINGS: dict[type[Exception], Ending] = {
     RequestRejected: Ending.REJECTED,

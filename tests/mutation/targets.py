@@ -64,7 +64,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_background.py",
         "tests/server/test_responses.py",
     ),
-    "server/generation/context.py": (
+    "server/generation/prompt.py": (
         "tests/server/test_context.py",
         "tests/server/test_truncation.py",
     ),

@@ -6,10 +6,13 @@ from typing import Any, ClassVar
 
 from prometheus_client import CollectorRegistry
 
+from engine.base import (
+    DraftListener,
+    DraftSwap,
+    DraftVersion,
+)
 from engine.events import ContentDelta, Finish, Usage
 from engine.observer import Ending, RequestFacts
-from engine.speculation.drafts import DraftVersion
-from engine.speculation.swap import DraftListener, DraftSwap
 from engine.types import DecodeStep, Step
 from observability.labels import TelemetrySettings
 from observability.logs import make_generation_fields

@@ -14,8 +14,12 @@ from engine.errors import EngineFailed
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.keys import ApiKey, KeyRing, hash_key
-from server.apis.responses.background import BackgroundRun, BackgroundRuns
-from server.apis.responses.frame_log import FrameLog, ResponseSnapshot
+from server.apis.responses.background import (
+    BackgroundRun,
+    BackgroundRuns,
+    FrameLog,
+    ResponseSnapshot,
+)
 from server.errors import StoreFailed
 from server.http.response import ReplayedResponse, StreamTiming
 from server.http.sse import KEEP_ALIVE
@@ -340,8 +344,8 @@ async def test_a_store_that_is_away_for_a_moment_ends_nothing(lab):
 
 
 def test_a_log_gives_back_what_it_was_given_and_stays_small(monkeypatch):
-    monkeypatch.setattr("server.apis.responses.frame_log.BLOCK_BYTES", 2000)
-    monkeypatch.setattr("server.apis.responses.frame_log.MOST_BYTES", 3000)
+    monkeypatch.setattr("server.apis.responses.background.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("server.apis.responses.background.MOST_BYTES", 3000)
     log, frames = FrameLog(), []
     for at in range(600):
         frames.append(
@@ -358,8 +362,8 @@ def test_a_log_gives_back_what_it_was_given_and_stays_small(monkeypatch):
 
 
 async def test_a_start_before_what_is_kept_is_refused(lab, monkeypatch):
-    monkeypatch.setattr("server.apis.responses.frame_log.BLOCK_BYTES", 100)
-    monkeypatch.setattr("server.apis.responses.frame_log.MOST_BYTES", 500)
+    monkeypatch.setattr("server.apis.responses.background.BLOCK_BYTES", 100)
+    monkeypatch.setattr("server.apis.responses.background.MOST_BYTES", 500)
     lab.says("word " * 40, [1])
     made = await begin(lab)
     run = lab.runs.get(made["id"], "")

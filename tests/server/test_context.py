@@ -12,7 +12,7 @@ import pytest
 from engine.rendering import ModelFiles, TemplateRenderer
 from engine.rendering.encoding import PromptTooLong
 from server.errors import InvalidRequest
-from server.generation.context import AS_FITS, fit, prompt_limits, room_for_messages, shorten
+from server.generation.prompt import AS_FITS, fit, prompt_limits, room_for_messages, shorten
 from tests.server.conftest import DEMO, Lab, PlainRenderer
 
 LONGEST = 256

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.generation.context import drop_oldest, render_newest
-from server.generation.prompt import Conversation
+from server.generation.prompt import Conversation, drop_oldest, render_newest
 
 
 def talk(*roles: str) -> Conversation:

@@ -1,6 +1,146 @@
-"""Draft inspection: what a draft is and whether it fits, from config.json and headers alone."""
+"""Draft inspection: what a draft is and whether it fits, from config.json and headers alone.
 
-from engine.speculation.inspection.case import Finding, Severity, SpeculationReport
-from engine.speculation.inspection.inspect import inspect_draft
+``inspect_draft`` loads nothing and takes under a second. A new rule is a function and a row of its
+module's table in ``rules/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.speculation.inspection.case import (
+    MODEL_FREE,
+    Finding,
+    InspectionCase,
+    InspectionRule,
+    Severity,
+    SpeculationReport,
+    describe,
+    detect_kind,
+    resolve_method,
+)
+from engine.speculation.inspection.checkpoint import (
+    Checkpoint,
+    NotInspectable,
+    locate,
+    open_model,
+    read_config,
+)
+from engine.speculation.inspection.configs import TargetConfig, get_int, read_draft, read_target
+from engine.speculation.inspection.rules import config, general, layers, tensors, vocabulary
+from engine.speculation.inspection.weights import InvalidCheckpoint
 
 __all__ = ["Finding", "Severity", "SpeculationReport", "inspect_draft"]
+
+ALWAYS: tuple[InspectionRule, ...] = general.SETTINGS_RULES + general.OTHER_METHOD_RULES
+EAGLE3_CONFIG: tuple[InspectionRule, ...] = config.RULES + layers.RULES
+EAGLE3_TENSORS: tuple[InspectionRule, ...] = tensors.RULES + vocabulary.RULES
+
+
+def inspect_draft(
+    target: Path | str,
+    speculative_config: Mapping[str, Any],
+    *,
+    tensor_parallel_size: int = 1,
+    max_model_len: int | None = None,
+    target_config: Mapping[str, Any] | None = None,
+) -> SpeculationReport:
+    """Say which speculation this is, and whether the draft can work with the target.
+
+    ``speculative_config`` is what vLLM takes as --speculative-config. A model given by hub id is
+    looked for in the hub cache and never downloaded; ``target_config`` stands in for a target's
+    config.json that is elsewhere. Never raises for what is wrong with files: that is a finding.
+    """
+    findings: list[Finding] = []
+    settings = dict(speculative_config)
+    facing = find_target(target, target_config)
+    checkpoint = find_draft(settings, findings)
+    kind = detect_kind(checkpoint) if checkpoint else None
+    case = InspectionCase(
+        settings=settings,
+        method=resolve_method(settings, kind),
+        tensor_parallel_size=tensor_parallel_size,
+        max_model_len=max_model_len,
+        target=facing,
+        checkpoint=checkpoint,
+        draft=read_draft(checkpoint.config if checkpoint else {}),
+        kind=kind,
+    )
+    findings.extend(check_same_folder(case))
+    for rule in select_rules(case):
+        findings.extend(apply_rule(rule, case))
+    return build_report(case, tuple(findings))
+
+
+def find_target(target: Path | str, config: Mapping[str, Any] | None) -> TargetConfig | None:
+    """None when its config.json cannot be had: what is wrong with it is not the draft's matter."""
+    if config is not None:
+        return read_target(config, str(target))
+    try:
+        path = locate(str(target))
+        return read_target(read_config(path), str(path))
+    except (NotInspectable, InvalidCheckpoint):
+        return None
+
+
+def find_draft(settings: Mapping[str, Any], findings: list[Finding]) -> Checkpoint | None:
+    name = settings.get("model")
+    if not isinstance(name, str) or resolve_method(settings, None) in MODEL_FREE:
+        return None
+    revision = settings.get("revision")
+    try:
+        return open_model(name, revision if isinstance(revision, str) else None)
+    except NotInspectable as reason:
+        findings.append(
+            Finding(
+                "not-inspected",
+                Severity.WARNING,
+                f"the draft's files were not inspected: {reason}",
+                "have it as a local folder of safetensors and config.json to get it inspected",
+            )
+        )
+    except InvalidCheckpoint as fault:
+        findings.append(Finding(fault.rule, Severity.ERROR, fault.found, fault.advice))
+    return None
+
+
+def select_rules(case: InspectionCase) -> Iterator[InspectionRule]:
+    yield from ALWAYS
+    if case.method != "eagle3" or case.kind != "eagle3" or case.checkpoint is None:
+        return
+    yield from EAGLE3_CONFIG
+    if case.tensors:
+        yield from EAGLE3_TENSORS
+
+
+def check_same_folder(case: InspectionCase) -> Iterator[Finding]:
+    if case.checkpoint is None or case.target is None or case.method in ("mtp", "dspark"):
+        return
+    if case.target.path and Path(case.target.path).resolve() == case.checkpoint.path.resolve():
+        yield Finding(
+            "draft-is-target",
+            Severity.ERROR,
+            f"draft and target are the same folder, {case.checkpoint.path}",
+            "name the draft's folder in --speculative-config",
+        )
+
+
+def apply_rule(rule: InspectionRule, case: InspectionCase) -> Iterator[Finding]:
+    for verdict in rule.check(case):
+        yield Finding(rule.name, verdict.severity, verdict.found, verdict.advice)
+
+
+def build_report(case: InspectionCase, findings: tuple[Finding, ...]) -> SpeculationReport:
+    described = describe(case)
+    model = case.settings.get("model")
+    return SpeculationReport(
+        method=described.method,
+        summary=described.summary,
+        depth=get_int(case.settings, "num_speculative_tokens"),
+        draft=model if isinstance(model, str) else None,
+        inspected=case.checkpoint is not None or case.method in MODEL_FREE,
+        facts=described.facts,
+        findings=findings,
+    )

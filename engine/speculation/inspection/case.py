@@ -1,14 +1,14 @@
-"""Inspection data: what a rule sees, what it reports, and the report of all findings."""
+"""Inspection data: what a rule sees and reports, the method, and the report of all findings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from engine.speculation.inspection.checkpoint import Checkpoint
-from engine.speculation.inspection.configs import DraftConfig, TargetConfig
+from engine.speculation.inspection.configs import DraftConfig, TargetConfig, get_int, get_mapping
 from engine.speculation.inspection.weights import TensorEntry
 
 
@@ -128,3 +128,176 @@ class InspectionRule:
     name: str
     says: str
     check: Callable[[InspectionCase], Iterable[Verdict]]
+
+
+MTP_METHODS = frozenset(
+    {
+        "deepseek_mtp", "dots3_note_mtp", "mimo_mtp", "mimo_v2_mtp", "glm4_moe_mtp",
+        "glm4_moe_lite_mtp", "glm_ocr_mtp", "ernie_mtp", "nemotron_h_mtp", "exaone_moe_mtp",
+        "exaone4_5_mtp", "qwen3_next_mtp", "qwen4_exp_mtp", "qwen3_5_mtp", "longcat_flash_mtp",
+        "bailing_hybrid_v3_mtp", "minimax_m3_mtp", "bailing_hybrid_mtp", "mtp", "kimi_k3_mtp",
+        "pangu_ultra_moe_mtp", "step3p5_mtp", "hy_v3_mtp", "hy_v4_mtp", "gemma4_mtp",
+        "inkling_mtp", "glm5_next_mtp",
+    }
+)  # fmt: skip
+MODEL_FREE = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class", "extract_hidden_states"})
+"""Methods without a draft checkpoint."""
+FROM_TARGET = frozenset({"mtp", "dspark"})
+"""Methods whose draft may come inside the target's checkpoint."""
+METHODS = MODEL_FREE | FROM_TARGET | MTP_METHODS
+METHODS |= {"eagle", "eagle3", "medusa", "mlp_speculator", "draft_model", "dflash"}
+NAMED_IN_PATH = (
+    ("eagle-", "eagle"),
+    ("eagle3", "eagle3"),
+    ("dflash", "dflash"),
+    ("dspark", "dspark"),
+)
+
+
+def resolve_method(settings: Mapping[str, Any], kind: str | None) -> str:
+    """The method vLLM runs: the one given, else guessed from the draft's path, else draft_model."""
+    given = settings.get("method")
+    model = settings.get("model")
+    if isinstance(given, str):
+        return "mtp" if given in MTP_METHODS else given.strip("[]")
+    if model in ("ngram", "[ngram]"):
+        return "ngram"
+    if isinstance(model, str) and is_dotted_path(model):
+        return "custom_class"
+    for mark, method in NAMED_IN_PATH:
+        if isinstance(model, str) and mark in model.lower():
+            return method
+    return kind if kind in ("medusa", "mtp", "dspark") else "draft_model"
+
+
+def is_dotted_path(model: str) -> bool:
+    parts = model.split(".")
+    return "/" not in model and len(parts) > 1 and all(part.isidentifier() for part in parts)
+
+
+def detect_kind(checkpoint: Checkpoint) -> str | None:
+    """What the files look like, by config.json first and by tensors second."""
+    return detect_kind_by_config(checkpoint.config) or detect_kind_by_tensors(checkpoint)
+
+
+def detect_kind_by_config(config: Mapping[str, Any]) -> str | None:
+    speculators = config.get("speculators_model_type")
+    if isinstance(speculators, str):
+        return {"peagle": "eagle3", "dflash2": "dflash"}.get(speculators, speculators)
+    names = config.get("architectures")
+    name = str(names[0]).lower() if isinstance(names, list) and names else ""
+    if name.startswith("eagle") and not name.startswith("eagle3"):
+        return "eagle"
+    for mark, kind in (("eagle3", "eagle3"), ("peagle", "eagle3"), ("dflash", "dflash"),
+                       ("dspark", "dspark"), ("medusa", "medusa"), ("mtp", "mtp")):  # fmt: skip
+        if mark in name:
+            return kind
+    model_type = config.get("model_type")
+    if model_type in MTP_METHODS:
+        return "mtp"
+    if model_type in ("medusa", "mlp_speculator"):
+        return str(model_type)
+    if "draft_vocab_size" in config or "target_hidden_size" in config:
+        return "eagle3"
+    return "eagle3" if get_mapping(config, "eagle_config") else None
+
+
+def detect_kind_by_tensors(checkpoint: Checkpoint) -> str | None:
+    tensors = checkpoint.tensors
+    plain = {name.removeprefix("model.") for name in tensors}
+    if any("hidden_norm" in name or name.startswith("midlayer.") for name in plain):
+        return "eagle3"
+    if "fc.weight" in plain:
+        return "eagle"
+    if any(name.startswith("model.layers.") for name in tensors):
+        return "draft_model"
+    return None
+
+
+NAMES = {
+    "eagle": "EAGLE", "eagle3": "EAGLE 3", "eagle3.1": "EAGLE 3.1", "mtp": "MTP",
+    "medusa": "Medusa", "ngram": "n-gram lookup", "ngram_gpu": "n-gram lookup on the GPU",
+    "suffix": "suffix decoding", "draft_model": "draft model", "dflash": "DFlash",
+    "dspark": "DSpark", "mlp_speculator": "MLP speculator", "custom_class": "custom proposer",
+    "extract_hidden_states": "hidden-state extraction",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationDescription:
+    """``method`` is what people call it; ``facts`` read well as "name: value" lines."""
+
+    method: str
+    summary: str
+    facts: Mapping[str, str]
+
+
+def describe(case: InspectionCase) -> SpeculationDescription:
+    eagle3 = case.method == "eagle3" and case.checkpoint is not None and case.kind == "eagle3"
+    method = name_eagle3(case.draft) if eagle3 else case.method
+    depth = get_int(case.settings, "num_speculative_tokens")
+    details = (
+        [", ".join(list_features(case.draft)), format_size(case.draft)]
+        if eagle3
+        else [describe_other(case)]
+    )
+    details.append(f"K={depth}" if depth is not None else "")
+    text = "; ".join(part for part in details if part)
+    name = "EAGLE 3 or 3.1" if method == "eagle3" and not eagle3 else NAMES.get(method, method)
+    return SpeculationDescription(
+        method, f"{name}: {text}" if text else name, dict(list_facts(case, eagle3))
+    )
+
+
+def name_eagle3(draft: DraftConfig) -> str:
+    return "eagle3.1" if draft.fc_norm or draft.norm_output else "eagle3"
+
+
+def list_features(draft: DraftConfig) -> Iterator[str]:
+    if draft.fc_norm:
+        yield f"fc_norm x{draft.num_aux}"
+    if draft.norm_output:
+        yield "norm_output"
+    if draft.norm_before_fc:
+        yield "norm_before_fc"
+    if not (draft.fc_norm or draft.norm_output or draft.norm_before_fc):
+        yield "no fc_norm, no norm_output"
+    if draft.shape is not None and draft.shape != "Llama-shaped":
+        yield str(draft.shape)
+    if draft.speculators:
+        yield "speculators format"
+
+
+def format_size(draft: DraftConfig) -> str:
+    layers = f"{draft.num_layers} layer" + ("s" if draft.num_layers != 1 else "")
+    return f"{layers}, draft vocabulary {draft.draft_vocab_size} of {draft.vocab_size}"
+
+
+def describe_other(case: InspectionCase) -> str:
+    if case.method in ("ngram", "ngram_gpu"):
+        least = case.settings.get("prompt_lookup_min", 5)
+        return f"repeats of {least} to {case.settings.get('prompt_lookup_max', least)} tokens"
+    if case.checkpoint is None and case.settings.get("model") and case.method != "custom_class":
+        return f"{case.settings['model']}, not inspected"
+    return str(case.settings.get("model") or "no draft of its own")
+
+
+def list_facts(case: InspectionCase, eagle3: bool) -> Iterator[tuple[str, str]]:
+    yield "method for vLLM", case.method
+    if case.checkpoint is None:
+        return
+    yield "format", "speculators" if case.draft.speculators else "plain"
+    yield "tensors", str(len(case.tensors))
+    if not eagle3:
+        return
+    draft = case.draft
+    yield "layer", str(draft.shape or draft.architecture)
+    yield "hidden size", f"{draft.hidden_size}, target {draft.target_hidden_size}"
+    ids = draft.layers_of(case.target)
+    source = "given" if draft.captured is not None else "vLLM's default"
+    yield "captured layers", f"{list(ids) if ids is not None else 'default'} ({source})"
+    yield "fc_norm", f"x{draft.num_aux}" if draft.fc_norm else "no"
+    for name, value in (("norm_output", draft.norm_output),
+                        ("norm_before_fc", draft.norm_before_fc)):  # fmt: skip
+        yield name, "yes" if value else "no"
+    yield "draft vocabulary", f"{draft.draft_vocab_size} of {draft.vocab_size}"

@@ -11,11 +11,17 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
-from engine.base import AppliedDepth
+from engine.base import (
+    AppliedDepth,
+    DraftSwap,
+)
 from engine.errors import EngineDead, EngineFailed
 from engine.speculation.drafts import DraftRefused
 from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
-from engine.speculation.swap import DraftManager, DraftSwap, DraftSwapBusy
+from engine.speculation.swap import (
+    DraftManager,
+    DraftSwapBusy,
+)
 from improve.canary import CanaryBusy, CanaryPlan, CanaryRunner
 from server.apis.shared.gateway import Controls, Gateway
 from server.apis.shared.request import RequestModel, parse, read_body

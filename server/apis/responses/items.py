@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from server.apis.responses.request import (
     ReasoningItem,
     ResponsesRequest,
 )
+from server.apis.responses.response_items import new_id
 from server.apis.shared.notices import ignore
 from server.apis.shared.template import (
     MediaPolicy,
@@ -33,14 +33,6 @@ ItemDict = Mapping[str, Any]
 Decrypt = Callable[[str], str]
 """``encrypted_content`` to text. Raises CannotDecrypt."""
 
-PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-}
 REFERENCE = "item_reference"
 TRACES = (
     "file_search_call",
@@ -53,10 +45,6 @@ TRACES = (
     "web_search_call",
 )
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-
-
-def new_id(kind: str) -> str:
-    return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
 def read_input(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-from server.apis.responses.items import new_id
 
 ResponseEvent = dict[str, Any]
 """An API event without its sequence number."""
@@ -17,6 +16,20 @@ CALLS = {
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
 """Call items: the member that holds their text, and the prefix of their events."""
+
+
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+
+
+def new_id(kind: str) -> str:
+    return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
 @dataclass(frozen=True, slots=True)

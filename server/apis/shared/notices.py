@@ -6,13 +6,13 @@ Everything ignored goes through ``ignore``, which raises under ``--unknown-field
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.observer import Observer
 from server.errors import InvalidRequest
 
 HEADER = "x-eaglegate-ignored-fields"
@@ -62,6 +62,12 @@ def ignore(name: str, rule: str = "Unrecognized request argument supplied") -> N
         notices.ignore(name, rule)
 
 
+class NoticeObserver(Protocol):
+    """The part of ``engine.observer.Observer`` that counts ignored fields."""
+
+    def record_ignored_fields(self, api: str, names: Sequence[str]) -> None: ...
+
+
 class NoticePolicy(Protocol):
     """The part of the gateway that decides about unknown fields."""
 
@@ -69,7 +75,7 @@ class NoticePolicy(Protocol):
     def unknown_fields(self) -> str: ...
 
     @property
-    def observer(self) -> Observer: ...
+    def observer(self) -> NoticeObserver: ...
 
 
 class NoticeHeader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.speculation.inspection.rules import ALWAYS, EAGLE3_CONFIG, EAGLE3_TENSORS
+from engine.speculation.inspection import ALWAYS, EAGLE3_CONFIG, EAGLE3_TENSORS
 
 PAGE = Path(__file__).parents[3] / "docs" / "drafts.md"
 

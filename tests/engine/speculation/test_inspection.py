@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.speculation.inspection import Severity, SpeculationReport, inspect_draft
-from engine.speculation.inspection.rules import ALWAYS, EAGLE3_CONFIG, EAGLE3_TENSORS
+from engine.speculation.inspection import (
+    ALWAYS,
+    EAGLE3_CONFIG,
+    EAGLE3_TENSORS,
+    Severity,
+    SpeculationReport,
+    inspect_draft,
+)
 from tests.engine.speculation.draft_cases import BROKEN, GOOD, UNDECIDED, DraftCase
 from tests.engine.speculation.draft_folder import DEMO, read_folder
 from tests.engine.speculation.draft_kinds import gptq

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.speculation.inspection.case import METHODS, MTP_METHODS
 from engine.speculation.inspection.configs import (
     ARCHITECTURES,
     FROM_TOP,
@@ -25,7 +26,6 @@ from engine.speculation.inspection.configs import (
     LAYER_PART,
     convert_as_vllm,
 )
-from engine.speculation.inspection.method import METHODS, MTP_METHODS
 from engine.speculation.inspection.rules.config import CONVERTED
 from engine.speculation.inspection.rules.general import KEYS, MOST_DRAFTED
 

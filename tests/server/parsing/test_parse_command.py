@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.events import Phase
-from server.cli.parse import main
-from server.cli.parse_report import ParseReport, wants_color
+from server.cli.parse import ParseReport, main, wants_color
 from server.parsing.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[3]

@@ -7,6 +7,9 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 
 from engine.speculation.inspection.case import (
+    FROM_TARGET,
+    METHODS,
+    MODEL_FREE,
     InspectionCase,
     InspectionRule,
     Verdict,
@@ -15,7 +18,6 @@ from engine.speculation.inspection.case import (
     warning,
 )
 from engine.speculation.inspection.configs import get_int, read_target
-from engine.speculation.inspection.method import FROM_TARGET, METHODS, MODEL_FREE
 
 KEYS = frozenset(
     {
