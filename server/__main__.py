@@ -18,7 +18,7 @@ from server.cli.command_line import (
     read_engine_arguments,
 )
 from server.cli.console import StartupProgress
-from server.settings import ConfigError
+from server.errors import ConfigError
 
 USAGE = """\
 usage: eaglegate COMMAND [options]

@@ -233,3 +233,7 @@ def error_body(path: str, error: GatewayError) -> dict[str, Any]:
     """The error object of the API that ``path`` belongs to."""
     anthropic = path == "/v1/messages" or path.startswith("/v1/messages/")
     return anthropic_body(error) if anthropic else openai_body(error)
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used; the message names the flag, the value and the rule."""

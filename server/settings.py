@@ -8,16 +8,17 @@ come through the same parser, so they too can stand in the file and the environm
 from __future__ import annotations
 
 import argparse
-import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from server.store.base import StoreLimits
-
-ENV_PREFIX = "EAGLEGATE_"
+from engine.fleet.settings import FleetSettings, RoutingSettings
+from engine.remote.upstream import ConnectionSettings
+from engine.supervision.policy import SupervisionTimeouts
+from server.access.admission import AdmissionLimits
+from server.errors import ConfigError
+from server.flags import flag, read_into, setting, setting_of
+from server.http.response import StreamTiming
+from server.store.base import Retention, StoreLimits
 
 POSITIVE = (
     "responses_retention_s", "responses_most", "conversation_items", "conversation_bytes",
@@ -31,26 +32,12 @@ POSITIVE = (
 """Settings that must be above 0."""
 
 
-STORE = StoreLimits()
-
-Kind = typing.TypeVar("Kind")
-
-
-class ConfigError(Exception):
-    """A setting that cannot be used; the message names the flag, the value and the rule."""
-
-
-def setting(default: Any, help: str, **metadata: Any) -> Any:
-    """A field with its help; ``short`` and ``metavar`` go to argparse."""
-    metadata = {"help": help, **metadata}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: default, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the gateway itself needs to know; the engine has flags of its own."""
+    """What the gateway itself needs to know; the engine has flags of its own.
+
+    The default of ``setting_of`` is that of the part which the setting is for.
+    """
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = setting(8000, "port to listen on; 0 picks a free one")
@@ -123,15 +110,23 @@ class Settings:
     upstream_dns: str | None = setting(
         None, "HOST:PORT whose addresses are workers, such as a headless service's"
     )
-    upstream_key: str | None = setting(
-        None, "API key the workers ask for; better in the environment than on a command line"
+    upstream_key: str | None = setting_of(
+        ConnectionSettings,
+        "key",
+        "API key the workers ask for; better in the environment than on a command line",
     )
-    upstream_connect_s: float = setting(5.0, "seconds a worker may take to accept a connection")
-    upstream_first_token_s: float = setting(
-        300.0, "seconds a worker may take to a request's first token"
+    upstream_connect_s: float = setting_of(
+        ConnectionSettings, "connect_s", "seconds a worker may take to accept a connection"
     )
-    upstream_idle_s: float = setting(60.0, "seconds a worker may pause within a stream")
-    upstream_start_s: float = setting(600.0, "seconds a worker that is loading is waited for")
+    upstream_first_token_s: float = setting_of(
+        ConnectionSettings, "first_token_s", "seconds a worker may take to a request's first token"
+    )
+    upstream_idle_s: float = setting_of(
+        ConnectionSettings, "idle_s", "seconds a worker may pause within a stream"
+    )
+    upstream_start_s: float = setting_of(
+        FleetSettings, "start_s", "seconds a worker that is loading is waited for"
+    )
     unknown_fields: str = setting(
         "ignore",
         "unknown request fields: ignored and named in a response header, or refused with 400",
@@ -145,13 +140,19 @@ class Settings:
     session_header: str = setting(
         "x-session-id", "header that names a session, whose requests go to the same worker"
     )
-    affinity_block: int = setting(
-        64, "tokens of a prompt that count as one when workers are chosen by its beginning"
+    affinity_block: int = setting_of(
+        RoutingSettings,
+        "block",
+        "tokens of a prompt that count as one when workers are chosen by its beginning",
     )
-    affinity_epsilon: float = setting(
-        0.25, "a worker with more than (1 + this) times the mean load is passed over"
+    affinity_epsilon: float = setting_of(
+        RoutingSettings,
+        "epsilon",
+        "a worker with more than (1 + this) times the mean load is passed over",
     )
-    affinity_slack: float = setting(8192.0, "load in tokens below which no worker is passed over")
+    affinity_slack: float = setting_of(
+        RoutingSettings, "slack", "load in tokens below which no worker is passed over"
+    )
     workloads: tuple[str, ...] = setting(
         (), "more workload names clients may give in x-eaglegate-workload"
     )
@@ -160,15 +161,17 @@ class Settings:
         "where responses are kept: a database URL as SQLAlchemy has it, none, or auto: "
         "~/.local/state/eaglegate/responses.sqlite",
     )
-    responses_retention_s: float = setting(30 * 86400.0, "seconds a response is kept")
-    responses_most: int = setting(100_000, "responses kept; beyond them the oldest go")
-    conversation_items: int = setting(STORE.items, "items one conversation may hold")
-    conversation_bytes: int = setting(
-        STORE.bytes, "bytes one conversation may hold, at most --max-body-bytes"
+    responses_retention_s: float = setting_of(Retention, "seconds", "seconds a response is kept")
+    responses_most: int = setting_of(Retention, "most", "responses kept; beyond them the oldest go")
+    conversation_items: int = setting_of(StoreLimits, "items", "items one conversation may hold")
+    conversation_bytes: int = setting_of(
+        StoreLimits, "bytes", "bytes one conversation may hold, at most --max-body-bytes"
     )
-    conversations_most: int = setting(STORE.conversations, "conversations of one API key")
-    conversations_bytes: int = setting(
-        STORE.owner_bytes, "bytes of all conversations of one API key"
+    conversations_most: int = setting_of(
+        StoreLimits, "conversations", "conversations of one API key"
+    )
+    conversations_bytes: int = setting_of(
+        StoreLimits, "owner_bytes", "bytes of all conversations of one API key"
     )
     encryption_key: tuple[str, ...] = setting(
         (),
@@ -179,10 +182,14 @@ class Settings:
         None, "a file of such keys, one per line; without any, one is made beside the SQLite store"
     )
     max_body_bytes: int = setting(8 << 20, "largest request body in bytes")
-    first_event_grace_s: float = setting(
-        10.0, "seconds a status line waits for the first token, so that errors keep their status"
+    first_event_grace_s: float = setting_of(
+        StreamTiming,
+        "first_event_grace_s",
+        "seconds a status line waits for the first token, so that errors keep their status",
     )
-    keep_alive_s: float = setting(15.0, "seconds of silence in a stream before a comment is sent")
+    keep_alive_s: float = setting_of(
+        StreamTiming, "keep_alive_s", "seconds of silence in a stream before a comment is sent"
+    )
     api_key: tuple[str, ...] = setting(
         (), "API keys clients may use; better in the environment or a file than on a command line"
     )
@@ -221,15 +228,19 @@ class Settings:
         "the control group's limit, else the machine's memory",
     )
     root_path: str = setting("", "path prefix a proxy serves this gateway under")
-    max_running: int = setting(256, "sequences in the engine at a time")
-    max_queued: int = setting(1024, "requests that may wait; more are refused with 429")
-    max_queued_tokens: int = setting(1 << 20, "prompt tokens that may wait; more are refused")
+    max_running: int = setting_of(AdmissionLimits, "running", "sequences in the engine at a time")
+    max_queued: int = setting_of(
+        AdmissionLimits, "queued", "requests that may wait; more are refused with 429"
+    )
+    max_queued_tokens: int = setting_of(
+        AdmissionLimits, "queued_tokens", "prompt tokens that may wait; more are refused"
+    )
     request_timeout_s: float = setting(
         0.0, "seconds a request may take; 0 for as long as it needs; x-request-timeout may say less"
     )
     body_timeout_s: float = setting(30.0, "seconds a request's body may take to come in")
-    reader_timeout_s: float = setting(
-        60.0, "seconds a client may leave a stream unread before it is cut off"
+    reader_timeout_s: float = setting_of(
+        StreamTiming, "reader_s", "seconds a client may leave a stream unread before it is cut off"
     )
     drain_s: float = setting(
         30.0, "seconds running requests have left after SIGTERM before they are ended"
@@ -241,26 +252,40 @@ class Settings:
         None, "certificates of those who sign clients' certificates, which then are required"
     )
     ssl_ciphers: str = setting("TLSv1", "ciphers as OpenSSL names them")
-    engine_start_s: float = setting(
-        1800.0, "an engine that is not ready after this many seconds is given up"
+    engine_start_s: float = setting_of(
+        SupervisionTimeouts,
+        "start_s",
+        "an engine that is not ready after this many seconds is given up",
     )
-    engine_hang_s: float = setting(
-        120.0, "an engine that gives no sign of life this many seconds is replaced"
+    engine_hang_s: float = setting_of(
+        SupervisionTimeouts,
+        "hang_s",
+        "an engine that gives no sign of life this many seconds is replaced",
     )
-    engine_stall_s: float = setting(
-        300.0, "an engine that has requests and no step for any of them this long is replaced"
+    engine_stall_s: float = setting_of(
+        SupervisionTimeouts,
+        "stall_s",
+        "an engine that has requests and no step for any of them this long is replaced",
     )
-    engine_wait_s: float = setting(
-        300.0, "seconds a request waits for an engine that is being replaced"
+    engine_wait_s: float = setting_of(
+        SupervisionTimeouts,
+        "wait_s",
+        "seconds a request waits for an engine that is being replaced",
     )
-    engine_stable_s: float = setting(
-        60.0, "an engine that lives this long, or serves a token, clears the count of failures"
+    engine_stable_s: float = setting_of(
+        SupervisionTimeouts,
+        "stable_s",
+        "an engine that lives this long, or serves a token, clears the count of failures",
     )
-    engine_failures: int = setting(
-        5, "fruitless failures of the engine in a row after which the gateway exits with status 1"
+    engine_failures: int = setting_of(
+        SupervisionTimeouts,
+        "max_failures",
+        "fruitless failures of the engine in a row after which the gateway exits with status 1",
     )
-    continuations: int = setting(
-        4, "engine failures in a row one request may survive without a new token"
+    continuations: int = setting_of(
+        SupervisionTimeouts,
+        "continuations",
+        "engine failures in a row one request may survive without a new token",
     )
     otlp_endpoint: str | None = setting(
         None, "where traces go over OTLP/HTTP, such as http://localhost:4318; off without"
@@ -293,72 +318,6 @@ class Settings:
         return None if self.depth in (None, "auto") else int(self.depth)
 
 
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def add_arguments(parser: argparse.ArgumentParser, kind: type = Settings) -> None:
-    """Add one flag per field of ``kind``; flags the parser has already are left as they are."""
-    group = parser.add_argument_group("gateway")
-    taken = parser._option_string_actions
-    hints = typing.get_type_hints(kind)
-    for item in fields(kind):
-        if flag(item.name) not in taken:
-            _add_flag(group, item.name, hints[item.name], item.default, item.metadata)
-    if "--config" not in taken:
-        group.add_argument("--config", metavar="FILE", help="YAML file of flags and their values")
-
-
-def _add_flag(group: Any, name: str, hint: Any, default: Any, metadata: Mapping[str, Any]) -> None:
-    shown = f" (default: {default})" if default not in (None, (), MISSING) else ""
-    options: dict[str, Any] = {
-        "dest": name,
-        "default": argparse.SUPPRESS,
-        "help": f"{metadata['help']}{shown} [{ENV_PREFIX}{name.upper()}]".replace("%", "%%"),
-    }
-    if metadata.get("choices"):
-        options["choices"] = metadata["choices"]
-    origin = typing.get_origin(hint)
-    if hint is bool:
-        options["action"] = argparse.BooleanOptionalAction
-    elif origin is tuple:
-        options["nargs"] = "+"
-    elif origin is dict:
-        options |= {"type": _parse_json_object, "metavar": "JSON"}
-    else:
-        options |= {"type": _strip_optional(hint), "metavar": metadata.get("metavar", name.upper())}
-    group.add_argument(flag(name), **options)
-
-
-def _strip_optional(hint: Any) -> Any:
-    """str | None -> str"""
-    inner = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-    return inner[0] if inner else hint
-
-
-def _parse_json_object(text: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error.msg}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("must be a JSON object")
-    return value
-
-
 def read_settings(namespace: argparse.Namespace) -> Settings:
     """Raises ConfigError."""
     return read_into(Settings, namespace)
-
-
-def read_into(kind: type[Kind], namespace: argparse.Namespace) -> Kind:
-    """The fields of ``kind``, as far as they are given."""
-    given = vars(namespace)
-    values: dict[str, Any] = {
-        item.name: tuple(given[item.name])
-        if isinstance(given[item.name], list)
-        else given[item.name]
-        for item in fields(kind)  # type: ignore[arg-type]
-        if given.get(item.name) is not None
-    }
-    return kind(**values)

@@ -35,9 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.access.budget import KeyQuota
 from server.access.fair_order import Priority
-from server.errors import Unauthenticated
-from server.http.cross_origin import parse_names
-from server.settings import ConfigError, Settings
+from server.errors import ConfigError, Unauthenticated
 
 PREFIX = "eg-"
 MIN_LENGTH = 16
@@ -197,23 +195,6 @@ def load_keys(path: str | None, plain: Iterable[str] = (), admin: str | None = N
         keys.append(replace(_make_unnamed_key(admin, "the admin's API key"), **ADMIN))
     _check_unique(keys)
     return KeyRing(tuple(keys))
-
-
-def describe_exposure(settings: Settings, keys: KeyRing) -> str:
-    """A loud word about what strangers could reach; empty when there is nothing to say."""
-    if keys:
-        return ""
-    if "*" in parse_names(settings.allowed_origins):
-        return (
-            "WARNING: --allowed-origins * without API keys: every web page opened on this network "
-            "where this address can be reached may use the model. Name origins, or configure keys."
-        )
-    if settings.host in ("127.0.0.1", "::1", "localhost"):
-        return ""
-    return (
-        f"WARNING: --host {settings.host} without API keys: everyone who reaches this address may "
-        "use the model and read /metrics. Configure keys (--api-key-file), or listen on 127.0.0.1."
-    )
 
 
 def _make_unnamed_key(key: str, where: str) -> ApiKey:

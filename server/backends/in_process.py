@@ -29,10 +29,11 @@ from server.cli.command_line import (
     read_engine_arguments,
     refuse_unknown_parsers,
 )
+from server.errors import ConfigError
 from server.generation.grammar import Vocabulary
 from server.parsing.fallback import ParserFallback
 from server.parsing.registry import find_unknown_parsers
-from server.settings import ConfigError, Settings
+from server.settings import Settings
 
 if TYPE_CHECKING:
     from engine.speculation.inspection import SpeculationReport

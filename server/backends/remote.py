@@ -18,8 +18,10 @@ from engine.rendering import ModelFiles, TemplateRenderer, UnsupportedModel
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.cli.command_line import CommandLine, ModelArguments, refuse_unknown_parsers
+from server.errors import ConfigError
+from server.flags import make_part
 from server.generation.grammar import Vocabulary
-from server.settings import ConfigError, Settings
+from server.settings import Settings
 
 PROBE_S = 3.0
 """A worker that is not ready in this time is probed again later, or by the next `check`."""
@@ -35,8 +37,12 @@ class RemoteBackend:
         self._progress = progress
         self._addresses = AddressBook()
         self._sources = build_sources(settings, self._addresses.register)
-        self._access = build_connection_settings(settings)
-        self._fleet_settings = build_fleet_settings(settings)
+        self._access = make_part(
+            ConnectionSettings, settings, start_s=PROBE_S, connections=2 * settings.max_running
+        )
+        self._fleet_settings = make_part(
+            FleetSettings, settings, balance=make_part(RoutingSettings, settings)
+        )
         self._fleet: Fleet | None = None
         progress("reading the tokenizer and the chat template")
         files = find_model_files(arguments)
@@ -151,28 +157,6 @@ def _name_flag(flag: str) -> Iterator[None]:
         yield
     except (ValueError, DiscoveryError) as error:
         raise ConfigError(redact(f"{flag}: {error}")) from None
-
-
-def build_fleet_settings(settings: Settings) -> FleetSettings:
-    return FleetSettings(
-        start_s=settings.upstream_start_s,
-        balance=RoutingSettings(
-            block=settings.affinity_block,
-            epsilon=settings.affinity_epsilon,
-            slack=settings.affinity_slack,
-        ),
-    )
-
-
-def build_connection_settings(settings: Settings) -> ConnectionSettings:
-    return ConnectionSettings(
-        key=settings.upstream_key,
-        connect_s=settings.upstream_connect_s,
-        first_token_s=settings.upstream_first_token_s,
-        idle_s=settings.upstream_idle_s,
-        start_s=PROBE_S,
-        connections=2 * settings.max_running,
-    )
 
 
 def find_model_files(arguments: ModelArguments) -> ModelFiles:

@@ -16,16 +16,9 @@ import yaml
 
 from server.cli.front_end_flags import add_front_end_flags, check_front_end_flags
 from server.cli.observing import CaptureSettings
-from server.settings import (
-    ENV_PREFIX,
-    ConfigError,
-    Settings,
-    add_arguments,
-    flag,
-    read_into,
-    read_settings,
-    setting,
-)
+from server.errors import ConfigError
+from server.flags import ENV_PREFIX, add_arguments, flag, read_into, setting
+from server.settings import Settings, read_settings
 
 ALIASES = {"VLLM_API_KEY": "api_key"}
 """Names from elsewhere that mean the same."""
@@ -213,7 +206,7 @@ def read_command_line(
         "--help=ModelConfig shows one group, --help=max-model-len one flag, --help=all everything.",
     )
     add_engine_arguments(parser)
-    add_arguments(parser)
+    add_arguments(parser, Settings)
     add_arguments(parser, CaptureSettings)
     add_front_end_flags(parser)
     namespace = parser.parse_args(gather_arguments(parser, argv, os.environ))
@@ -235,7 +228,7 @@ def _read_remote(command: str, argv: list[str], progress: Callable[[str], None])
         allow_abbrev=False,
     )
     parser.add_argument("model_tag", nargs="?", default=None, metavar="MODEL")
-    add_arguments(parser)
+    add_arguments(parser, Settings)
     add_arguments(parser, CaptureSettings)
     add_arguments(parser, ModelArguments)
     add_front_end_flags(parser)

@@ -8,7 +8,10 @@ import time
 from typing import TextIO
 
 from engine.types import EngineInfo
+from server.access.keys import KeyRing
 from server.generation.grammar import ParserFactory
+from server.http.cross_origin import parse_names
+from server.settings import Settings
 
 HEARTBEAT_S = 5.0
 REMARKS = ("note:", "WARNING:")
@@ -88,3 +91,20 @@ def _format_example(url: str, model: str) -> list[str]:
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
         f"    -d '{body}'",
     ]
+
+
+def describe_exposure(settings: Settings, keys: KeyRing) -> str:
+    """A loud word about what strangers could reach; empty when there is nothing to say."""
+    if keys:
+        return ""
+    if "*" in parse_names(settings.allowed_origins):
+        return (
+            "WARNING: --allowed-origins * without API keys: every web page opened on this network "
+            "where this address can be reached may use the model. Name origins, or configure keys."
+        )
+    if settings.host in ("127.0.0.1", "::1", "localhost"):
+        return ""
+    return (
+        f"WARNING: --host {settings.host} without API keys: everyone who reaches this address may "
+        "use the model and read /metrics. Configure keys (--api-key-file), or listen on 127.0.0.1."
+    )

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from server.settings import ConfigError, flag
+from server.errors import ConfigError
+from server.flags import flag
 
 SWITCH = "switch"
 MANY = "many"

@@ -18,11 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.admission import Admission
 from server.apis.shared.gateway import Gateway
-from server.errors import Unavailable
+from server.errors import ConfigError, Unavailable
 from server.http.connection import HttpConnection
 from server.http.connection_limits import LIMITS, ConnectionLimiter, ConnectionSlot
 from server.http.middleware import FastWriteMiddleware
-from server.settings import ConfigError
 
 log = logging.getLogger(__name__)
 

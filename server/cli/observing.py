@@ -13,7 +13,8 @@ from observability.capture.redaction import Redactor, SaltedHashes, load_salt
 from observability.capture.writer import CaptureFolder, CaptureLimits
 from observability.middleware import NoTracing, Tracing
 from server.apis.responses.encryption import read_keys
-from server.settings import ConfigError, read_into, setting
+from server.errors import ConfigError
+from server.flags import read_into, setting
 
 LIMITS = CaptureLimits()
 SMALLEST_BYTES = 1 << 20

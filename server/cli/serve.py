@@ -29,7 +29,7 @@ from observability.nvml import find_gpus
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
 from server.access.admission import Admission, AdmissionLimits
-from server.access.keys import KeyRing, describe_exposure, load_keys
+from server.access.keys import KeyRing, load_keys
 from server.access.memory import MemoryMonitor, find_sources
 from server.apis.responses import encryption
 from server.apis.responses.background import BackgroundRuns
@@ -38,7 +38,7 @@ from server.apis.shared.gateway import Controls, Gateway
 from server.app import create_app
 from server.backends import Backend, open_backend
 from server.cli.command_line import CommandLine, read_again
-from server.cli.console import StartupProgress, format_banner
+from server.cli.console import StartupProgress, describe_exposure, format_banner
 from server.cli.listener import (
     LAST_WORDS_S,
     Drain,
@@ -49,16 +49,18 @@ from server.cli.listener import (
     serve,
 )
 from server.cli.observing import open_capture, open_tracing
+from server.errors import ConfigError
+from server.flags import make_part
 from server.generation.grammar import ParserFactory
 from server.generation.job import ServedModel
 from server.generation.pipeline import ConstraintTrials, Pipeline
 from server.http.connection_limits import ConnectionLimiter, ConnectionLimits, raise_file_limit
 from server.http.cross_origin import CrossOriginPolicy, parse_names
 from server.http.response import StreamTiming
-from server.settings import ConfigError, Settings
-from server.store.base import StoreLimits
+from server.settings import Settings
+from server.store.base import Retention, StoreLimits
 from server.store.database import StoreError, default_url, sqlite_directory
-from server.store.sql import Retention, SqlResponseStore
+from server.store.sql import SqlResponseStore
 
 if TYPE_CHECKING:
     from server.store.base import ResponseStore
@@ -101,7 +103,7 @@ class ServeCommand:
             self._telemetry.describe_parser(*parser)
         self._tracing = open_tracing(settings.otlp_endpoint)
         self._resilient = backend.create_engine(
-            build_timeouts(settings), SupervisionObserver(self._telemetry)
+            make_part(SupervisionTimeouts, settings), SupervisionObserver(self._telemetry)
         )
         self._engine = InstrumentedEngine(self._resilient, self._telemetry)
         self._telemetry.watch_workers(backend.list_workers)
@@ -110,7 +112,7 @@ class ServeCommand:
         self._policy = SpeculationPolicy(
             SpeculationRules(depth=settings.fixed_depth, key_depths=keys.depths)
         )
-        self._admission = Admission(bounds(settings), classes=keys.classes)
+        self._admission = Admission(make_part(AdmissionLimits, settings), classes=keys.classes)
         self._telemetry.watch_process(self._read_usage)
         self._telemetry.watch_admission(lambda: self._admission)
         self._gateway = self._new_gateway(keys)
@@ -135,9 +137,7 @@ class ServeCommand:
             models=(*self._backend.names, *self._backend.adapters),
             created=int(time.time()),
             max_body_bytes=settings.max_body_bytes,
-            timing=StreamTiming(
-                settings.first_event_grace_s, settings.keep_alive_s, settings.reader_timeout_s
-            ),
+            timing=make_part(StreamTiming, settings),
             keys=keys,
             admin_port=_find_admin_port(self._listeners),
             cross_origin=cross_origin(settings),
@@ -224,11 +224,11 @@ class ServeCommand:
         line = await asyncio.to_thread(read_again, self._line.argv)
         fresh, ring = line.settings, load_key_ring(line.settings)
         ring.resume_quotas(self._gateway.keys)
-        self._gateway.keys, self._admission.bounds = ring, bounds(fresh)
+        self._gateway.keys, self._admission.bounds = ring, make_part(AdmissionLimits, fresh)
         self._admission.classes = ring.classes
         self._gateway.request_timeout_s = fresh.request_timeout_s
         self._gateway.body_timeout_s = fresh.body_timeout_s
-        if named := encryption.read_configured_keys(fresh):
+        if named := _read_encryption_keys(fresh):
             self._gateway.cipher = encryption.ReasoningCipher(named)
         self._policy.rules = replace(self._policy.rules, key_depths=ring.depths)
         return {"keys": len(ring.keys), "bounds": asdict(self._admission.bounds)}
@@ -268,10 +268,6 @@ def load_key_ring(settings: Settings) -> KeyRing:
     return load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
 
 
-def bounds(settings: Settings) -> AdmissionLimits:
-    return AdmissionLimits(settings.max_running, settings.max_queued, settings.max_queued_tokens)
-
-
 def cross_origin(settings: Settings) -> CrossOriginPolicy:
     return replace(
         CrossOriginPolicy.for_machine(settings.host, parse_names(settings.allowed_hosts)),
@@ -303,33 +299,17 @@ def tls(settings: Settings) -> TlsSettings:
     )
 
 
-def build_timeouts(settings: Settings) -> SupervisionTimeouts:
-    return SupervisionTimeouts(
-        start_s=settings.engine_start_s,
-        hang_s=settings.engine_hang_s,
-        stall_s=settings.engine_stall_s,
-        wait_s=settings.engine_wait_s,
-        stable_s=settings.engine_stable_s,
-        max_failures=settings.engine_failures,
-        continuations=settings.continuations,
-    )
-
-
 def store_limits(settings: Settings) -> StoreLimits:
     """A conversation may hold as many bytes as one request can bring to the model."""
-    return StoreLimits(
-        settings.conversation_items,
-        min(settings.conversation_bytes, settings.max_body_bytes),
-        settings.conversations_most,
-        settings.conversations_bytes,
-    )
+    own = min(settings.conversation_bytes, settings.max_body_bytes)
+    return make_part(StoreLimits, settings, bytes=own)
 
 
 def _open_store(settings: Settings, progress: StartupProgress) -> ResponseStore | None:
     """Raises ConfigError for a store that was asked for and cannot be opened."""
     if settings.responses_store == "none":
         return None
-    retention = Retention(settings.responses_retention_s, settings.responses_most)
+    retention = make_part(Retention, settings)
     limits = store_limits(settings)
     try:
         named = settings.responses_store
@@ -341,9 +321,14 @@ def _open_store(settings: Settings, progress: StartupProgress) -> ResponseStore 
         return SqlResponseStore("sqlite://", retention, limits)
 
 
+def _read_encryption_keys(settings: Settings) -> list[str]:
+    """Raises ConfigError."""
+    return encryption.read_configured_keys(settings.encryption_key, settings.encryption_key_file)
+
+
 def _open_cipher(settings: Settings, progress: StartupProgress) -> encryption.ReasoningCipher:
     """Raises ConfigError for keys that were named and cannot be used."""
-    if named := encryption.read_configured_keys(settings):
+    if named := _read_encryption_keys(settings):
         return encryption.ReasoningCipher(named)
     store = settings.responses_store
     directory = sqlite_directory(default_url() if store == "auto" else store)

@@ -23,8 +23,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from server.errors import Forbidden, InvalidRequest, UnsupportedMediaType
-from server.settings import ConfigError
+from server.errors import ConfigError, Forbidden, InvalidRequest, UnsupportedMediaType
 
 ANY = "*"
 LOCAL_NAMES = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})

@@ -131,3 +131,11 @@ class ResponseStore(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What is older than ``seconds``, and the oldest beyond ``most``, goes."""
+
+    seconds: float = 30 * 86400.0
+    most: int = 100_000

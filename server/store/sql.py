@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -34,7 +33,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from server.errors import StoreFailed
 from server.store import conversations, items
-from server.store.base import StoredResponse, StoreLimits
+from server.store.base import Retention, StoredResponse, StoreLimits
 from server.store.database import (
     StoreError,
     add_columns,
@@ -73,14 +72,6 @@ RESPONSES = Table(
 )
 """``output`` is kept apart from the response, whose tools a reader of the history does not need;
 ``size`` is that of input and output. Rows of earlier versions have neither."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What is older than ``seconds``, and the oldest beyond ``most``, goes."""
-
-    seconds: float = 30 * 86400.0
-    most: int = 100_000
 
 
 class SqlResponseStore:

@@ -14,7 +14,8 @@ from dataclasses import replace
 from engine.rendering import ModelFiles, TemplateRenderer
 from engine.scripted import steps
 from engine.types import EngineRequest, FinishReason, Step
-from server.store.sql import Retention, SqlResponseStore
+from server.store.base import Retention
+from server.store.sql import SqlResponseStore
 from tests.server.conftest import DEMO, EOS, Lab, on_a_port
 
 CONTEXT = 32_768

@@ -15,8 +15,9 @@ import kubernetes_validate
 import pytest
 
 from server.cli.listener import CLOSE_S, LAST_WORDS_S
+from server.flags import ENV_PREFIX
 from server.http.auth import OPEN_PATHS
-from server.settings import ENV_PREFIX, Settings
+from server.settings import Settings
 from tests.deploy.overlays import (
     CUSTOM,
     EVERY_POD,

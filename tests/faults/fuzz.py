@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from server.store.sql import Retention, SqlResponseStore
+from server.store.base import Retention
+from server.store.sql import SqlResponseStore
 from tests.server.conftest import Lab, on_a_port
 
 Body = dict[str, Any]

@@ -35,7 +35,8 @@ from server.generation.job import ServedModel
 from server.generation.pipeline import Pipeline
 from server.http.middleware import FastWriteMiddleware
 from server.http.response import StreamTiming
-from server.store.sql import Retention, SqlResponseStore
+from server.store.base import Retention
+from server.store.sql import SqlResponseStore
 
 DEMO = FilePath(__file__).parents[2] / "engine" / "demo" / "target"
 EOS = "<|im_end|>"

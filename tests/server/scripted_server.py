@@ -13,7 +13,7 @@ from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.admission import Admission
 from server.cli.listener import Drain, SignalHandlers, TlsSettings, bind, format_url, serve
-from server.settings import ConfigError
+from server.errors import ConfigError
 from tests.server.conftest import Lab
 
 

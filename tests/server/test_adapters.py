@@ -10,7 +10,7 @@ import pytest
 
 from server.backends.in_process import read_adapters
 from server.cli.command_line import read_command_line
-from server.settings import ConfigError
+from server.errors import ConfigError
 
 
 @pytest.fixture

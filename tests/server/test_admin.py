@@ -9,7 +9,7 @@ import pytest
 from engine.base import AppliedDepth
 from engine.supervision.policy import LossCause, create_loss
 from server.apis.shared.gateway import Controls
-from server.settings import ConfigError
+from server.errors import ConfigError
 
 
 @pytest.fixture

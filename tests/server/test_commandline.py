@@ -6,7 +6,8 @@ import pytest
 
 from server.backends.remote import AddressBook, build_sources
 from server.cli.command_line import read_command_line
-from server.settings import ConfigError, Settings
+from server.errors import ConfigError
+from server.settings import Settings
 
 WORKER = "http://10.0.0.7:8000"
 

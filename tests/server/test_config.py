@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 
 import pytest
 
+from engine.fleet.settings import RoutingSettings
+from server.access.admission import AdmissionLimits
 from server.cli.command_line import gather_arguments
 from server.cli.serve import store_limits
-from server.settings import ConfigError, Settings, add_arguments, read_settings
+from server.errors import ConfigError
+from server.flags import add_arguments, make_part
+from server.settings import Settings, read_settings
 from server.store.base import StoreLimits
 
 
@@ -16,7 +21,7 @@ def read(argv, environ=None):
     parser = argparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("model_tag", nargs="?")
     parser.add_argument("--seed", type=int, default=argparse.SUPPRESS)
-    add_arguments(parser)
+    add_arguments(parser, Settings)
     namespace = parser.parse_args(gather_arguments(parser, argv, environ or {}))
     return namespace, read_settings(namespace)
 
@@ -84,7 +89,7 @@ def test_an_unknown_name_in_the_file_is_an_error(tmp_path):
 
 def test_every_setting_has_help():
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_arguments(parser, Settings)
     text = parser.format_help()
     assert "EAGLEGATE_MAX_BODY_BYTES" in text
 
@@ -155,3 +160,16 @@ def test_other_depths_are_refused(given):
 def test_auto_depth_needs_an_engine_of_this_process():
     with pytest.raises(ConfigError, match="planning_scheduler"):
         read(["--depth", "auto", "--upstream", "http://worker:8000"])
+
+
+def test_defaults_of_a_part_are_its_own():
+    kinds = {item.metadata["of"][0] for item in fields(Settings) if "of" in item.metadata}
+    assert len(kinds) == 8
+    for kind in kinds:
+        assert make_part(kind, Settings()) == kind()
+
+
+def test_a_part_is_made_of_its_settings():
+    settings = Settings(affinity_block=7, max_running=3)
+    assert make_part(RoutingSettings, settings, slack=1.0) == RoutingSettings(block=7, slack=1.0)
+    assert make_part(AdmissionLimits, settings) == AdmissionLimits(running=3)

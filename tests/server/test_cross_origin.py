@@ -6,8 +6,8 @@ import orjson
 import pytest
 
 from server.access.keys import ApiKey, KeyRing, hash_key
+from server.errors import ConfigError
 from server.http.cross_origin import CrossOriginPolicy, parse_host, parse_names
-from server.settings import ConfigError
 from tests.server.conftest import call
 from tests.server.test_door import pages, routes
 

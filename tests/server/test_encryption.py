@@ -17,7 +17,8 @@ from server.apis.responses.encryption import (
     read_keys,
 )
 from server.cli.serve import _open_cipher
-from server.settings import ConfigError, Settings
+from server.errors import ConfigError
+from server.settings import Settings
 from server.store.database import sqlite_directory
 
 ONE, TWO = (Fernet.generate_key().decode() for _ in range(2))
@@ -64,8 +65,7 @@ def test_the_first_of_several_keys_encrypts(tmp_path):
     assert both.decrypt(ReasoningCipher([ONE]).encrypt("old", ""), "") == "old"
     assert ReasoningCipher([TWO]).decrypt(both.encrypt("new", ""), "") == "new"
     assert not notes
-    settings = Settings(encryption_key=(ONE,), encryption_key_file=str(file))
-    assert read_configured_keys(settings) == [ONE, TWO, ONE]
+    assert read_configured_keys((ONE,), str(file)) == [ONE, TWO, ONE]
 
 
 def test_a_key_is_made_beside_the_store_and_found_again(tmp_path):

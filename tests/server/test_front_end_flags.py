@@ -13,7 +13,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from server.cli.command_line import read_command_line
 from server.cli.front_end_flags import FLAGS
-from server.settings import ConfigError, Settings, flag
+from server.errors import ConfigError
+from server.flags import flag
+from server.settings import Settings
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "flags.md"
 HERE_TOO = {"config", "model_tag", "help"}

@@ -10,8 +10,8 @@ from sqlalchemy import text as sql
 
 from server.access.keys import ApiKey, KeyRing, hash_key
 from server.store import items
-from server.store.base import StoredResponse
-from server.store.sql import Retention, SqlResponseStore
+from server.store.base import Retention, StoredResponse
+from server.store.sql import SqlResponseStore
 from tests.server.test_responses import WEATHER, ask
 
 THOUGHT = "<think>\nhm\n</think>\n\n"

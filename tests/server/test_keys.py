@@ -9,16 +9,10 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from server.access.fair_order import Priority
-from server.access.keys import (
-    ApiKey,
-    KeyRing,
-    describe_exposure,
-    generate_key_entry,
-    hash_key,
-    load_keys,
-)
-from server.errors import TooManyRequests, Unauthenticated
-from server.settings import ConfigError, Settings
+from server.access.keys import ApiKey, KeyRing, generate_key_entry, hash_key, load_keys
+from server.cli.console import describe_exposure
+from server.errors import ConfigError, TooManyRequests, Unauthenticated
+from server.settings import Settings
 
 FULL = """
 keys:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.cli.listener import bind, format_url
-from server.settings import ConfigError
+from server.errors import ConfigError
 
 
 def test_a_busy_port_is_named():

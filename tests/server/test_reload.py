@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.cli.command_line import read_again
-from server.settings import ConfigError
+from server.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

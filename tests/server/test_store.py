@@ -14,9 +14,9 @@ from sqlalchemy import event
 from server.access.keys import load_keys
 from server.errors import InvalidRequest, StoreFailed
 from server.store import items
-from server.store.base import StoredConversation, StoredResponse, StoreLimits
+from server.store.base import Retention, StoredConversation, StoredResponse, StoreLimits
 from server.store.database import StoreError
-from server.store.sql import Retention, SqlResponseStore
+from server.store.sql import SqlResponseStore
 
 
 def stored(id: str, owner: str = "", age_s: float = 0.0) -> StoredResponse:

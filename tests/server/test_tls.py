@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from server.cli.listener import TlsSettings
-from server.settings import ConfigError
+from server.errors import ConfigError
 from tests.server.test_signals import BODY, scripted
 
 

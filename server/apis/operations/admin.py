@@ -11,24 +11,17 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
-from engine.base import (
-    AppliedDepth,
-    DraftSwap,
-)
+from engine.base import AppliedDepth, DraftSwap
 from engine.errors import EngineDead, EngineFailed
 from engine.speculation.drafts import DraftRefused
 from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
-from engine.speculation.swap import (
-    DraftManager,
-    DraftSwapBusy,
-)
+from engine.speculation.swap import DraftManager, DraftSwapBusy
 from improve.canary import CanaryBusy, CanaryPlan, CanaryRunner
 from server.apis.shared.gateway import Controls, Gateway
 from server.apis.shared.request import RequestModel, parse, read_body
 from server.apis.shared.route import describe_body
-from server.errors import Conflict, GatewayError, InvalidRequest, Unavailable
+from server.errors import ConfigError, Conflict, GatewayError, InvalidRequest, Unavailable
 from server.generation.pipeline import Pipeline
-from server.settings import ConfigError
 
 Depth = Annotated[int, Field(ge=0)]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import orjson
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
-from server.settings import ConfigError, Settings
+from server.errors import ConfigError
 
 KEY_FILE = "encryption.key"
 
@@ -56,13 +56,13 @@ class ReasoningCipher:
         return str(text)
 
 
-def read_configured_keys(settings: Settings) -> list[str]:
-    """The settings' keys, then those of the file. Raises ConfigError without showing a key."""
-    found = list(settings.encryption_key)
+def read_configured_keys(given: Iterable[str], path: str | None) -> list[str]:
+    """The ``given`` keys, then those of the file. Raises ConfigError without showing a key."""
+    found = list(given)
     for at, key in enumerate(found, 1):
         _check(key, f"--encryption-key: key {at}")
-    if settings.encryption_key_file is not None:
-        found += read_keys(Path(settings.encryption_key_file))
+    if path is not None:
+        found += read_keys(Path(path))
     return found
 
 

@@ -21,7 +21,10 @@ from server.errors import Unavailable
 from server.generation.pipeline import Pipeline
 from server.http.cross_origin import CrossOriginPolicy
 from server.http.response import StreamTiming
+from server.settings import Settings
 from server.store.base import ResponseStore
+
+DEFAULTS = Settings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Gateway:
 
     models: tuple[str, ...]
     created: int
-    max_body_bytes: int = 8 << 20
+    max_body_bytes: int = DEFAULTS.max_body_bytes
     timing: StreamTiming = field(default_factory=StreamTiming)
     keys: KeyRing = field(default_factory=KeyRing)
     admin_port: int | None = None
@@ -56,13 +59,13 @@ class Gateway:
     """The prefix of the path that a proxy puts before ours, whether it takes it off or not."""
     tokenizer_info: bool = False
     """Whether ``/tokenizer_info`` shows the tokenizer's configuration and the chat template."""
-    request_timeout_s: float = 0.0
+    request_timeout_s: float = DEFAULTS.request_timeout_s
     """The longest a request may take; 0 for as long as it needs."""
-    body_timeout_s: float = 30.0
+    body_timeout_s: float = DEFAULTS.body_timeout_s
     budget: RequestBudget = field(default_factory=RequestBudget)
-    session_header: str = "x-session-id"
+    session_header: str = DEFAULTS.session_header
     """Requests with the same value in this header prefer the same worker."""
-    unknown_fields: str = "ignore"
+    unknown_fields: str = DEFAULTS.unknown_fields
     """What happens to unknown fields: ignore or refuse."""
     observer: Observer = field(default_factory=NullObserver)
     memory: MemoryMonitor = field(default_factory=lambda: MemoryMonitor([]))

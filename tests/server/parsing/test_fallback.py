@@ -20,11 +20,12 @@ from engine.events import (
 )
 from engine.types import FinishReason
 from server.cli.command_line import refuse_unknown_parsers
+from server.errors import ConfigError
 from server.generation.grammar import ParserFactory
 from server.parsing.fold import fold
 from server.parsing.parser import Parser, make_fallback_parser
 from server.parsing.vocabulary import Vocabulary
-from server.settings import ConfigError, Settings
+from server.settings import Settings
 
 TARGET = Path(__file__).parents[3] / "engine/demo/target"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"required": ["a"]}}}]
