@@ -1,7 +1,7 @@
-"""API keys: hashed at rest, named, limited; read from a file, the environment or a flag.
+"""API keys: hashed at rest, named, limited; and the caller, who makes a request with one.
 
 A key is 32 random bytes, so a plain SHA-256 of it cannot be reversed by guessing, and looking one
-up costs microseconds. The file is YAML::
+up costs microseconds. Keys come from flags, the environment and a file, which is YAML::
 
     keys:
       - name: agents
@@ -25,6 +25,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -236,3 +237,49 @@ def _to_timestamp(expires: datetime | date) -> float:
     if not isinstance(expires, datetime):
         expires = datetime.combine(expires, datetime.min.time()) + timedelta(days=1)
     return (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """``name`` is the API key's public name, None without keys."""
+
+    name: str | None = None
+    priority: Priority = Priority.NORMAL
+    quota: KeyQuota | None = None
+    concurrency: int | None = None
+    """Requests of this key at a time; None for no bound."""
+    deadline: float | None = None
+    """By the admission's clock; a request that cannot make it is refused."""
+    weight: float = 1.0
+    client: str = ""
+    """The address of the client, which stands for a key where there are none."""
+
+    @property
+    def flow(self) -> str:
+        """Whose share the request counts in."""
+        return f"client {self.client}" if self.name is None else f"key {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """``key`` is None where no keys are configured; ``timeout_s`` None without a deadline."""
+
+    key: ApiKey | None = None
+    timeout_s: float | None = None
+    session: str | None = None
+    """What the client calls the session this request belongs to."""
+    client: str = ""
+    """The client's address, or the network it counts as one of."""
+
+    def to_requester(self, deadline: float | None = None) -> Requester:
+        """As admission knows them."""
+        if self.key is None:
+            return Requester(deadline=deadline, client=self.client)
+        key = self.key
+        return Requester(
+            key.name, key.priority, key.quota, key.concurrency, deadline, key.weight, self.client
+        )
+
+
+caller: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039
+"""Who makes the request at hand: set by the auth middleware, read once per job."""

@@ -11,7 +11,7 @@ import orjson
 
 from engine.observer import CHAT, REASONING, STRUCTURED, TOOLS, WORKLOADS
 from engine.types import Constraint, EngineRequest, Sampling
-from server.access.caller import Caller
+from server.access.keys import Caller
 from server.generation.prompt import Conversation, Prompt, Side, fit
 from server.generation.text_grammar import TextGrammar
 

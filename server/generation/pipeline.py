@@ -17,7 +17,7 @@ from engine.errors import EngineError, RequestRejected
 from engine.speculation.policy import SpeculationPolicy
 from engine.types import Constraint, EngineInfo
 from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import Requester
+from server.access.keys import Requester
 from server.errors import InvalidRequest, TooManyRequests, from_engine
 from server.generation.grammar import ParserFactory
 from server.generation.job import ServedModel

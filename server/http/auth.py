@@ -27,8 +27,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.budget import RequestCharge, charge
-from server.access.caller import Caller, caller
-from server.access.keys import ApiKey, KeyRing
+from server.access.keys import ApiKey, Caller, KeyRing, caller
 from server.apis.shared.gateway import Gateway
 from server.errors import (
     Forbidden,
@@ -60,7 +59,7 @@ def is_page(path: str) -> bool:
 
 
 class AuthMiddleware:
-    """ASGI middleware; sets ``server.access.caller.caller`` for what is inside."""
+    """ASGI middleware; sets ``server.access.keys.caller`` for what is inside."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app

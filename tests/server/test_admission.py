@@ -10,8 +10,8 @@ import pytest
 
 from server.access.admission import Admission, AdmissionLimits
 from server.access.budget import KeyQuota
-from server.access.caller import Requester
 from server.access.fair_order import Priority, ServiceRate
+from server.access.keys import Requester
 from server.errors import TooManyRequests
 
 

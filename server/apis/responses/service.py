@@ -15,7 +15,7 @@ from starlette.responses import Response
 from engine.events import BatchSink
 from engine.observer import Observer
 from server.access.budget import charge
-from server.access.caller import caller
+from server.access.keys import caller
 from server.apis.responses.background import HOLD_S, BackgroundRun, BackgroundRuns, LoggedStream
 from server.apis.responses.conversations import (
     ConversationsService,
@@ -30,11 +30,7 @@ from server.apis.responses.response_items import ReasoningStyle
 from server.apis.responses.to_job import check_storage, make_responses_job
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import parse, read_body
-from server.apis.shared.route import (
-    WORKLOAD_HEADER,
-    assign_caller,
-    make_encoding_context,
-)
+from server.apis.shared.route import WORKLOAD_HEADER, assign_caller, make_encoding_context
 from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
 from server.generation.generate import events
 from server.generation.job import Job, ServedModel

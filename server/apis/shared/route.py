@@ -16,7 +16,7 @@ from starlette.responses import Response
 from engine.events import BatchSink
 from engine.rendering.encoding import PromptTooLong, RenderLimits
 from server.access.budget import charge
-from server.access.caller import Caller, caller
+from server.access.keys import Caller, caller
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Model, read_body, read_json, validate
 from server.apis.shared.response import EncodingContext

@@ -12,7 +12,7 @@ from vllm.v1.engine.core_client import BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
-from engine.vllm_backend.intake import OutputReader, take_over
+from engine.vllm_backend.outputs import OutputReader, replace_output_reader
 
 
 class Lab:
@@ -118,5 +118,5 @@ async def test_other_clients_go_on_reading_for_themselves() -> None:
         vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(enable_fault_tolerance=False)),
         resources=SimpleNamespace(output_queue_task=None),
     )
-    take_over(core)
+    replace_output_reader(core)
     assert core.resources.output_queue_task is None
