@@ -1,5 +1,7 @@
-"""Improvement of a running draft: tried on live traffic, judged, promoted or rolled back.
+"""Improvement of a running draft: tuned on captured traffic, tried live, promoted or rolled back.
 
-``sequential.py`` holds the statistics, ``canary.py`` runs a trial over ``engine.speculation.swap``.
-Nothing here runs unless it is asked for.
+In the gateway: ``sequential.py`` holds the statistics, ``canary.py`` runs a trial over
+``engine.speculation.swap``. Beside it, a process of its own (``eaglegate improve``): ``loop.py``
+takes candidates through the ``stages.py``, and ``ledger.py`` remembers all of it. Nothing here runs
+unless it is asked for.
 """

@@ -69,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] != "compare":
         wrong = bool(argv) and argv[0] not in ("-h", "--help")
         print("usage: eaglegate drafts compare CAPTURE --draft [LABEL=]FOLDER ... --out FOLDER")
+        print("       eaglegate drafts log STATE [ID]")
         return 2 if wrong else 0
     options = make_parser().parse_args(argv[1:])
     try:

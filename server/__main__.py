@@ -31,6 +31,8 @@ usage: eaglegate COMMAND [options]
   replay FILE     send a capture again, compare settings or the recorded run
   capture         look at, export, import and delete captured requests
   drafts compare  say which draft suits the captured traffic, without serving any
+  drafts log      show every candidate of the improvement loop and its verdict
+  improve         tune the served draft on captured traffic, try it, promote what is better
   key NAME        make an API key and its entry for --api-key-file
   version         print the version
 
@@ -52,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(import_module(f"measure.{command}_command").main(rest))
         case "capture":
             return int(import_module("observability.capture.command").main(rest))
+        case "drafts" if rest[:1] == ["log"]:
+            return int(import_module("improve.ledger_command").main(rest[1:]))
+        case "improve":
+            return int(import_module("improve.command").main(rest))
         case "drafts":
             return int(import_module("measure.drafts_command").main(rest))
         case "key":

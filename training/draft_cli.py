@@ -41,6 +41,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--init", type=Path, help="folder of a draft to start from")
     parser.add_argument("--keep", type=Path, help="older data to train on as well, as --data")
     parser.add_argument("--keep-share", type=float, default=0.5, help="its share of the batches")
+    parser.add_argument("--key-file", type=Path, help="Fernet keys of encrypted captures")
     parser.add_argument("--nice", type=int, default=0, help="lower the priority by this much")
     parser.add_argument("--method", choices=METHODS, help="default: eagle3.1, or that of --init")
     parser.add_argument("--out", type=Path, required=True, help="folder for the draft")
@@ -90,7 +91,7 @@ def train(options: argparse.Namespace) -> None:
     target = Target.load(options.target, options.device)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     corpora = [
-        load_exchanges(path, tokenizer, options.max_tokens)
+        load_exchanges(path, tokenizer, options.max_tokens, options.key_file)
         for path in (options.data, options.keep)
         if path is not None
     ]

@@ -25,12 +25,14 @@ class BadData(ValueError):
     """The file cannot be trained on."""
 
 
-def load_exchanges(path: Path, tokenizer: Any, max_tokens: int) -> Corpus:
+def load_exchanges(
+    path: Path, tokenizer: Any, max_tokens: int, key_file: Path | None = None
+) -> Corpus:
     """All exchanges of at most `max_tokens`; weight 1 marks the answer's tokens."""
     ids: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     left_out = 0
-    for prompt, answer in read(path, tokenizer):
+    for prompt, answer in read(path, tokenizer, key_file):
         if len(prompt) + len(answer) > max_tokens or len(answer) < MIN_ANSWER or not prompt:
             left_out += 1
             continue
@@ -49,25 +51,29 @@ def is_capture(path: Path) -> bool:
     if path.is_dir() or path.suffix == ".gz":
         return True
     with path.open("rb") as lines:
-        return b'"eaglegate":' in lines.readline()
+        first = lines.readline()
+    return first.startswith(b"gAAAA") or b'"eaglegate":' in first
 
 
-def read_capture(path: Path) -> Iterator[tuple[list[int], list[int]]]:
+def read_capture(path: Path, key_file: Path | None = None) -> Iterator[tuple[list[int], list[int]]]:
     """Raises BadData."""
-    from observability.capture.files import read_records
+    from observability.capture.files import make_cipher, read_keys, read_records
     from observability.capture.record import CaptureError
 
     try:
-        for record in read_records(path):
+        cipher = make_cipher(read_keys(key_file) if key_file else [])
+        for record in read_records(path, cipher):
             for prompt, choice in record.trajectories():
                 yield list(prompt), list(choice.token_ids or ())
-    except CaptureError as problem:
+    except (CaptureError, ValueError) as problem:
         raise BadData(str(problem)) from problem
 
 
-def read(path: Path, tokenizer: Any) -> Iterator[tuple[list[int], list[int]]]:
+def read(
+    path: Path, tokenizer: Any, key_file: Path | None = None
+) -> Iterator[tuple[list[int], list[int]]]:
     if is_capture(path):
-        yield from read_capture(path)
+        yield from read_capture(path, key_file)
         return
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):

@@ -9,15 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
-TIMEOUT_S = 600.0
-"""A large draft is inspected and copied before it is loaded."""
-
-
-class CallFailed(Exception):
-    """The gateway refused or could not be reached; the message says why."""
+from improve.client import CallFailed, send
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,30 +81,6 @@ def _call_canary(options: argparse.Namespace) -> dict[str, Any]:
 def _resolve(path: str) -> str:
     """A folder of this machine by its full name: the gateway may run elsewhere in it."""
     return str(Path(path).resolve()) if Path(path).is_dir() else path
-
-
-def send(
-    url: str, body: Mapping[str, Any] | None, key: str | None, method: str | None = None
-) -> dict[str, Any]:
-    """GET without a body, POST with one, or another method. Raises CallFailed."""
-    headers = {"content-type": "application/json"}
-    if key:
-        headers["authorization"] = f"Bearer {key}"
-    data = None if body is None else json.dumps(body).encode()
-    try:
-        with urlopen(Request(url, data, headers, method=method), timeout=TIMEOUT_S) as response:
-            return dict(json.load(response))
-    except HTTPError as error:
-        raise CallFailed(_read_message(error)) from None
-    except (URLError, OSError, ValueError) as error:
-        raise CallFailed(f"{url} gives no answer: {getattr(error, 'reason', error)}") from None
-
-
-def _read_message(error: HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {error.code}"
 
 
 def _format(answer: Mapping[str, Any]) -> str:

@@ -8,19 +8,20 @@ import json
 import numpy as np
 import pytest
 import torch
+from cryptography.fernet import Fernet
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from engine.speculation.drafts import DraftPlan
 from engine.speculation.inspection import inspect_draft
-from observability.capture.files import write_records
+from observability.capture.files import make_cipher, read_keys, read_records, write_records
 from observability.capture.record import CapturedChoice, CapturedPrompt, CaptureRecord
 from training import draft_training
 from training.batches import Corpus, batches
 from training.checkpoint import load_draft
 from training.corpus import sample_texts
 from training.draft_cli import main
-from training.draft_data import load_exchanges
+from training.draft_data import BadData, load_exchanges
 from training.draft_training import DraftData, DraftRecipe, DraftTraining, InitialDraft, Rows
 from training.eagle import known_tokens, own_tokens, unroll
 from training.target import Target, UnfitTarget, layers_read
@@ -121,6 +122,17 @@ def test_a_draft_is_tuned_on_a_capture_and_keeps_the_old_data_in_mind(tmp_path, 
     assert configs[0] == configs[1]
     plan = DraftPlan(str(target), {"method": "eagle3", "num_speculative_tokens": 3})
     plan.check(str(tmp_path / "both"), str(tmp_path / "draft"))
+
+
+def test_an_encrypted_capture_is_read_with_its_key(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text(Fernet.generate_key().decode())
+    plain = write_countdowns(tmp_path / "plain.jsonl")
+    secret = tmp_path / "capture.jsonl"
+    write_records(secret, read_records(plain), make_cipher(read_keys(keys)))
+    assert len(load_exchanges(secret, None, 128, keys).lengths) == 24
+    with pytest.raises(BadData, match="give its key with --key-file"):
+        load_exchanges(secret, None, 128)
 
 
 def test_a_tuned_draft_keeps_its_reduced_vocabulary(tmp_path, tokenizer):

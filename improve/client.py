@@ -1,0 +1,71 @@
+"""Calls to a gateway's operator endpoints: drafts and canaries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+TIMEOUT_S = 600.0
+"""A large draft is inspected and copied before it is loaded."""
+
+
+class CallFailed(Exception):
+    """The gateway refused or could not be reached; the message says why."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """None: there was no answer."""
+
+
+def send(
+    url: str, body: Mapping[str, Any] | None, key: str | None, method: str | None = None
+) -> dict[str, Any]:
+    """GET without a body, POST with one, or another method. Raises CallFailed."""
+    headers = {"content-type": "application/json"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urlopen(Request(url, data, headers, method=method), timeout=TIMEOUT_S) as response:
+            return dict(json.load(response))
+    except HTTPError as error:
+        raise CallFailed(_read_message(error), error.code) from None
+    except (URLError, OSError, ValueError) as error:
+        raise CallFailed(f"{url} gives no answer: {getattr(error, 'reason', error)}") from None
+
+
+def _read_message(error: HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {error.code}"
+
+
+class GatewayClient:
+    """The operator endpoints of one gateway. Every method raises CallFailed."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url, self._key = url.rstrip("/"), key
+
+    def find_promoted(self) -> Mapping[str, Any]:
+        """The promoted draft: ``fingerprint``, ``path``, ``source``."""
+        promoted = send(f"{self.url}/admin/draft", None, self._key)["promoted"]
+        if not promoted:
+            raise CallFailed(f"{self.url} serves no draft that can be exchanged.", 409)
+        return dict(promoted)
+
+    def find_canary(self) -> Mapping[str, Any] | None:
+        """The running canary or the last one."""
+        found = send(f"{self.url}/admin/canary", None, self._key)["canary"]
+        return None if found is None else dict(found)
+
+    def start_canary(self, path: str, rules: Mapping[str, Any]) -> Mapping[str, Any]:
+        body = {"path": path, **rules}
+        return dict(send(f"{self.url}/admin/canary", body, self._key)["canary"])
+
+    def stop_canary(self) -> None:
+        send(f"{self.url}/admin/canary", None, self._key, "DELETE")

@@ -1,0 +1,173 @@
+"""The ledger: every candidate draft with its data, its parent, its results and its verdict.
+
+One SQLite file, so that what is known survives whatever dies. A candidate is a row; its stage says
+what is to be done next, and is written only after the stage before it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS candidates (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    created_at REAL NOT NULL,
+    ended_at REAL,
+    stage TEXT NOT NULL,
+    verdict TEXT,
+    reason TEXT NOT NULL DEFAULT '',
+    given TEXT,
+    forced INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    fingerprint TEXT NOT NULL DEFAULT '',
+    parent TEXT NOT NULL DEFAULT '{}',
+    data TEXT NOT NULL DEFAULT '{}',
+    offline TEXT NOT NULL DEFAULT '{}',
+    live TEXT NOT NULL DEFAULT '{}'
+);
+CREATE TABLE IF NOT EXISTS events (
+    candidate INTEGER NOT NULL REFERENCES candidates (id),
+    at REAL NOT NULL,
+    stage TEXT NOT NULL,
+    text TEXT NOT NULL
+);
+"""
+
+
+class Stage(StrEnum):
+    """What is to be done next with a candidate."""
+
+    COLLECT = "collect"
+    TUNE = "tune"
+    COMPARE = "compare"
+    CANARY = "canary"
+    DONE = "done"
+
+
+class Verdict(StrEnum):
+    """How a candidate ended."""
+
+    PROMOTED = "promoted"
+    REFUSED = "refused"
+    """By the comparison on captured traffic."""
+    ROLLED_BACK = "rolled back"
+    UNDECIDED = "undecided"
+    """The canary ended without enough data, or another draft was promoted meanwhile."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One draft on its way through the loop."""
+
+    id: int
+    created_at: float
+    ended_at: float | None
+    stage: Stage
+    verdict: Verdict | None
+    reason: str
+    given: str | None
+    """A folder an operator named, instead of a tuned draft."""
+    forced: bool
+    """The comparison is recorded, and does not stop it."""
+    attempts: int
+    """Failures of the present stage."""
+    fingerprint: str
+    parent: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    offline: Mapping[str, Any] = field(default_factory=dict)
+    live: Mapping[str, Any] = field(default_factory=dict)
+
+
+_JSON = ("parent", "data", "offline", "live")
+
+
+class Ledger:
+    """Reads and writes candidates; several processes may. Raises sqlite3.Error."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        with self._open() as database:
+            database.executescript(SCHEMA)
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """One transaction."""
+        with closing(sqlite3.connect(self._path, timeout=30)) as database, database:
+            database.row_factory = sqlite3.Row
+            yield database
+
+    def add(self, given: str | None = None, forced: bool = False) -> Candidate:
+        """A new candidate, tuned by the loop or given by an operator."""
+        with self._open() as database:
+            cursor = database.execute(
+                "INSERT INTO candidates (created_at, stage, given, forced) VALUES (?, ?, ?, ?)",
+                (time.time(), Stage.COLLECT, given, forced),
+            )
+            number = cursor.lastrowid
+        assert number is not None
+        return self.read(number)
+
+    def read(self, number: int) -> Candidate:
+        return next(one for one in self.list_candidates() if one.id == number)
+
+    def list_candidates(self) -> list[Candidate]:
+        """All, the oldest first."""
+        with self._open() as database:
+            rows = database.execute("SELECT * FROM candidates ORDER BY id").fetchall()
+        return [_parse_row(row) for row in rows]
+
+    def find_open(self) -> Candidate | None:
+        """The oldest candidate without a verdict."""
+        return next((one for one in self.list_candidates() if one.verdict is None), None)
+
+    def update(self, one: Candidate, text: str = "", **values: Any) -> Candidate:
+        """Write these fields, and an event where a text is given."""
+        given = {n: json.dumps(v) if n in _JSON else v for n, v in values.items()}
+        with self._open() as database:
+            if given:
+                names = ", ".join(f"{name} = ?" for name in given)
+                database.execute(
+                    f"UPDATE candidates SET {names} WHERE id = ?", (*given.values(), one.id)
+                )
+            if text:
+                event = (one.id, time.time(), one.stage, text)
+                database.execute("INSERT INTO events VALUES (?, ?, ?, ?)", event)
+        return self.read(one.id)
+
+    def advance(self, one: Candidate, stage: Stage, text: str, **values: Any) -> Candidate:
+        return self.update(one, text, stage=stage, attempts=0, **values)
+
+    def close(self, one: Candidate, verdict: Verdict, reason: str, **values: Any) -> Candidate:
+        text = f"{verdict}: {reason}"
+        end = {"stage": Stage.DONE, "verdict": verdict, "reason": reason, "ended_at": time.time()}
+        return self.update(one, text, **end, **values)
+
+    def list_events(self, number: int) -> list[dict[str, Any]]:
+        with self._open() as database:
+            rows = database.execute(
+                "SELECT at, stage, text FROM events WHERE candidate = ? ORDER BY rowid", (number,)
+            )
+            return [dict(row) for row in rows]
+
+
+def _parse_row(row: sqlite3.Row) -> Candidate:
+    values = dict(row)
+    return Candidate(
+        **{
+            **values,
+            **{name: json.loads(values[name]) for name in _JSON},
+            "stage": Stage(values["stage"]),
+            "verdict": Verdict(values["verdict"]) if values["verdict"] else None,
+            "forced": bool(values["forced"]),
+        }
+    )
