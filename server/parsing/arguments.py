@@ -24,7 +24,7 @@ from server.parsing.tools import parse_object, refuse_constant
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs"})
+WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs", "properties"})
 """Names under which models put all arguments together, whatever the tool's schema says."""
 
 
@@ -143,7 +143,8 @@ class ArgumentsWriter:
 
     def unwrap(self, key: str, text: str) -> None:
         """The object in ``text`` as the arguments, where the parameter ``key`` holds one."""
-        inner = parse_object(text)
+        written = _container(text.strip())
+        inner = parse_object(written)
         if inner is None or not self._calls.repairing:
             self.key(key)
             self._calls.write(as_json(text, STRING if inner is None else frozenset({"object"})))
@@ -151,13 +152,18 @@ class ArgumentsWriter:
         self._calls.repair(Repair.WRAPPER)
         self._calls.keep_raw(text)
         if inner:
-            self._calls.write(text.strip()[:-1].rstrip())
+            self._calls.write(written[:-1].rstrip())
             self.given.update(inner)
 
     def verbatim(self, text: str) -> None:
         """What is no parameter goes out as it stands; the arguments are no object then."""
         self._verbatim = True
         self._calls.write(text)
+
+    def write_whole(self, text: str) -> None:
+        """A piece of the object that holds all arguments."""
+        self._verbatim = True
+        self._calls.write_json(text)
 
     def loose(self, stops: Stops, parameter: str, before: str = "") -> Subgrammar:
         """What stands before the first ``parameter``, or in place of all of them."""

@@ -6,7 +6,7 @@ strings. Without a closing marker the calls end with their list or object.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import opens
@@ -20,7 +20,7 @@ OBJECT: Follow = {'{"': None, "[": {'{"': None}}
 
 @dataclass(frozen=True, slots=True)
 class JsonBlock:
-    """``begins`` is what must follow an opener that is plain text."""
+    """The markers of one format."""
 
     opener: str
     closer: str = ""
@@ -32,6 +32,8 @@ class JsonBlock:
     framing: str = "\n"
     aliases: tuple[str, ...] = ()
     """What may stand in place of the opener."""
+    begins: Follow = field(default_factory=lambda: BEGINS)
+    """What must follow an opener that is plain text."""
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -45,7 +47,7 @@ class JsonBlock:
         lexicon = context.lexicon
         marker = opener
         while marker in self.openers:
-            if lexicon.is_text(marker) and not (yield from opens(marker, BEGINS, context)):
+            if lexicon.is_text(marker) and not (yield from opens(marker, self.begins, context)):
                 return
             marker = yield from self._block(context).read()
 

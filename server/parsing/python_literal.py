@@ -1,4 +1,8 @@
-"""Turns a Python literal into JSON while it is being written."""
+"""Turns a Python literal into JSON while it is being written.
+
+Models put shell commands between quotes of the kind that the commands have. So a quote closes a
+string only where the literal or the call goes on behind it; else it is part of the string.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,19 @@ _ESCAPE = re.compile(
 )
 _ESCAPES: Mapping[str, str] = dict(zip("\\'\"abfnrtv\n", [*"\\'\"\a\b\f\n\r\t\v", ""], strict=True))
 _OCTAL = "01234567"
+_ZEROS = re.compile(r"([+\-]?)0+([0-9]+)\Z")
+_BLANK, _NAME = r"\s{0,99}+", r"[A-Za-z_][\w.\-]{0,127}+\s{0,9}+"
+_MEMBER = re.compile(rf"{_BLANK}[,:\]}})]"), re.compile(rf"{_BLANK}\Z")
+_ARGUMENT = (
+    re.compile(
+        rf"{_BLANK}(?:,{_BLANK}(?:{_NAME}=|[)\]])"
+        rf"|\){_BLANK}(?:[\]<]|,{_BLANK}(?:{_NAME}\(|\])|(?<=[\n ]){_NAME}\())"
+    ),
+    re.compile(rf"{_BLANK}(?:,{_BLANK}(?:{_NAME})?+|\){_BLANK}(?:,{_BLANK})?+(?:{_NAME})?+)?+\Z"),
+)
+"""What stands behind a closing quote, in brackets and in a call, and what may become that."""
+_CONFIRMED = re.compile(r"[\"']\s{0,99}[,)]")
+_LAST = re.compile(rf"{_BLANK}[,)]?{_BLANK}\Z")
 _LONGEST_WORD = 400
 """A longer word is neither a number nor a name; it goes out as it comes."""
 _LONGEST_ESCAPE = len(r"\U0001F600")
@@ -31,7 +48,7 @@ class Literal:
     What is no literal is passed on as it stands; the result is then no JSON.
     """
 
-    __slots__ = ("_closers", "_comma", "_quote", "_sink", "_tokens", "_verbatim")
+    __slots__ = ("_closers", "_comma", "_first", "_open", "_quote", "_sink", "_tokens", "_verbatim")
     lexicon: Lexicon | None = None
 
     def __init__(self, sink: Sink, tokens: frozenset[str] = frozenset()) -> None:
@@ -41,6 +58,10 @@ class Literal:
         self._comma = False
         self._verbatim = False
         self._tokens = tokens
+        self._open = 0
+        """How many brackets there are at a brace that opens an object or a set."""
+        self._first: list[str] = []
+        """What stands behind it: a colon or a comma then says which."""
 
     @property
     def tokens(self) -> frozenset[str]:
@@ -55,7 +76,10 @@ class Literal:
         at, size = 0, len(text)
         while at < size:
             step = self._string if self._quote else self._outside
-            after = step(text, at, more, out)
+            after = step(text, at, more, self._first if self._open else out)
+            if self._first and not self._open:
+                out += self._first
+                self._first = []
             if after == at:
                 break
             at = after
@@ -64,9 +88,13 @@ class Literal:
         ended = at < size and not self._quote and not self._closers and text[at] in ",)]}"
         return DONE if ended else None, text[at:]
 
-    def truncate(self, _text: str) -> tuple[str | None, str]:
-        """An unfinished escape or word is not written."""
-        return None, ""
+    def truncate(self, text: str) -> tuple[str | None, str]:
+        """An unfinished escape or word is not written; a quote closes if the call went on."""
+        if not _CONFIRMED.match(text) or self._closers or text[0] != self._quote:
+            return None, ""
+        self._quote = ""
+        self._sink('"')
+        return DONE, text[1:]
 
     def _string(self, text: str, at: int, more: bool, out: list[str]) -> int:
         if run := _RUN[self._quote].match(text, at):
@@ -82,16 +110,19 @@ class Literal:
         return escape.end() if escape else at + 1
 
     def _closing(self, text: str, at: int, more: bool, out: list[str]) -> int:
-        """At a quote: the end of the string, or inside three quotes perhaps not."""
+        """At a quote: the end of the string, where what follows agrees, else text."""
         quote = self._quote
-        if text.startswith(quote, at):
-            self._quote = ""
-            out.append('"')
-            return at + len(quote)
-        if more and len(text) - at < len(quote):
+        ends = text.startswith(quote, at)
+        if ends and len(quote) == 1:
+            whole, beginning = _MEMBER if self._closers else _ARGUMENT
+            ends = bool(whole.match(text, at + 1) or (not more and _LAST.match(text, at + 1)))
+            if not ends and more and beginning.match(text, at + 1):
+                return at
+        elif not ends and more and len(text) - at < len(quote):
             return at
-        out.append(encode_basestring(text[at])[1:-1])
-        return at + 1
+        self._quote = "" if ends else quote
+        out.append('"' if ends else encode_basestring(text[at])[1:-1])
+        return at + (len(quote) if ends else 1)
 
     def _outside(self, text: str, at: int, more: bool, out: list[str]) -> int:
         char = text[at]
@@ -102,6 +133,7 @@ class Literal:
         if char in ",)]}":
             return self._separator(char, at, out)
         if char == ":":
+            self._settle("{")
             out.append(": ")
             return at + 1
         if self._comma:
@@ -111,7 +143,10 @@ class Literal:
             return self._opening(text, at, more, out)
         if char in _CLOSES:
             self._closers.append(_CLOSES[char])
-            out.append("{" if char == "{" else "[")
+            if char == "{" and not self._open:
+                self._open = len(self._closers)
+            else:
+                out.append("{" if char == "{" else "[")
             return at + 1
         return self._word(text, at, more, out)
 
@@ -126,12 +161,20 @@ class Literal:
     def _separator(self, char: str, at: int, out: list[str]) -> int:
         if not self._closers:
             return at
+        self._settle("[" if self._first else "{")
         if char == ",":
             self._comma = True
         else:
             self._comma = False
             out.append(self._closers.pop())
         return at + 1
+
+    def _settle(self, bracket: str) -> None:
+        """What the innermost brace opens: a set becomes a list."""
+        if self._open and self._open == len(self._closers):
+            self._first.insert(0, bracket)
+            self._closers[-1] = _CLOSES[bracket]
+            self._open = 0
 
     def _word(self, text: str, at: int, more: bool, out: list[str]) -> int:
         word = _WORD.match(text, at)
@@ -159,6 +202,8 @@ def _unescape(escape: str) -> str:
 
 def _number(word: str) -> str:
     """As written where that is JSON, else as Python reads it, else as it stands."""
+    if zeros := _ZEROS.match(word):
+        word = zeros[1].strip("+") + zeros[2]
     try:
         json.loads(word)
         return word

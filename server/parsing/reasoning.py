@@ -70,7 +70,11 @@ MINIMAX_M3 = ReasoningFormat(("<mm:think>",), ("</mm:think>",), forgets_end=True
 """MiniMax M3."""
 
 COHERE = ReasoningFormat(
-    ("<|START_THINKING|>",), ("<|END_THINKING|>",), framing="", inner=COHERE_TEXT, forgets_end=True
+    ("<|START_THINKING|>",),
+    ("<|END_THINKING|>",),
+    framing=" \n",
+    inner=COHERE_TEXT,
+    forgets_end=True,
 )
 """Command A: the tokens around the text of the answer are structure."""
 

@@ -9,7 +9,7 @@ or the end of the section. Else it is part of the value.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Generator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ SPACE = " \t\r\n"
 FORCED = "forced"
 """What a value ends with that its own closing tag has not ended."""
 
+_NO_NAME = re.compile(r"[\s<>{}]")
 _TYPE = re.compile(r"""\sstring=["'](true|false)["']\Z""")
 
 
@@ -44,6 +45,8 @@ class Closing:
     nests: Container[str] = ()
     unfinished: Mapping[str, str] = field(default_factory=dict)
     """By word, the tag it is the beginning of."""
+    unnests: Container[str] = ()
+    """Words that close what a word in ``nests`` has opened, beside those in ``forced``."""
 
 
 class Tagged:
@@ -72,7 +75,7 @@ class Tagged:
             if verdict and tag in closing.nests:
                 self._depth += 1
             elif self._depth:
-                self._depth -= tag in closing.forced
+                self._depth -= tag in closing.forced or tag in closing.unnests
             elif verdict:
                 self._write(text, start)
                 return self._ended(tag), self._rest(text, start, after, tag)
@@ -119,6 +122,8 @@ class Tags:
     """The line break the template writes inside the parameter tags, if it does."""
     line_end: str = ""
     """What stands at the end of a value, where that is something else."""
+    may_line: bool = False
+    """A value may stand on lines of its own: then both line breaks are none of it."""
     ends: tuple[str, ...] = ()
     """Further markers that end a section."""
     inside: tuple[str, ...] = ()
@@ -133,6 +138,9 @@ class Tags:
     def after_call(self, lexicon: Lexicon) -> Follow:
         """What may stand behind a call."""
         words: Follow = dict.fromkeys(lexicon.words(*self.outer, *self.inside))
+        if self.ends and self.section_end:
+            last = dict.fromkeys(lexicon.words(*self.ends))
+            words |= dict.fromkeys(lexicon.words(self.section_end), last)
         return {self.call: None} | words
 
     def after_parameter(self, lexicon: Lexicon) -> Follow:
@@ -201,14 +209,19 @@ class Tags:
         while marker == self.call:
             marker = yield from _Call(self, context).read()
             if marker == DONE:
-                marker = yield Next(stops, keep=None)
+                blank: list[str] = []
+                marker = yield Next(stops, blank.append, keep=None)
+                if marker not in stops.markers:
+                    context.out.content.write("".join(blank))
         return marker
 
     def _head(self, context: Context) -> Follow:
         """The rest of an opening tag with the name of a tool, and the beginning of its inside."""
-        inside: Follow = dict.fromkeys([self.parameter, *context.lexicon.words(self.call_end)])
+        return self.head(context.lexicon, context.calls.names or (NAME,))
+
+    def head(self, lexicon: Lexicon, names: Iterable[str] = (NAME,)) -> Follow:
+        inside: Follow = dict.fromkeys([self.parameter, *lexicon.words(self.call_end)])
         bare: Follow = {">": inside}
-        names = context.calls.names or (NAME,)
         if not self.call.endswith("name="):
             return dict.fromkeys(names, bare)
         quoted: Follow = {}
@@ -230,7 +243,7 @@ class _Call:
         """Returns the marker that ended it, DONE if that was its own closing tag."""
         calls = self._context.calls
         name, _, marker = yield from self._header(calls.begin)
-        if marker in self._outer or not name:
+        if marker in self._outer or not name or _NO_NAME.search(name):
             return marker
         head, _, tail = name.partition(".")
         doubled = self._tags.doubled and head == tail and not calls.find(name)
@@ -274,8 +287,9 @@ class _Call:
         return DONE if marker == tags.call_end else marker
 
     def _value(self, arguments: ArgumentsWriter) -> Tagged:
-        line = self._tags.line
-        sink = _Line(line, arguments.write).write if line else arguments.write
+        line, sink = self._tags.line, arguments.write
+        if line or self._tags.may_line:
+            sink = (_Line(line, sink) if line else _Lines(sink)).write
         return Tagged(self._context.lexicon, self._closing(arguments), sink)
 
     def _closing(self, arguments: ArgumentsWriter) -> Closing:
@@ -308,6 +322,10 @@ class _Call:
     def _outer_closing(self, inner: Closing) -> Closing:
         """A value that its own tag does not end: a marker token may, or begins a quotation."""
         tags, lexicon = self._tags, self._context.lexicon
+        if not tags.section:
+            quoted = {tags.call: tags.head(lexicon)}
+            ends = lexicon.words(tags.call_end)
+            return replace(inner, words={**inner.words, **quoted}, nests=quoted, unnests=ends)
         if self._context.sound or not lexicon.is_token(tags.section_end):
             return inner
         end, start = lexicon.sign(tags.section_end), lexicon.sign(tags.section)
@@ -346,4 +364,24 @@ class _Line:
                 return
             self._held, text = None, text.removeprefix(self._line)
         if text:
+            self._sink(text)
+
+
+class _Lines:
+    """A sink that drops the line break that the text begins with, and then the one at its end."""
+
+    __slots__ = ("_held", "_on_lines", "_sink")
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._on_lines: bool | None = None
+        self._held = ""
+
+    def write(self, text: str) -> None:
+        if self._on_lines is None:
+            self._on_lines = text.startswith("\n")
+            text = text.removeprefix("\n")
+        text = self._held + text
+        self._held = "\n" if self._on_lines and text.endswith("\n") else ""
+        if text := text.removesuffix(self._held):
             self._sink(text)

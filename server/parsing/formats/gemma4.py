@@ -5,27 +5,33 @@
 
 Source: the chat template of google/gemma-4 models as vllm-project/vllm documents it
 (vllm/parser/gemma4.py), and for google/functiongemma-270m-it its parser of that name. Objects and
-lists nest; words that are no JSON become strings. A string ends only where a comma, a colon or a
-bracket follows its closing token.
+lists nest; words that are no JSON become strings. A string ends only where a comma, a colon, a
+bracket or the next key follows its closing token. Where the model has forgotten the first token,
+``call:`` and the name of an offered tool open a call all the same.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 
+from engine.events import Repair
 from server.parsing.arguments import as_json
-from server.parsing.lookahead import last_name
-from server.parsing.markers import Follow
+from server.parsing.lookahead import last_name, opens
+from server.parsing.markers import NAME, Follow, Lexicon, Stops
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Calls
-from server.parsing.reader import Grammar, Subgrammar, Until
-from server.parsing.schemas import TYPES
+from server.parsing.reader import DONE, Grammar, Sink, Subgrammar, Until, ignore
+from server.parsing.schemas import STRING, TYPES
 from server.parsing.tagged import FORCED, Closing, Tagged
 
 _CLOSES = {"{": "}", "[": "]"}
 _SCALARS = TYPES - {"object", "array"}
+_BRACE: Follow = {"{": None}
+BARE = "call:"
+"""Before the name of a tool; without the token before it, it opens a call of an offered one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,113 +44,255 @@ class BareKeys:
 
     def format(self) -> ToolFormat:
         return ToolFormat(
-            (self.call,), self._read, (self.call_end, self.quote), "\n", self.call_end
+            (self.call, BARE), self._read, (self.call_end, self.quote), "\n", self.call_end
         )
 
     def _read(self, opener: str, context: Context) -> Grammar:
-        marker = opener
+        if opener == BARE:
+            names = () if context.out.content.tail[-1:].strip() else context.calls.names
+            if (yield from opens(opener, dict.fromkeys(names, _BRACE), context)):
+                yield from self._call(context)
+            return
+        stops = context.lexicon.stops(self.call, self.call_end)
+        marker = self.call
         while marker == self.call:
             marker = yield from self._call(context)
+            if marker == DONE:
+                marker = yield Until(stops, ignore, markup=True)
 
     def _call(self, context: Context) -> Subgrammar:
+        """Returns the marker that ended it, DONE if its last bracket did."""
         stops, calls = context.lexicon.stops, context.calls
         header: list[str] = []
 
         def begin(written: str) -> None:
-            if name := written.strip().removeprefix("call:").strip():
+            if name := written.strip().lstrip(":").removeprefix(BARE).strip():
                 calls.begin(name)
 
         marker = yield from last_name(stops("{", self.call, self.call_end), header, begin)
         begin("".join(header))
         if not calls.open:
             return marker
-        forced = False
+        members = Members(calls)
         if marker == "{":
-            value = _Value(calls)
-            value.text("{")
-            ends = stops(self.quote, self.call, self.call_end)
-            while (marker := (yield Until(ends, value.text))) == self.quote:
-                write, end = value.string()
-                forced = (yield Tagged(context.lexicon, self._closing(context), write)) == FORCED
-                end()
-        calls.close(spoiled=forced)
+            marker = yield from self._members(members, context)
+        members.finish()
+        return marker
+
+    def _members(self, members: Members, context: Context) -> Subgrammar:
+        members.take("{")
+        ends = context.lexicon.stops(self.quote, self.call, self.call_end)
+        while (marker := (yield _Outside(ends, members))) == self.quote:
+            write, end = members.string()
+            closing = self._closing(context)
+            if (yield Tagged(context.lexicon, closing, write)) == FORCED:
+                context.calls.spoil()
+            end()
         return marker
 
     def _closing(self, context: Context) -> Closing:
         """A string ends at its own token, or where the call is over and the output agrees."""
         after: Follow = dict.fromkeys(",:}]")
+        after[NAME] = {":": context.follow(None, self.quote)}
         words = context.follow(after, self.quote)
         if context.sound or not context.lexicon.is_token(self.call_end):
             return Closing(words)
         end = context.lexicon.sign(self.call_end)
-        again = context.follow({"call:": None}, self.call)
+        again = context.follow({BARE: None}, self.call)
         return Closing({**words, end: again}, forced=(end,))
 
 
-class _Value:
-    """Writes the JSON of an object, character by character outside of strings."""
+class _Outside:
+    """What stands outside of strings: DONE behind the last bracket, or a marker before it."""
+
+    __slots__ = ("_members", "_stops", "tokens")
+    lexicon: Lexicon | None = None
+
+    def __init__(self, stops: Stops, members: Members) -> None:
+        self._stops = stops
+        self._members = members
+        self.tokens = stops.tokens
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        start, after, marker = self._stops.find(text, 0, more)
+        taken = self._members.take(text[:start])
+        if self._members.ended:
+            return DONE, text[taken:]
+        return marker, text[after:]
+
+    def plain(self, text: str) -> None:
+        self._members.take(text)
+
+    def truncate(self, _text: str) -> tuple[str | None, str]:
+        """A piece of a marker."""
+        return None, ""
+
+
+class Members:
+    """Writes the JSON of an object, character by character outside of strings; closes the call.
+
+    A forgotten comma, a forgotten value and forgotten brackets at the end are made up for.
+    """
 
     def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         self._write = calls.write
         self._closers: list[str] = []
-        self._names: list[bool] = []
-        """Whether each open bracket waits for a key."""
+        self._is_first: list[bool] = []
+        self._takes: Callable[[str], None] = self._take_value
         self._word: list[str] = []
-        self._is_first = True
+        self._in_quotes = self._escaped = False
+        self._key = ""
+        self.ended = False
 
-    def text(self, text: str) -> None:
-        for char in text:
-            self._take(char)
+    def take(self, text: str) -> int:
+        """Takes characters up to the last bracket; how many."""
+        for at, char in enumerate(text):
+            if self.ended:
+                return at
+            if self._in_quotes:
+                self._take_quoted(char)
+            elif char == '"' and self._takes != self._take_next and self._is_blank:
+                self._word, self._in_quotes = [char], True
+            else:
+                self._takes(char)
+        return len(text)
 
-    def string(self) -> tuple[Callable[[str], None], Callable[[], None]]:
+    @property
+    def _is_blank(self) -> bool:
+        return not any(map(str.strip, self._word))
+
+    def _take_word(self) -> str:
+        word, self._word = "".join(self._word).strip(), []
+        return word
+
+    def string(self) -> tuple[Sink, Callable[[], None]]:
         """A sink for the text of a string, and what to do at its end."""
-        if self._names and self._names[-1]:
-            return self._word.append, lambda: None
-        self._separate()
+        parts: list[str] = []
+        if self._takes == self._take_next:
+            self._expect_member()
+        if self._takes == self._take_key:
+            return parts.append, lambda: self._set_word("".join(parts))
+        self._separate_item()
+        self._word, self._takes = [], self._take_next
+        allowed = self._allowed
+        if "string" not in allowed:
+            return parts.append, lambda: self._write_typed("".join(parts), allowed)
         self._write('"')
         return self._escape, lambda: self._write('"')
+
+    def finish(self) -> None:
+        """The call is over: what is open ends here."""
+        if self.ended or not self._calls.open:
+            return
+        if self._takes == self._take_value and self._closers:
+            self._finish_word()
+        self._write("".join(reversed(self._closers)))
+        self._end()
+
+    @property
+    def _allowed(self) -> frozenset[str]:
+        """What the schema says of the member that is being written, where it is a parameter."""
+        tool = self._calls.tool
+        known = tool is not None and self._calls.repairing and len(self._closers) == 1
+        return tool.kinds(self._key) if tool and known else STRING
 
     def _escape(self, text: str) -> None:
         self._write(encode_basestring(text)[1:-1])
 
-    def _take(self, char: str) -> None:
-        if char in _CLOSES and not "".join(self._word).strip():
+    def _set_word(self, text: str) -> None:
+        self._word = [encode_basestring(text)]
+
+    def _write_typed(self, text: str, allowed: frozenset[str]) -> None:
+        """A string where the schema wants none."""
+        written = as_json(text, allowed)
+        if not written.startswith('"'):
+            self._calls.repair(Repair.QUOTED_VALUE)
+            self._calls.keep_raw(text)
+        self._write(written)
+
+    def _take_quoted(self, char: str) -> None:
+        """A string in quotes, as JSON has it."""
+        self._word.append(char)
+        self._in_quotes = char != '"' or self._escaped
+        self._escaped = char == "\\" and not self._escaped
+
+    def _take_key(self, char: str) -> None:
+        if char == ":":
             self._separate()
+            self._key = _unquote(self._take_word())
+            self._write(encode_basestring(self._key) + ": ")
+            self._takes = self._take_value
+        elif char in "}]":
+            self._close()
+        elif char != ",":
+            self._word.append(char)
+
+    def _take_value(self, char: str) -> None:
+        if char in _CLOSES and self._is_blank:
+            self._separate_item()
             self._write(char)
             self._closers.append(_CLOSES[char])
-            self._names.append(char == "{")
-            self._is_first = True
-        elif not self._closers:
-            return
-        elif char == ":" and self._names[-1]:
-            self._separate()
-            self._write(encode_basestring("".join(self._word).strip()) + ": ")
-            self._word.clear()
-            self._names[-1], self._is_first = False, True
+            self._is_first.append(True)
+            self._word = []
+            self._expect_member()
         elif char in ",}]":
-            self._finish_value(char)
+            self._finish_word()
+            self._take_next(char)
         else:
             self._word.append(char)
 
-    def _finish_value(self, char: str) -> None:
-        word = "".join(self._word).strip()
-        self._word.clear()
-        if word:
-            self._separate()
-            self._write(as_json(word, _SCALARS))
-        self._is_first = self._is_first and not word
+    def _take_next(self, char: str) -> None:
+        """Behind a value."""
         if char == ",":
-            self._names[-1] = self._closers[-1] == "}"
-            return
+            self._expect_member()
+        elif char in "}]":
+            self._close()
+        elif not char.isspace():
+            self._expect_member()
+            self._takes(char)
+
+    def _expect_member(self) -> None:
+        self._takes = self._take_key if self._closers[-1] == "}" else self._take_value
+
+    def _finish_word(self) -> None:
+        word, is_item = self._take_word(), self._closers[-1] == "]"
+        self._takes = self._take_next
+        if word or not is_item:
+            self._separate_item()
+            quoted = word.startswith('"')
+            self._write(as_json(_unquote(word), STRING) if quoted else as_json(word, _SCALARS))
+
+    def _close(self) -> None:
         self._write(self._closers.pop())
-        self._names.pop()
-        self._is_first = False
+        self._is_first.pop()
+        self._word, self._takes = [], self._take_next
+        if not self._closers:
+            self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._calls.close()
+
+    def _separate_item(self) -> None:
+        if self._closers and self._closers[-1] == "]":
+            self._separate()
 
     def _separate(self) -> None:
-        """A comma between two members; none behind a key or an opening bracket."""
-        if not self._is_first:
+        """A comma between two members."""
+        if not self._is_first[-1]:
             self._write(", ")
-        self._is_first = False
+        self._is_first[-1] = False
+
+
+def _unquote(word: str) -> str:
+    """A key or a value in quotes as what it says, any other as it stands."""
+    if not word.startswith('"'):
+        return word
+    try:
+        return str(json.loads(word, strict=False))
+    except ValueError:
+        return word.strip('"')
 
 
 FORMAT = BareKeys("<|tool_call>", "<tool_call|>", '<|"|>').format()

@@ -9,8 +9,9 @@ Source: openai/harmony docs/format.md and the library itself, which the tests co
 prompt ends with ``<|start|>assistant``, so that an answer begins inside a header. The header says
 what the body is: with a recipient a call, wherever the recipient stands; else on the analysis
 channel thinking, on any other content (a preamble on commentary is meant for the user). All markers
-are tokens, and bodies are exact. A recipient outside ``functions.`` (a built-in tool) is a call by
-its full name.
+are tokens, and bodies are exact. In a string of a call's JSON a token that ends bodies is text,
+unless the next message or the end of the answer follows it. A recipient outside ``functions.`` (a
+built-in tool) is a call by its full name.
 
 One grammar reads the whole answer, whether gpt-oss is asked for as tool format, as reasoning format
 or as both. Without the tool format a call's body is content. Another tool or reasoning format is
@@ -31,7 +32,7 @@ START, END, RETURN, CALL = "<|start|>", "<|end|>", "<|return|>", "<|call|>"
 CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
 MARKERS = (START, END, RETURN, CALL, CHANNEL, MESSAGE, CONSTRAIN)
 ENDS = (END, RETURN, CALL)
-"""What ends a body. Any other token in it is text, as the library has it."""
+"""What ends a body. Any other token in it is text."""
 _ROLES = frozenset({"assistant", "user", "system", "developer", "all", "final"})
 """Recipients that are no tools."""
 _BREAK = "\n\n"
@@ -94,7 +95,9 @@ def _read_call(name: str, context: Context) -> Subgrammar:
     context.out.phase = Phase.TOOL_CALL
     context.calls.begin(name)
     stops = context.lexicon.stops(*ENDS)
-    marker = yield JsonValue(stops, context.calls.write_json, to_marker=True)
+    goes_on = context.follow(None, START)
+    quotes = context.quotes(dict.fromkeys(ENDS, goes_on))
+    marker = yield JsonValue(stops, context.calls.write_json, True, quotes)
     context.calls.close()
     context.out.phase = Phase.CONTENT
     return marker

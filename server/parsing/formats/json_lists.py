@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.parsing.json_blocks import JsonBlock
+from server.parsing.json_blocks import OBJECT, JsonBlock
 from server.parsing.markers import FRAGMENT
 
 COHERE_TEXT = (
@@ -62,4 +62,4 @@ GIGACHAT3 = replace(
 GRANITE_20B = JsonBlock("<function_call>").format()
 INTERNLM = JsonBlock("<|action_start|>", "<|action_end|>", ("<|plugin|>",)).format()
 JAMBA = JsonBlock("<tool_calls>", "</tool_calls>").format()
-PHI4 = JsonBlock("functools").format()
+PHI4 = JsonBlock("functools", begins=OBJECT).format()

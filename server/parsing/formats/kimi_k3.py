@@ -8,7 +8,9 @@
 
 Source: the XTML format as vllm-project/vllm documents it (vllm/tool_parsers/kimi_k3_tool_parser.py
 and its reasoning parser). Strings are written as they are, other values as JSON; attributes have
-``&quot;`` and ``&amp;``. An element ends only at its own closing tag, where what follows agrees.
+``&quot;`` and ``&amp;``. An element ends only at its own closing tag, where what follows agrees. By
+the template that ggml-org/llama.cpp keeps (models/templates/Kimi-K3.jinja) one ``json`` element may
+hold all arguments. A marker that no tag follows is text.
 
 One grammar reads the whole answer, asked for as tool format, as reasoning format or as both.
 """
@@ -20,34 +22,76 @@ from collections.abc import Generator
 
 from engine.events import Phase
 from server.parsing.arguments import ArgumentsWriter
-from server.parsing.markers import Follow
+from server.parsing.markers import Follow, Lexicon, Stops
 from server.parsing.message import Context, ReasoningFormat, ToolFormat
 from server.parsing.reader import DONE, Ended, Grammar, Sink, Until, Want, ignore
 from server.parsing.schemas import STRING, TYPES
-from server.parsing.tagged import Closing, Tagged
+from server.parsing.tagged import FORCED, Closing, Tagged
 
 OPEN, CLOSE, SEP = MARKERS = ("<|open|>", "<|close|>", "<|sep|>")
+TEXT = "text"
+"""What a tag ends with that is none."""
 _ATTRIBUTE = re.compile(r'(\w+)\s*=\s*"([^"]*)"')
+_HEADER_BEGINS = re.compile(
+    r"\s{0,9}+\w{0,64}+(?:\s{1,9}+(?:\w{1,64}+\s{0,9}+(?:=\s{0,9}+(?:\"[^\"]{0,999}+\"?+)?+)?+)?+)*+"
+)
+
+
+class _Header:
+    """The inside of a tag, up to a marker; TEXT where it goes on as no tag does."""
+
+    __slots__ = ("_parts", "_stops", "tokens")
+    lexicon: Lexicon | None = None
+
+    def __init__(self, stops: Stops, parts: list[str]) -> None:
+        self._stops = stops
+        self._parts = parts
+        self.tokens = stops.tokens
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        start, after, marker = self._stops.find(text, 0, more)
+        self._parts.append(text[:start])
+        if not _HEADER_BEGINS.fullmatch("".join(self._parts)):
+            return TEXT, text[start:]
+        return marker, text[after:] if marker else text[start:]
+
+    def plain(self, text: str) -> None:
+        """Any other token stands in no tag."""
+
+    def truncate(self, _text: str) -> tuple[str | None, str]:
+        return None, ""
 
 
 def read_channels(context: Context) -> Grammar:
     """Element after element."""
-    stops = context.lexicon.stops(*MARKERS)
+    stops, write = context.lexicon.stops(*MARKERS), context.out.content.write
     if context.starts_in is Phase.REASONING:
         yield from _read_thinking(context)
+    marker = ""
     while True:
-        marker = yield Until(stops, context.out.content.write, stray=ignore)
-        if marker != SEP:
-            name, attributes = yield from _read_header(context)
-            if marker == OPEN:
-                yield from _read_element(name, attributes, context)
+        if marker not in (OPEN, CLOSE):
+            marker = yield Until(stops, write, stray=ignore)
+        if marker == SEP:
+            marker = ""
+            continue
+        ended, inside = yield from _read_header(context)
+        if ended != SEP:
+            write(marker + inside)
+        elif marker == OPEN:
+            yield from _read_element(*_parse_header(inside), context)
+        marker = ended
 
 
-def _read_header(context: Context) -> Generator[Want, str, tuple[str, dict[str, str]]]:
-    """The name and the attributes of a tag."""
+def _read_header(context: Context) -> Generator[Want, str, tuple[str, str]]:
+    """What ended a tag, SEP if it is one, and its inside."""
     parts: list[str] = []
-    yield Until(context.lexicon.stops(SEP), parts.append)
-    name, _, rest = "".join(parts).strip().partition(" ")
+    ended = yield _Header(context.lexicon.stops(*MARKERS), parts)
+    return ended, "".join(parts)
+
+
+def _parse_header(inside: str) -> tuple[str, dict[str, str]]:
+    """The name and the attributes of a tag."""
+    name, _, rest = inside.strip().partition(" ")
     attributes = {
         found[1]: found[2].replace("&quot;", '"').replace("&amp;", "&")
         for found in _ATTRIBUTE.finditer(rest)
@@ -76,48 +120,65 @@ def _read_call(tool: str, context: Context) -> Grammar:
     """The arguments of a call, up to its closing tag or the next call."""
     context.calls.begin(tool)
     arguments = ArgumentsWriter(context.calls)
+    forced = False
     try:
         while True:
             marker = yield Until(context.lexicon.stops(OPEN, CLOSE), ignore)
-            name, attributes = yield from _read_header(context)
+            _, inside = yield from _read_header(context)
+            name, attributes = _parse_header(inside)
             if marker == OPEN and name == "argument" and "key" in attributes:
-                yield from _read_argument(attributes, arguments, context)
-            elif name in ("call", "tools"):
+                forced |= yield from _read_argument(attributes, arguments, context)
+            elif marker == OPEN and name == "json" and not arguments.given:
+                forced |= yield from _read_body("json", arguments.write_whole, context)
+            elif name in ("call", "tools", "message"):
                 break
     except Ended as ended:
         arguments.truncate(ended.by_model)
         raise
     arguments.close()
-    context.calls.close()
+    context.calls.close(spoiled=forced)
     if marker == OPEN and name == "call":
         yield from _read_element(name, attributes, context)
 
 
 def _read_argument(
     attributes: dict[str, str], arguments: ArgumentsWriter, context: Context
-) -> Grammar:
+) -> Generator[Want, str, bool]:
     kind = attributes.get("type", "string")
     arguments.begin(attributes["key"], STRING if kind == "string" else TYPES - STRING)
-    yield from _read_body("argument", arguments.write, context)
+    forced = yield from _read_body("argument", arguments.write, context)
     arguments.end()
+    return forced
 
 
-def _read_body(name: str, sink: Sink, context: Context) -> Grammar:
-    """Text up to its element's closing tag, and that tag."""
+def _read_body(name: str, sink: Sink, context: Context) -> Generator[Want, str, bool]:
+    """Text up to its element's closing tag, and that tag; whether another tag ended it."""
     lexicon = context.lexicon
-    follows: Follow = {name: context.follow(_then(name, context), SEP)}
-    words = context.follow(follows, CLOSE)
-    implied: tuple[str, ...] = ()
+    words: Follow = {}
+    implied, forced = list[str](), list[str]()
+    for close in lexicon.words(CLOSE):
+        words[close + name] = context.follow(_then(name, context), SEP)
+        if name in ("argument", "json"):
+            words[close + "call"] = context.follow(_after_call(context), SEP)
+            forced.append(close + "call")
     if name == "response":
-        implied = lexicon.words(OPEN)
+        implied += lexicon.words(OPEN)
         words |= dict.fromkeys(implied, {"tools": context.follow(None, SEP)})  # noqa: RUF024
-    if (yield Tagged(lexicon, Closing(words, implied), sink)) != DONE:
+    ended = yield Tagged(lexicon, Closing(words, implied, tuple(forced)), sink)
+    if ended not in (DONE, FORCED):
         yield Until(lexicon.stops(SEP), ignore)
+    return ended == FORCED
 
 
 def _then(name: str, context: Context) -> Follow | None:
     """Only behind an argument more must follow: its text may quote anything."""
-    return context.follow(None, OPEN, CLOSE) if name == "argument" else None
+    return context.follow(None, OPEN, CLOSE) if name in ("argument", "json") else None
+
+
+def _after_call(context: Context) -> Follow:
+    """What must stand behind the end of a call that its argument has not announced."""
+    last = context.follow({"tools": context.follow({}, SEP)}, CLOSE)
+    return {**last, **context.follow({"call tool=": None}, OPEN)}
 
 
 def _no_calls(_opener: str, _context: Context) -> Grammar:

@@ -25,7 +25,7 @@ from server.parsing.markers import FRAGMENT, NAME, Follow
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Framed
 from server.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until, ignore
-from server.parsing.schemas import STRING, kinds, properties, resolve
+from server.parsing.schemas import STRING, additional, kinds, properties, resolve
 from server.parsing.sections import SPACE
 from server.parsing.tagged import Closing, Tagged
 
@@ -156,14 +156,15 @@ def _write(element: _Element, schema: Any, root: Any) -> str:
     if "array" in allowed and (listed or "object" not in allowed):
         items = schema.get("items") if isinstance(schema, dict) else None
         return f"[{', '.join(_write(child, items, root) for child in element.children)}]"
-    return _write_object(element, properties(schema), root)
+    return _write_object(element, schema, root)
 
 
-def _write_object(element: _Element, known: dict[str, list[Any]], root: Any) -> str:
+def _write_object(element: _Element, schema: Any, root: Any) -> str:
     """Members by name; those that share one become a list."""
     members: dict[str, list[str]] = {}
+    known, others = properties(schema), additional(schema) or {}
     for child in element.children:
-        written = _write(child, known.get(child.name, [{}])[0], root)
+        written = _write(child, known.get(child.name, [others])[0], root)
         members.setdefault(child.name, []).append(written)
     if stray := "".join(element.text).strip():
         members.setdefault("$text", []).append(encode_basestring(stray))

@@ -22,14 +22,20 @@ from dataclasses import dataclass
 
 from engine.events import Repair
 from server.parsing.arguments import ArgumentsWriter, as_json
+from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import Looking, opens
 from server.parsing.markers import NAME, Follow, Stops
 from server.parsing.message import Context, ToolFormat
 from server.parsing.python_literal import Literal
-from server.parsing.reader import Ended, Grammar, Next, Subgrammar, Until
+from server.parsing.reader import Ended, Grammar, Next, Subgrammar, Until, ignore
 
 _LIST = re.compile(r"\s{0,99}\[\s{0,99}[A-Za-z_][\w.\-]{0,127}\s{0,99}\(")
 _LIST_BEGINS = re.compile(r"\s{0,99}(?:\[\s{0,99}(?:[A-Za-z_][\w.\-]{0,127}\s{0,99})?)?\Z")
+_BARE = re.compile(r"\s{0,99}[A-Za-z_][\w.\-]{0,127}\s{0,99}\(")
+_BARE_BEGINS = re.compile(r"\s{0,99}(?:[A-Za-z_][\w.\-]{0,127}\s{0,99})?\Z")
+_JSON = re.compile(r"\s{0,99}(?:\[\s{0,99})?\{")
+_JSON_BEGINS = re.compile(r"\s{0,99}(?:\[\s{0,99})?\Z")
+_EMPTY = re.compile(r"\s{0,99}\[\s{0,99}\]")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
@@ -45,6 +51,8 @@ class Pythonic:
     """Calls stand in a list; else each on a line, between the markers."""
     anywhere: bool = False
     """A list may follow other content, where it begins with a call of an offered tool."""
+    marked: bool = False
+    """Calls of any shape stand between the markers: a list, without brackets, in JSON."""
 
     def format(self) -> ToolFormat:
         openers = (self.start, "[") if self.anywhere else (self.start,)
@@ -65,12 +73,25 @@ class Pythonic:
                 yield from self._list(stops, context)
             return
         if (yield Looking(_LIST, _LIST_BEGINS)) != Looking.YES:
-            yield Next(stops, context.out.content.write)
+            yield from self._read_others(stops, context)
             return
         yield Next(stops)
         yield from self._list(stops, context)
         if opener == self.start:
             yield Next(context.lexicon.stops(self.end), keep=None)
+
+    def _read_others(self, stops: Stops, context: Context) -> Grammar:
+        """What is no list of calls: text, unless the markers say that it must be calls."""
+        write = context.out.content.write
+        if not self.marked:
+            yield Next(stops, write)
+        elif (yield Looking(_BARE, _BARE_BEGINS)) == Looking.YES:
+            yield from self._list(stops, context)
+        elif (yield Looking(_JSON, _JSON_BEGINS)) == Looking.YES:
+            yield from JsonCalls(context.calls, stops, write).read()
+        else:
+            empty = (yield Looking(_EMPTY, _JSON_BEGINS)) == Looking.YES
+            yield Until(stops, ignore if empty else write)
 
     def _list(self, stops: Stops, context: Context) -> Grammar:
         """Behind the opening bracket."""
@@ -145,8 +166,9 @@ def _unquote(value: str, allowed: frozenset[str]) -> str:
 
 
 PYTHONIC = Pythonic().format()
-LFM2 = Pythonic(start="<|tool_call_start|>", end="<|tool_call_end|>").format()
-"""LiquidAI/LFM2-1.2B: the list stands between two tokens, and text may follow."""
+LFM2 = Pythonic(start="<|tool_call_start|>", end="<|tool_call_end|>", marked=True).format()
+"""LiquidAI/LFM2-1.2B: the list stands between two tokens, and text may follow. A prompt can ask for
+JSON calls in its place."""
 OLMO3 = Pythonic(start="<function_calls>", end="</function_calls>", bracketed=False).format()
 """allenai/Olmo-3-7B-Instruct: a call on each line, between two tags."""
 LLAMA4 = Pythonic(quoted=True, anywhere=True).format()

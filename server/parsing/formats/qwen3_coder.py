@@ -36,6 +36,13 @@ _CODER = Tags(
 FORMAT = _CODER.format()
 MIMO = replace(_CODER, line="").format()
 """XiaomiMiMo/MiMo-V2-Flash: no line breaks inside the parameter tags."""
-SEED_OSS = replace(_CODER, section="<seed:tool_call>", section_end="</seed:tool_call>").format()
-"""ByteDance-Seed/Seed-OSS-36B-Instruct: the section's tags have a prefix; a value may have no line
-breaks around it."""
+SEED_OSS = replace(
+    _CODER,
+    section="<seed:tool_call>",
+    section_end="</seed:tool_call>",
+    line="",
+    may_line=True,
+).format()
+"""ByteDance-Seed/Seed-OSS-36B-Instruct: the section's tags have a prefix. Its template (a copy is
+models/templates/ByteDance-Seed-OSS.jinja in ggml-org/llama.cpp) has no line breaks around values.
+"""

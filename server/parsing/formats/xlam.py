@@ -14,7 +14,7 @@ from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import opens
 from server.parsing.markers import NAME, Follow
 from server.parsing.message import Context, ToolFormat
-from server.parsing.reader import Grammar, Next
+from server.parsing.reader import DONE, Grammar, Next, Until, ignore
 
 LIST, FENCE = "[", "```json"
 _MARKED = {
@@ -30,12 +30,15 @@ def _calls(opener: str, context: Context) -> Grammar:
     names = context.calls.names or (NAME,)
     quoted: Follow = {name: {'"': {",": None}} for name in names}
     first: Follow = {"{": {'"name"': {":": {'"': quoted}}}}
-    head: Follow = {"[": first} if opener == FENCE else first
+    spelled: Follow = {**first, "TOOL_CALLS]": {"[": first}}
+    head: Follow = {"[": first} if opener == FENCE else spelled
     if not (yield from opens(opener, head, context)):
         return
     stops = context.lexicon.stops("```", *_MARKED)
-    content = context.out.content.write
-    yield from JsonCalls(context.calls, stops, content, closed=False).read()
+    calls = JsonCalls(context.calls, stops, context.out.content.write, closed=False)
+    yield Until(context.lexicon.stops("{"), ignore)
+    if (yield from calls.object()) == DONE:
+        yield from calls.read()
     if opener == FENCE:
         yield Next(stops, keep=None)
 

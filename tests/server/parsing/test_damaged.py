@@ -22,6 +22,7 @@ from tests.server.parsing.golden_corpus import Marker, pieces_of
 from tests.server.parsing.golden_cuts import every, randomly
 from tests.server.parsing.golden_tokenizer import encode, tokenizer
 
+M3 = "⟪]<]minimax[>[⟫"
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 TOOLS: dict[str, Any] = {
     "ping": {"type": "object", "properties": {}},
@@ -722,6 +723,22 @@ WHOLE_ANSWERS = [
         content="Text.",
         reasoning="One <think> two.",
         thinks="qwen3",
+    ),
+    Damage(
+        "members-of-any-name-minimax_m3",
+        "minimax_m3",
+        f'{M3}<tool_call>\n{M3}<invoke name="f">{M3}<map>{M3}<a>5{M3}</a>{M3}</map>'
+        f"{M3}<zip>018956{M3}</zip>{M3}</invoke>\n{M3}</tool_call>",
+        (("f", {"map": {"a": "5"}, "zip": 18956}, "valid"),),
+        tools={
+            "f": {
+                "type": "object",
+                "properties": {
+                    "map": {"type": "object", "additionalProperties": STRING},
+                    "zip": INTEGER,
+                },
+            }
+        },
     ),
     Damage(
         "name-twice",
