@@ -72,13 +72,17 @@ class WorkerProcess:
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""
-        text = httpx.get(f"{self.url}/metrics").text
-        return sum(float(value) for found, _, value in SAMPLE.findall(text) if found == name)
+        return read_metric(httpx.get(f"{self.url}/metrics").text, name)
 
     def kill(self) -> None:
         """It and the engine it started, at once."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def read_metric(page: str, name: str) -> float:
+    """The sum of a metric's samples."""
+    return sum(float(value) for found, _, value in SAMPLE.findall(page) if found == name)
 
 
 def vllm_worker(
