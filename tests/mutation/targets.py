@@ -21,6 +21,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_admission.py",
         "tests/server/test_fair_order.py",
         "tests/server/test_places.py",
+        "tests/server/test_reserved_places.py",
         "tests/server/test_drain.py",
         *FULL_QUEUE,
     ),

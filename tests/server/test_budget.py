@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextvars import Context
 
 import pytest
 
 from server.access.budget import BYTES_PER_TOKEN, KeyQuota, RequestBudget
+from server.access.budget import charge as current_charge
 from server.errors import TooManyRequests
 
 
@@ -49,6 +51,20 @@ def test_bytes_are_given_back_once():
         first.hold(21)
 
 
+def test_the_last_byte_of_a_key_counts_in_its_share():
+    budget = RequestBudget(held_bytes=100)
+    first, second, third = (budget.open("a") for _ in range(3))
+    first.hold(1)
+    second.hold(49)
+    second.close()
+    with pytest.raises(TooManyRequests):
+        third.hold(50)
+
+
+def test_what_no_door_opened_is_not_bounded():
+    Context().run(current_charge.get).hold(1 << 40)
+
+
 def test_bytes_of_a_background_run_are_held_until_it_is_over_too():
     budget = RequestBudget(held_bytes=100)
     charge = budget.open("a")
@@ -69,6 +85,16 @@ def test_a_quota_that_replaces_another_continues_with_its_share(requests, left):
     after.resume(before)
     for _ in range(left):
         after.take()
+    with pytest.raises(TooManyRequests, match="requests per minute"):
+        after.take()
+
+
+def test_a_quota_may_gain_a_bound_that_the_one_before_had_not():
+    before = KeyQuota("a", tokens=100, clock=lambda: 0.0)
+    before.pay(150)
+    after = KeyQuota("a", requests=1, clock=lambda: 0.0)
+    after.resume(before)
+    after.take()
     with pytest.raises(TooManyRequests, match="requests per minute"):
         after.take()
 
