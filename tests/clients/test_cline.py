@@ -16,7 +16,12 @@ from tests.clients.desk import Desk, Ran, end_group
 pytestmark = pytest.mark.client("cline")
 
 SWITCHES = {"CLINE_TELEMETRY_DISABLED": "1", "CLINE_DISABLE_AUTO_UPDATE": "1"}
-PROVIDER = {"CLINE_API_KEY": "none", "CLINE_PROVIDER": "openai-compatible"}
+PROVIDER = {
+    "CLINE_API_KEY": "none",
+    "CLINE_PROVIDER": "openai-compatible",
+    "CLINE_SESSION_BACKEND_MODE": "local",
+}
+"""Sessions run in the agent itself: those of Cline's daemon forget the model after a load."""
 
 
 def cline(desk: Desk, *arguments: str) -> Ran:

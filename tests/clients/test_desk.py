@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.desk import end_processes, run
 
-DAEMON = "setsid sleep 300 >/dev/null 2>&1 & echo $!"
+DAEMON = "setsid sh -c 'echo $$; exec sleep 300 >/dev/null 2>&1' &"
 CHILD = "sleep 300 >/dev/null 2>&1 & echo $!"
 
 
