@@ -39,7 +39,7 @@ def make_bodies(domain: str, seed: int, count: int) -> list[dict[str, Any]]:
             "messages": _as_sent(made.messages),
             **({"tools": made.tools} if made.tools else {}),
             "temperature": 0,
-            "max_tokens": 160,
+            "max_tokens": 128,
             "stream": True,
             "user": f"{domain}-{seed}-{number}",
         }

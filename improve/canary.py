@@ -109,6 +109,10 @@ class Canary:
         self._draws = draws or random.Random()
         self._test = CanaryTest(plan.rules)
         self._values: dict[str, Values] = {}
+        self._began = Totals()
+        """Of the candidate, before it served in this canary."""
+        self._served_s = 0.0
+        """Seconds of slots that the candidate served."""
         self._served: dict[str, tuple[int, int]] = {}
         """By arm: verify steps and accepted tokens in its slots."""
 
@@ -117,6 +121,7 @@ class Canary:
         self.control = self._drafts.promoted
         await self._drafts.swap(self.plan.path, trial=True)
         self.candidate = self._drafts.serving
+        self._began = self._traffic.total_of(self._name(1))
         if not self._drafts.in_trial:
             raise DraftRefused("The candidate is the promoted draft itself.")
 
@@ -181,6 +186,8 @@ class Canary:
             pause = min(left, self.plan.watch_s)
             await self._sleep(pause)
             left -= pause
+            if arm is self.candidate:
+                self._served_s += pause
             now = self._traffic.total_of(arm.fingerprint)
             served = now.verify_steps - began.verify_steps, now.accepted - began.accepted
             if arm is self.candidate:
@@ -226,6 +233,16 @@ class Canary:
         except (EngineError, DraftRefused, DraftSwapBusy) as error:
             log.error("the candidate could not be rolled back: %s", error)
 
+    def measure_cost(self) -> dict[str, float]:
+        """What the candidate has served, and the verify steps it took beyond the control's rate."""
+        ours, theirs = self._traffic.total_of(self._name(1)), self._traffic.total_of(self._name(0))
+        steps = ours.verify_steps - self._began.verify_steps
+        tokens = steps + ours.accepted - self._began.accepted
+        usual = tokens * theirs.verify_steps / ((theirs.verify_steps + theirs.accepted) or 1)
+        extra = round(steps - usual, 1) if theirs.verify_steps else 0.0
+        served_s = round(self._served_s, 1)
+        return {"served_s": served_s, "tokens": tokens, "verify_steps": steps, "extra_steps": extra}
+
     def describe(self) -> dict[str, Any]:
         """For operators."""
         found = self.findings
@@ -240,6 +257,7 @@ class Canary:
             "blocks": found.blocks if found else 0,
             "max_blocks": self.plan.rules.max_blocks,
             "sessions": found.sessions if found else 0,
+            "cost": self.measure_cost(),
             "evidence": [describe_evidence(asdict(one)) for one in found.evidence] if found else [],
         }
 

@@ -6,11 +6,9 @@ processes of their own, niced; both go on where they were. The canary runs in th
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,11 +21,11 @@ from improve.client import CallFailed, GatewayClient
 from improve.config import ImproveConfig
 from improve.gate import CANDIDATE, PARENT, judge_comparison
 from improve.ledger import Candidate, Ledger, Stage, Verdict
+from improve.process import become_background
 from improve.sequential import CanaryVerdict
 from improve.windows import JUDGE, NEW, OLD, TrafficWindows
 from observability.capture.record import CaptureError
 
-PR_SET_PDEATHSIG = 1
 COMMAND_POLL_S = 0.2
 VERDICTS = {
     CanaryVerdict.PROMOTE: Verdict.PROMOTED,
@@ -171,7 +169,7 @@ class Stages:
                 stderr=out,
                 env=os.environ | {"OMP_NUM_THREADS": threads},
                 pass_fds=() if self._lock is None else (self._lock,),
-                preexec_fn=lambda: _become_background(self.config.tune.nice),
+                preexec_fn=lambda: become_background(self.config.tune.nice),
             )
         try:
             while process.poll() is None:
@@ -283,13 +281,6 @@ def copy_draft(source: Path, goal: Path) -> str:
     for file in list_files(folder):
         shutil.copyfile(file, goal / file.name)
     return fingerprint_draft(goal)
-
-
-def _become_background(nice: int) -> None:
-    """In the child: low priority, and its end with the loop's."""
-    os.nice(nice)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _read_end(log: Path) -> str:

@@ -95,6 +95,9 @@ class Settings:
         "after a restart. A temporary folder when not given",
         metavar="FOLDER",
     )
+    improve: str | None = setting(
+        None, "configuration of a loop that tunes the draft on captured traffic", metavar="FILE"
+    )
     preflight: bool = setting(
         True, "refuse to start when the checks of `eaglegate check` find an obstacle"
     )

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,6 +22,8 @@ from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, Spe
 from engine.supervision.policy import SupervisionTimeouts
 from engine.types import EngineInfo
 from improve.canary import CanaryRunner
+from improve.config import ConfigInvalid, read_config
+from improve.process import ImproveProcess
 from observability.engine import InstrumentedEngine, SupervisionObserver
 from observability.labels import TelemetrySettings
 from observability.logs import AccessLog
@@ -97,6 +100,8 @@ class ServeCommand:
             settings.repair_tool_calls,
             backend.fallback,
         )
+        self._improve = open_improve(settings, backend)
+        self._improving: asyncio.Task[None] | None = None
         capture = open_capture(line.namespace, progress)
         self._telemetry = Telemetry(_make_telemetry_settings(backend, settings), gpus=find_gpus())
         for parser in self._parsers.describe():
@@ -190,6 +195,9 @@ class ServeCommand:
         finally:
             watching.cancel()
             upkeep.cancel()
+            if self._improving is not None:
+                self._improving.cancel()
+                await asyncio.wait({self._improving})
             await self._aclose()
 
     async def _supervise(self) -> None:
@@ -218,6 +226,8 @@ class ServeCommand:
         operator = format_url(self._listeners[-1], self._tls)
         name, seconds = self._gateway.models[0], self._progress.elapsed_s
         print(format_banner(url, operator, name, info, self._parsers, seconds), flush=True)
+        if self._improve is not None:
+            self._improving = asyncio.create_task(self._improve.run(operator))
 
     async def _reload(self) -> dict[str, Any]:
         """Read keys and limits anew; what runs goes on."""
@@ -340,6 +350,19 @@ def _open_cipher(settings: Settings, progress: StartupProgress) -> encryption.Re
         why = f"no key can be kept: {error}"
     progress(f"note: encrypted reasoning is readable until this process ends: {why}")
     return encryption.ReasoningCipher.ephemeral()
+
+
+def open_improve(settings: Settings, backend: Backend) -> ImproveProcess | None:
+    """Raises ConfigError for a loop that was asked for and cannot run."""
+    if settings.improve is None:
+        return None
+    if backend.drafts is None:
+        raise ConfigError("--improve needs a draft in this process; start it beside a worker")
+    try:
+        config = read_config(Path(settings.improve))
+    except ConfigInvalid as error:
+        raise ConfigError(f"--improve: {error}") from None
+    return ImproveProcess(Path(settings.improve), config, settings.admin_api_key)
 
 
 def _make_telemetry_settings(backend: Backend, settings: Settings) -> TelemetrySettings:

@@ -121,6 +121,7 @@ async def test_a_better_candidate_is_promoted(scene: Scene) -> None:
     assert scene.manager.promoted.fingerprint != scene.control
     told = canary.describe()
     assert (told["verdict"], told["ended"]) == ("promote", True)
+    assert told["cost"]["extra_steps"] < 0, "a better draft saves steps"
     assert {row["metric"] for row in told["evidence"]} > {"acceptance", "acceptance:chat", "tpot"}
 
 
@@ -139,6 +140,10 @@ async def test_a_collapse_is_rolled_back_in_the_first_seconds(scene: Scene) -> N
     assert "collapsed" in found.reason
     assert scene.traffic.slept_s <= 2
     assert served(scene) == scene.control
+    cost = canary.describe()["cost"]
+    assert cost["served_s"] <= 2
+    assert cost["tokens"] < 1.1 * cost["verify_steps"]
+    assert cost["extra_steps"] == pytest.approx(cost["verify_steps"] - cost["tokens"] / 3, abs=5)
 
 
 async def test_an_engine_that_restarts_under_the_candidate_rolls_it_back(scene: Scene) -> None:
