@@ -36,7 +36,7 @@ from observability.capture.files import read_records, write_records
 from tests.conftest import ADMIN, RunningGateway, serving
 
 DEPTH = 5
-TOOLS, CHAT, REFERENCE = 240, 40, 60
+TOOLS, CHAT, REFERENCE = 160, 30, 60
 """Requests: of the new domain and of chat before the loop has enough, and of older traffic."""
 LIVE_TOOLS, LIVE_CHAT = 100, 40
 """Other prompts, sent again and again until the end."""
@@ -170,7 +170,7 @@ class Demonstration:
             "state": str(self.state),
             "capture": str(self.out / "capture"),
             "reference": str(self.out / "reference"),
-            "window": {"answers": TOOLS, "sessions": 100, "pause_s": 86400},
+            "window": {"answers": TOOLS - 10, "sessions": 100, "pause_s": 86400},
             "tune": {"steps": self.tune_steps, "keep_share": 0.3, "arguments": how},
             "gate": {"targets": ["workload tools"], "depth": DEPTH, "limit": 200},
             "canary": {"slot_s": 6, "max_s": 2400},
