@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import yaml
@@ -23,9 +24,13 @@ def is_running(state: Path) -> bool:
 
 
 async def wait_for(state: Path, running: bool) -> None:
-    async with asyncio.timeout(60):
+    def wait() -> None:
+        deadline = time.monotonic() + 60
         while is_running(state) is not running:
-            await asyncio.sleep(0.05)
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    await asyncio.to_thread(wait)
 
 
 def find_child() -> int:
