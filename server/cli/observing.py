@@ -1,4 +1,4 @@
-"""What a server is observed with besides metrics: captures (docs/capture.md) and traces."""
+"""What runs beside the requests: captures (docs/capture.md), traces, the improvement loop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from improve.config import ConfigInvalid, read_config
+from improve.process import ImproveProcess
 from observability.capture.capture import FULL, HASHES, MODES, RequestCapture
 from observability.capture.files import make_cipher
 from observability.capture.redaction import Redactor, SaltedHashes, load_salt
@@ -93,6 +95,19 @@ def open_capture(
     )
     kept = None if anonymous else redactor
     return RequestCapture(folder, settings.capture_share, hashes, kept, make_cipher(keys))
+
+
+def open_improve(settings: Settings, has_draft: bool) -> ImproveProcess | None:
+    """Raises ConfigError for a loop that was asked for and cannot run."""
+    if settings.improve is None:
+        return None
+    if not has_draft:
+        raise ConfigError("--improve needs a draft in this process; start it beside a worker")
+    path = Path(settings.improve).expanduser()
+    try:
+        return ImproveProcess(path, read_config(path), settings.admin_api_key)
+    except ConfigInvalid as error:
+        raise ConfigError(f"--improve: {error}") from None
 
 
 def open_tracing(endpoint: str | None) -> Tracing:

@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -22,8 +21,6 @@ from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, Spe
 from engine.supervision.policy import SupervisionTimeouts
 from engine.types import EngineInfo
 from improve.canary import CanaryRunner
-from improve.config import ConfigInvalid, read_config
-from improve.process import ImproveProcess
 from observability.engine import InstrumentedEngine, SupervisionObserver
 from observability.labels import TelemetrySettings
 from observability.logs import AccessLog
@@ -51,7 +48,7 @@ from server.cli.listener import (
     format_url,
     serve,
 )
-from server.cli.observing import open_capture, open_tracing
+from server.cli.observing import open_capture, open_improve, open_tracing
 from server.errors import ConfigError
 from server.flags import make_part
 from server.generation.grammar import ParserFactory
@@ -100,7 +97,7 @@ class ServeCommand:
             settings.repair_tool_calls,
             backend.fallback,
         )
-        self._improve = open_improve(settings, backend)
+        self._improve = open_improve(settings, backend.drafts is not None)
         self._improving: asyncio.Task[None] | None = None
         capture = open_capture(line.namespace, progress)
         self._telemetry = Telemetry(_make_telemetry_settings(backend, settings), gpus=find_gpus())
@@ -350,19 +347,6 @@ def _open_cipher(settings: Settings, progress: StartupProgress) -> encryption.Re
         why = f"no key can be kept: {error}"
     progress(f"note: encrypted reasoning is readable until this process ends: {why}")
     return encryption.ReasoningCipher.ephemeral()
-
-
-def open_improve(settings: Settings, backend: Backend) -> ImproveProcess | None:
-    """Raises ConfigError for a loop that was asked for and cannot run."""
-    if settings.improve is None:
-        return None
-    if backend.drafts is None:
-        raise ConfigError("--improve needs a draft in this process; start it beside a worker")
-    try:
-        config = read_config(Path(settings.improve))
-    except ConfigInvalid as error:
-        raise ConfigError(f"--improve: {error}") from None
-    return ImproveProcess(Path(settings.improve), config, settings.admin_api_key)
 
 
 def _make_telemetry_settings(backend: Backend, settings: Settings) -> TelemetrySettings:
