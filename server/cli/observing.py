@@ -17,6 +17,7 @@ from observability.middleware import NoTracing, Tracing
 from server.apis.responses.encryption import read_keys
 from server.errors import ConfigError
 from server.flags import read_into, setting
+from server.settings import Settings
 
 LIMITS = CaptureLimits()
 SMALLEST_BYTES = 1 << 20
