@@ -51,8 +51,13 @@ def rendered(overlay: str) -> list[Object]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-def only(overlay: str, kind: str) -> Object:
-    (found,) = (item for item in rendered(overlay) if item["kind"] == kind)
+def only(overlay: str, kind: str, name: str = "") -> Object:
+    """The one object of a kind, or of a name where several have it."""
+    (found,) = (
+        item
+        for item in rendered(overlay)
+        if item["kind"] == kind and name in ("", item["metadata"]["name"])
+    )
     return found
 
 
@@ -62,6 +67,8 @@ def templates(overlay: str) -> dict[str, Object]:
     for item in rendered(overlay):
         if item["kind"] == "Deployment":
             found.append(item["spec"]["template"])
+        if item["kind"] == "CronJob":
+            found.append(item["spec"]["jobTemplate"]["spec"]["template"])
         if item["kind"] == "LeaderWorkerSet":
             group = item["spec"]["leaderWorkerTemplate"]
             found += [group["leaderTemplate"], group["workerTemplate"]]

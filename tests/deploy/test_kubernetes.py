@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 
 from server.cli.listener import CLOSE_S, LAST_WORDS_S
+from server.cli.observing import CaptureSettings
 from server.flags import ENV_PREFIX
 from server.http.auth import OPEN_PATHS
 from server.settings import Settings
@@ -40,7 +41,7 @@ pytestmark = needs_kustomize
 
 
 def test_the_overlays_are_these():
-    assert OVERLAYS == ["cpu-demo", "fleet", "multi-node", "single-gpu", "tp4"]
+    assert OVERLAYS == ["cpu-demo", "fleet", "improve", "multi-node", "single-gpu", "tp4"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -136,7 +137,7 @@ def test_it_has_what_it_writes_to(overlay, part):
     assert set(volumes) == {mount["name"] for mount in container(pod)["volumeMounts"]}
     if overlay in WITH_GPU:
         claim = mounts["/models"]["persistentVolumeClaim"]["claimName"]
-        assert claim == only(overlay, "PersistentVolumeClaim")["metadata"]["name"]
+        assert only(overlay, "PersistentVolumeClaim", claim)
         home = {item["name"]: item.get("value") for item in container(pod)["env"]}["HF_HOME"]
         assert home == "/models"
 
@@ -158,7 +159,8 @@ def test_secrets_come_from_secrets(overlay):
 def test_settings_exist(overlay):
     for name in settings(overlay):
         if name.startswith(ENV_PREFIX):
-            assert name.removeprefix(ENV_PREFIX).lower() in Settings.__slots__
+            known = (*Settings.__slots__, *CaptureSettings.__slots__)
+            assert name.removeprefix(ENV_PREFIX).lower() in known
     assert gateway(overlay)["enableServiceLinks"] is False
 
 
@@ -191,7 +193,9 @@ def test_evictions_go_one_by_one(overlay):
     assert only(overlay, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
 
-@pytest.mark.parametrize(("overlay", "part"), EVERY_POD)
+@pytest.mark.parametrize(
+    ("overlay", "part"), [pod for pod in EVERY_POD if pod != ("improve", "tuner")]
+)
 def test_replicas_spread(overlay, part):
     template = templates(overlay)[part]
     spread = template["spec"]["topologySpreadConstraints"]
@@ -201,15 +205,18 @@ def test_replicas_spread(overlay, part):
         assert one["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
+TUNER = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "eaglegate-improve"}}}
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_admin_port_is_for_monitoring_alone(overlay):
+def test_the_admin_port_is_for_monitoring_and_the_tuner_alone(overlay):
     policies = [item["spec"] for item in rendered(overlay) if item["kind"] == "NetworkPolicy"]
     rules = [rule for policy in policies for rule in policy["ingress"]]
     assert all(policy["policyTypes"] == ["Ingress", "Egress"] for policy in policies)
     for rule in rules:
         ports = {port["port"] for port in rule.get("ports", ())}
         (source,) = rule["from"]
-        if "admin" in ports:
+        if "admin" in ports and source != TUNER:
             wanted = {"kubernetes.io/metadata.name": "monitoring"}
             assert source["namespaceSelector"]["matchLabels"] == wanted
         if not ports:
@@ -250,7 +257,7 @@ def test_the_rules_are_prometheus_own():
         assert only(overlay, "PrometheusRule")["spec"]["groups"] == writer.groups()
 
 
-@pytest.mark.parametrize("overlay", WITH_GPU)
+@pytest.mark.parametrize("overlay", [name for name in WITH_GPU if name != "improve"])
 def test_it_scales_on_waiting_requests_and_late_tokens(overlay):
     scaler = only(overlay, "ScaledObject")["spec"]
     target = scaler["scaleTargetRef"]
@@ -279,7 +286,7 @@ def test_the_route_is_fit_for_long_streams(overlay):
     assert {"name": "x-accel-buffering", "value": "no"} in headers
 
 
-@pytest.mark.parametrize("overlay", [name for name in WITH_GPU if name != "fleet"])
+@pytest.mark.parametrize("overlay", [name for name in WITH_GPU if name not in ("fleet", "improve")])
 def test_the_gpus_are_as_many_as_the_shards(overlay):
     pods = [template["spec"] for template in templates(overlay).values()]
     limits = [int(container(pod)["resources"]["limits"]["nvidia.com/gpu"]) for pod in pods]
