@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from engine.events import Phase
 from server.parsing.markers import Follow, Lexicon, Quotes, Stops
-from server.parsing.output import Calls, NewId, Output, random_id
-from server.parsing.reader import Ended, Grammar, Next, Reader, Until, Want, ignore
+from server.parsing.output import Calls, Fence, NewId, Output, random_id
+from server.parsing.reader import Ended, Grammar, Next, Reader, Subgrammar, Until, Want, ignore
 
 CallGrammar = Callable[[str, "Context"], Grammar]
 """Reads what follows the marker that opened it, up to where content begins again."""
@@ -185,6 +185,8 @@ def read_content(context: Context, *ends: str) -> Generator[Want, str, str]:
         marker = yield Next(stops, out.content.write, keep=None)
     if marker not in stops.markers and marker not in tools.leads:
         marker = yield Until(stops, out.content.write, stray=None if ends else ignore)
+    while _is_fenced(marker, context):
+        marker = yield from _read_fenced(marker, stops, context)
     if marker in frame:
         marker = yield from _read_frame(marker, stops, context)
     if marker in tools.openers or marker in tools.leads:
@@ -195,6 +197,31 @@ def read_content(context: Context, *ends: str) -> Generator[Want, str, str]:
         else:
             yield from _read_reasoning(context, labelled=True)
     return marker
+
+
+def _is_fenced(marker: str, context: Context) -> bool:
+    """Whether it opens calls where a code fence is open."""
+    opens = marker in context.tools.openers and context.lexicon.is_token(marker)
+    return opens and context.out.content.fence.is_open
+
+
+def _read_fenced(opener: str, stops: Stops, context: Context) -> Subgrammar:
+    """What may be a quotation: returns the marker behind it.
+
+    It is one if the fence is closed later. If the model ends its answer without that, it has
+    forgotten to close the fence, and the calls are meant.
+    """
+    kept = _Fenced(opener, context)
+    markers = context.lexicon.stops(*stops.markers, *context.tools.markers)
+    try:
+        while True:
+            marker = yield Until(markers, kept.text)
+            if kept.released and marker in stops.markers:
+                return marker
+            kept.take_marker(markers, marker)
+    except Ended as ended:
+        kept.end(ended.by_model)
+        raise
 
 
 def _read_frame(marker: str, stops: Stops, context: Context) -> Generator[Want, str, str]:
@@ -263,6 +290,12 @@ def read_unclosed(opener: str, meant: Grammar, context: Context) -> Generator[Wa
     return marker
 
 
+def _read_meant_content(opener: str, context: Context) -> Grammar:
+    yield from _read_calls(opener, context)
+    while True:
+        yield from read_content(context)
+
+
 class _Kept:
     """Markers and text in turn."""
 
@@ -301,3 +334,47 @@ class _Kept:
             else:
                 reader.text(text)
         reader.end(by_model)
+
+
+class _Fenced(_Kept):
+    """Content, once the fence around it is closed."""
+
+    def __init__(self, opener: str, context: Context) -> None:
+        super().__init__(opener, context.tools.closer)
+        self._context = context
+        self._content = context.out.content
+        self._fence = self._content.fence.copy()
+        self._fence.write(opener)
+        self.released = False
+
+    def text(self, text: str) -> None:
+        if self.released:
+            self._content.write(text)
+            return
+        super().text(text)
+        self._close_fence(text)
+
+    def take_marker(self, stops: Stops, marker: str) -> None:
+        if self.released:
+            return
+        if marker in stops.tokens:
+            self.marker(marker)
+        else:
+            super().text(marker)
+        self._close_fence(marker)
+
+    def end(self, by_model: bool) -> None:
+        self._fence.end_line()
+        if self.released:
+            return
+        if by_model and self._fence.is_open:
+            self._content.fence = Fence()
+            self.play(_read_meant_content(self._opener, self._context), by_model)
+        else:
+            self._content.write(self.written())
+
+    def _close_fence(self, text: str) -> None:
+        self._fence.write(text)
+        if not self._fence.is_open:
+            self.released = True
+            self._content.write(self.written())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Collection
 
@@ -21,6 +22,54 @@ def random_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)")
+_MAY_BE_FENCE = re.compile(r" {0,3}(?:`{0,2}|~{0,2}|`{3,}[^`]{0,99}|~{3,}.{0,99})\Z")
+
+
+class Fence:
+    """Whether a text is inside a code fence, by CommonMark's rules."""
+
+    __slots__ = ("_line", "_mark")
+
+    def __init__(self, mark: str = "") -> None:
+        self._mark = mark
+        self._line: str | None = ""
+        """The last line, for as long as it may be a fence."""
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._mark)
+
+    def copy(self) -> Fence:
+        """Without the line that has begun."""
+        return Fence(self._mark)
+
+    def write(self, text: str) -> None:
+        if self._line is None and "\n" not in text:
+            return
+        first, *lines = text.split("\n")
+        self._extend(first)
+        for line in lines:
+            self.end_line()
+            self._line = ""
+            self._extend(line)
+
+    def _extend(self, text: str) -> None:
+        if self._line is not None:
+            line = self._line + text
+            self._line = line if _MAY_BE_FENCE.match(line) else None
+
+    def end_line(self) -> None:
+        found = _FENCE.fullmatch(self._line or "")
+        if found is None:
+            return
+        mark, rest = found.groups()
+        if not self._mark:
+            self._mark = mark
+        elif mark.startswith(self._mark) and not rest.strip():
+            self._mark = ""
+
+
 class Framed:
     """Text without the white space its template writes around it.
 
@@ -36,6 +85,7 @@ class Framed:
         "_emit",
         "_held",
         "_trail",
+        "fence",
         "label",
         "lead",
         "tail",
@@ -54,10 +104,12 @@ class Framed:
         self.tail = ""
         """What has been written last."""
         self.written = False
+        self.fence = Fence()
 
     def write(self, text: str) -> None:
         if self._break:
             text, self._break = ("" if text[:1].isspace() else self._break) + text, ""
+        self.fence.write(text)
         self.tail = text[-TAIL:] if len(text) >= TAIL else (self.tail + text)[-TAIL:]
         if not self.written:
             text = self._opening(text)

@@ -9,7 +9,7 @@ of calls only where its first object names a tool that is offered.
 
 from __future__ import annotations
 
-from server.parsing.json_blocks import JsonBlock
+from server.parsing.json_blocks import OBJECT, JsonBlock
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import opens
 from server.parsing.markers import NAME, Follow
@@ -35,7 +35,9 @@ def _calls(opener: str, context: Context) -> Grammar:
     if not (yield from opens(opener, head, context)):
         return
     stops = context.lexicon.stops("```", *_MARKED)
-    calls = JsonCalls(context.calls, stops, context.out.content.write, closed=False)
+    quotes = context.quotes(dict.fromkeys(_MARKED, OBJECT))
+    write = context.out.content.write
+    calls = JsonCalls(context.calls, stops, write, closed=False, quotes=quotes)
     yield Until(context.lexicon.stops("{"), ignore)
     if (yield from calls.object()) == DONE:
         yield from calls.read()
