@@ -39,7 +39,10 @@ TEXTUAL = {
     "xlam",
 }
 """Formats with markers or headers of plain text: half of one at the end is still text."""
-UNDECIDED = {"function_without_call_tag", "section_in_thinking_then_more_thinking"}
+UNDECIDED = {
+    *("function_without_call_tag", "section_in_thinking_then_more_thinking"),
+    *("bare_after_text", "bare_after_thought", "open_fence", "open_fence_two"),
+}
 """Cases of other formats where a marker is text until what follows decides."""
 SHORT = 250
 
