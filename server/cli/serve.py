@@ -63,6 +63,7 @@ from server.store.database import StoreError, default_url, sqlite_directory
 from server.store.sql import SqlResponseStore
 
 if TYPE_CHECKING:
+    from observability.capture.capture import RequestCapture
     from server.store.base import ResponseStore
 
 
@@ -78,10 +79,7 @@ class ServeCommand:
         self._line = line
         self._settings = settings
         self._progress = progress
-        errors = duplicate_stderr()
-        logging.basicConfig(level=settings.log_level.upper(), stream=errors)
-        if settings.log_level == "info":  # httpx logs every request to a worker
-            logging.getLogger("httpx").setLevel(logging.WARNING)
+        errors = _open_log(settings)
         self._gate = ConnectionLimiter(limits(line, raise_file_limit()), self._refuse_connection)
         keys = load_key_ring(settings)
         self._tls = tls(settings)
@@ -101,22 +99,16 @@ class ServeCommand:
         self._improving: asyncio.Task[None] | None = None
         capture = open_capture(line.namespace, progress)
         self._telemetry = Telemetry(_make_telemetry_settings(backend, settings), gpus=find_gpus())
-        for parser in self._parsers.describe():
-            self._telemetry.describe_parser(*parser)
         self._tracing = open_tracing(settings.otlp_endpoint)
         self._resilient = backend.create_engine(
             make_part(SupervisionTimeouts, settings), SupervisionObserver(self._telemetry)
         )
         self._engine = InstrumentedEngine(self._resilient, self._telemetry)
-        self._telemetry.watch_workers(backend.list_workers)
-        self._telemetry.watch_drafts(backend.drafts)
-        self._telemetry.watch_capture(capture, backend.renderer.decode)
         self._policy = SpeculationPolicy(
             SpeculationRules(depth=settings.fixed_depth, key_depths=keys.depths)
         )
         self._admission = Admission(make_part(AdmissionLimits, settings), classes=keys.classes)
-        self._telemetry.watch_process(self._read_usage)
-        self._telemetry.watch_admission(lambda: self._admission)
+        self._watch(capture)
         self._gateway = self._new_gateway(keys)
         self._runs = BackgroundRuns()
         self._app = TelemetryMiddleware(
@@ -125,6 +117,17 @@ class ServeCommand:
             self._tracing,
             keep_bodies=capture is not None,
         )
+
+    def _watch(self, capture: RequestCapture | None) -> None:
+        """Show telemetry what there is to watch beside requests."""
+        telemetry, backend = self._telemetry, self._backend
+        for parser in self._parsers.describe():
+            telemetry.describe_parser(*parser)
+        telemetry.watch_workers(backend.list_workers)
+        telemetry.watch_drafts(backend.drafts)
+        telemetry.watch_capture(capture, backend.renderer.decode)
+        telemetry.watch_process(self._read_usage)
+        telemetry.watch_admission(lambda: self._admission)
 
     def run(self) -> int:
         """Serve until a signal to stop; 1 when requests were lost on the way out."""
@@ -263,6 +266,15 @@ def _bind_listeners(settings: Settings) -> list[socket]:
 
 def _find_admin_port(listeners: list[socket]) -> int | None:
     return None if len(listeners) == 1 else int(listeners[1].getsockname()[1])
+
+
+def _open_log(settings: Settings) -> TextIO:
+    """Log to standard error; returns it."""
+    errors = duplicate_stderr()
+    logging.basicConfig(level=settings.log_level.upper(), stream=errors)
+    if settings.log_level == "info":  # httpx logs every request to a worker
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+    return errors
 
 
 def duplicate_stderr() -> TextIO:

@@ -29,21 +29,21 @@ def make_completion_job(
             f"{len(prompts)} prompts with 'n' of {n} exceed the limit of {MAX_PROMPTS} choices.",
             param="prompt",
         )
+    echoed = request.logprobs if request.echo else None
+    sampling = make_sampling(
+        request,
+        served,
+        max_tokens=_max_tokens(request),
+        logprobs=request.logprobs,
+        prompt_logprobs=read_prompt_logprobs(request, echoed),
+    )
     job = make_job(
         request,
         served,
         id=f"cmpl-{uuid.uuid4().hex}",
         api="completions",
         model=model,
-        sampling=make_sampling(
-            request,
-            served,
-            max_tokens=_max_tokens(request),
-            logprobs=request.logprobs,
-            prompt_logprobs=read_prompt_logprobs(
-                request, request.logprobs if request.echo else None
-            ),
-        ),
+        sampling=sampling,
         prompts=prompts,
         constraint=content_constraint(request, request.response_format),
         workload=workload,

@@ -92,7 +92,14 @@ class CanaryModel(AdminModel):
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(prefix="/admin")
+    _add_operation(routes, gateway)
+    _add_speculation(routes, gateway)
+    _add_drafts(routes, gateway)
+    _add_canaries(routes, gateway)
+    return routes
 
+
+def _add_operation(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/status")
     async def status() -> dict[str, Any]:
         """Running and queued requests, and the limits."""
@@ -113,6 +120,18 @@ def router(gateway: Gateway) -> APIRouter:
             "engine_losses": [asdict(loss) for loss in gateway.losses()],
         }
 
+    @routes.post("/reload")
+    async def reload() -> dict[str, Any]:
+        """Reload keys and limits; errors leave everything unchanged."""
+        try:
+            return await _require_controls(gateway).reload()
+        except ConfigError as error:
+            raise InvalidRequest(
+                f"The settings were not reloaded: {error}", code="bad_settings"
+            ) from None
+
+
+def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/speculation")
     async def speculation() -> dict[str, Any]:
         """The rules in force, and what the depth planner believes."""
@@ -137,6 +156,8 @@ def router(gateway: Gateway) -> APIRouter:
         path.policy.rules = rules
         return asdict(rules) | out
 
+
+def _add_drafts(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/draft")
     async def draft() -> dict[str, Any]:
         """The serving, the promoted, the previous and the configured draft, and the last swaps."""
@@ -157,6 +178,8 @@ def router(gateway: Gateway) -> APIRouter:
         drafts = _require_drafts(gateway)
         return await _change_draft(drafts, drafts.rollback())
 
+
+def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/canary")
     async def canary() -> dict[str, Any]:
         """The running canary or the last one, with its evidence; null before the first."""
@@ -178,18 +201,6 @@ def router(gateway: Gateway) -> APIRouter:
         canaries = _require_canaries(gateway)
         await canaries.stop()
         return {"canary": canaries.describe()}
-
-    @routes.post("/reload")
-    async def reload() -> dict[str, Any]:
-        """Reload keys and limits; errors leave everything unchanged."""
-        try:
-            return await _require_controls(gateway).reload()
-        except ConfigError as error:
-            raise InvalidRequest(
-                f"The settings were not reloaded: {error}", code="bad_settings"
-            ) from None
-
-    return routes
 
 
 def _require_drafts(gateway: Gateway) -> DraftManager:

@@ -16,7 +16,23 @@ RETRY = {"retry-after": "5"}
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
+    _add_models(routes, gateway)
+    _add_health(routes, gateway)
 
+    @routes.get("/load")
+    async def load() -> dict[str, int]:
+        """The number of in-flight requests, under ``vllm serve``'s name."""
+        path = gateway.path
+        return {"server_load": 0 if path is None else path.admission.num_in_flight}
+
+    @routes.get("/version")
+    async def versions() -> dict[str, str]:
+        return {"version": version("eaglegate")}
+
+    return routes
+
+
+def _add_models(routes: APIRouter, gateway: Gateway) -> None:
     def card(name: str) -> dict[str, Any]:
         known: dict[str, Any] = (
             {} if gateway.path is None else {"max_model_len": gateway.path.info.max_model_len}
@@ -46,6 +62,8 @@ def router(gateway: Gateway) -> APIRouter:
             )
         return card(name)
 
+
+def _add_health(routes: APIRouter, gateway: Gateway) -> None:
     @routes.get("/health")
     async def health() -> dict[str, str]:
         """Liveness: the process runs."""
@@ -73,18 +91,6 @@ def router(gateway: Gateway) -> APIRouter:
         """Readiness with an empty body, for SageMaker."""
         status = (await readiness()).status_code
         return Response(status_code=status, headers=None if status == 200 else RETRY)
-
-    @routes.get("/load")
-    async def load() -> dict[str, int]:
-        """The number of in-flight requests, under ``vllm serve``'s name."""
-        path = gateway.path
-        return {"server_load": 0 if path is None else path.admission.num_in_flight}
-
-    @routes.get("/version")
-    async def versions() -> dict[str, str]:
-        return {"version": version("eaglegate")}
-
-    return routes
 
 
 def _facts(gateway: Gateway) -> dict[str, Any]:
