@@ -27,23 +27,13 @@ PROBE_S = 3.0
 """A worker that is not ready in this time is probed again later, or by the next `check`."""
 
 
-class RemoteBackend:
-    """See ``server.backends.Backend``."""
+class RenderingBackend:
+    """The part of a backend that a model's files give: renderer, vocabulary, names. No vLLM."""
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings, arguments = line.settings, line.model
         assert arguments is not None
         refuse_unknown_parsers(settings, arguments, "with --upstream the gateway has no vLLM")
-        self._progress = progress
-        self._addresses = AddressBook()
-        self._sources = build_sources(settings, self._addresses.register)
-        self._access = make_part(
-            ConnectionSettings, settings, start_s=PROBE_S, connections=2 * settings.max_running
-        )
-        self._fleet_settings = make_part(
-            FleetSettings, settings, balance=make_part(RoutingSettings, settings)
-        )
-        self._fleet: Fleet | None = None
         progress("reading the tokenizer and the chat template")
         files = find_model_files(arguments)
         self.renderer = _create_renderer(files, settings)
@@ -60,13 +50,31 @@ class RemoteBackend:
         }
         self.names = settings.served_model_name or (files.name,)
         self.adapters: dict[str, str] = {}
-        self._model = LocalModel(
+        self.model = LocalModel(
             name=self.names[0],
             codec=self.renderer,
             vocab_size=files.vocab_size or self.renderer.vocab_size,
             max_model_len=arguments.max_model_len or files.max_model_len,
             default_sampling=files.default_sampling,
         )
+
+
+class RemoteBackend(RenderingBackend):
+    """See ``server.backends.Backend``."""
+
+    def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
+        settings = line.settings
+        self._progress = progress
+        self._addresses = AddressBook()
+        self._sources = build_sources(settings, self._addresses.register)
+        self._access = make_part(
+            ConnectionSettings, settings, start_s=PROBE_S, connections=2 * settings.max_running
+        )
+        self._fleet_settings = make_part(
+            FleetSettings, settings, balance=make_part(RoutingSettings, settings)
+        )
+        self._fleet: Fleet | None = None
+        super().__init__(line, progress)
 
     def create_engine(self, timeouts: SupervisionTimeouts, observer: RecoveryObserver) -> Fleet:
         self._progress("waiting for a worker that serves")
@@ -79,7 +87,7 @@ class RemoteBackend:
         return () if self._fleet is None else self._fleet.list_status()
 
     def _create_engine(self, address: str) -> Engine:
-        return remote_engine(self._addresses[address], self._model, self._access)
+        return remote_engine(self._addresses[address], self.model, self._access)
 
     def describe(self, info: EngineInfo) -> EngineInfo:
         details = {**info.details, "workers": ", ".join(w.name for w in self.list_workers())}
