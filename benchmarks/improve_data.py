@@ -18,14 +18,14 @@ from typing import Any
 from training.data.conversation import SHORT, conversation
 from training.data.render import answer_text, prompt_text
 from training.data.source import Source
-from training.data.turn import Conversation
+from training.data.turn import Dialogue
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "engine" / "demo" / "target"
 SHAPES = {"tools": replace(SHORT, tools=1.0, held=0.0), "chat": replace(SHORT, tools=0.0, held=0.0)}
 
 
-def make_conversations(domain: str, seed: int, count: int) -> Iterator[Conversation]:
+def make_conversations(domain: str, seed: int, count: int) -> Iterator[Dialogue]:
     source = Source(seed)
     for _ in range(count):
         yield conversation(source, SHAPES[domain])
@@ -74,10 +74,10 @@ def write_answers(out: Path, domain: str, seed: int, count: int, garbage: bool =
     from transformers import AutoTokenizer
 
     from training.answers import Expected, grouped, own_answers
-    from training.target import Target
+    from training.target import TargetModel
 
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    target = Target.load(TARGET, "cpu", torch.bfloat16)
+    target = TargetModel.load(TARGET, "cpu", torch.bfloat16)
     draws = random.Random(seed)
 
     def encode(text: str) -> list[int]:

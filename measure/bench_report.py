@@ -10,7 +10,7 @@ from typing import Any
 from measure.bench import BenchPlan
 from measure.charts import Line, Point, draw_lines
 from measure.figures import (
-    Acceptance,
+    AcceptanceFigures,
     Block,
     Figures,
     compute_figures,
@@ -211,7 +211,7 @@ def _format_summary(summary: Summary | None) -> list[str]:
     return [format_number(value) for value in (summary.mean, summary.median, summary.p99)]
 
 
-def _format_acceptance(found: Acceptance | None) -> list[str]:
+def _format_acceptance(found: AcceptanceFigures | None) -> list[str]:
     if found is None:
         return ["", "", "", ""]
     positions = ", ".join(f"{share:.2f}" for share in found.per_position)

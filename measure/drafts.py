@@ -125,7 +125,7 @@ class CostTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class DraftReplay:
     """One draft on one answer."""
 
     facts: AnswerFacts
@@ -157,7 +157,7 @@ def list_slices(facts: Iterable[AnswerFacts]) -> dict[str, Select]:
 
 
 def summarise_draft(
-    observations: Sequence[Observation], depths: Sequence[int], cost: CostTable | None, batch: float
+    observations: Sequence[DraftReplay], depths: Sequence[int], cost: CostTable | None, batch: float
 ) -> dict[str, Any]:
     """Acceptance by slice, phase, depth and position, with intervals; predicted time per token."""
     out: dict[str, Any] = {"slices": {}, "phases": {}, "positions": {}, "time_per_token_ms": {}}
@@ -177,7 +177,7 @@ def summarise_draft(
 
 
 def _length(
-    observations: Iterable[Observation], depth: int, phase: str, expected: bool = False
+    observations: Iterable[DraftReplay], depth: int, phase: str, expected: bool = False
 ) -> Estimate | None:
     found = (
         (one.facts.session, one.walks[depth][phase])
@@ -202,7 +202,7 @@ def predict_time(length: Estimate, cost: CostTable, batch: float, depth: int) ->
 
 
 def estimate_positions(
-    observations: Sequence[Observation], depth: int
+    observations: Sequence[DraftReplay], depth: int
 ) -> list[dict[str, Estimate | None]]:
     """By position: accepted of all steps, and accepted of the steps that reached it."""
     walks = [(one.facts.session, one.walks[depth][ALL]) for one in observations]
@@ -222,7 +222,7 @@ def estimate_positions(
 
 
 def compare_pair(
-    base: Sequence[Observation], other: Sequence[Observation], depth: int
+    base: Sequence[DraftReplay], other: Sequence[DraftReplay], depth: int
 ) -> dict[str, dict[str, Any]]:
     """By slice: tokens per step of ``other`` over those of ``base``, paired by answer."""
     by_id = {one.facts.id: one for one in other}
@@ -243,7 +243,7 @@ def compare_pair(
     return out
 
 
-def _tokens_per_step(one: Observation, depth: int) -> float:
+def _tokens_per_step(one: DraftReplay, depth: int) -> float:
     walk = one.walks[depth][ALL]
     return walk.delivered / walk.steps
 

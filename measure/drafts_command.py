@@ -23,7 +23,7 @@ from measure.drafts import (
     ALL,
     AnswerFacts,
     CostTable,
-    Observation,
+    DraftReplay,
     compare_pair,
     estimate_live,
     summarise_draft,
@@ -247,12 +247,12 @@ def unroll_all(
         import torch
 
         from training.progress import Clock
-        from training.unrolling import DraftHead, Target, Trajectory, unroll_answers
+        from training.unrolling import DraftHead, TargetModel, Trajectory, unroll_answers
     except ImportError as error:
         raise CompareError(f"needs {error.name}: pip install 'eaglegate[train]'") from error
     if options.threads:
         torch.set_num_threads(options.threads)
-    target = Target.load(options.target)
+    target = TargetModel.load(options.target)
     heads = [DraftHead.load(one.label, one.folder, target) for one in fit]
     clock = Clock(len(todo), 0)
     for number, one in enumerate(todo, 1):
@@ -277,7 +277,7 @@ def _sampling(answer: Answer) -> dict[str, Any]:
     return sampling | {name: given[name] for name in ("top_k", "top_p", "min_p") if name in given}
 
 
-def observe(found: Sequence[Answer], results: Results, depths: Sequence[int]) -> list[Observation]:
+def observe(found: Sequence[Answer], results: Results, depths: Sequence[int]) -> list[DraftReplay]:
     observations = []
     for one in found:
         row = results.by_id[one.facts.id]
@@ -287,7 +287,7 @@ def observe(found: Sequence[Answer], results: Results, depths: Sequence[int]) ->
         ]
         phases = one.facts.phase_at()
         walks = {depth: walk_answer(matches, chances, depth, phases) for depth in depths}
-        observations.append(Observation(one.facts, walks))
+        observations.append(DraftReplay(one.facts, walks))
     return observations
 
 
@@ -302,7 +302,7 @@ def describe(one: Contestant) -> dict[str, Any]:
 
 
 def list_live(
-    found: Sequence[Answer], fit: Sequence[Contestant], observed: Mapping[str, list[Observation]]
+    found: Sequence[Answer], fit: Sequence[Contestant], observed: Mapping[str, list[DraftReplay]]
 ) -> list[dict[str, Any]]:
     """What the capture recorded of drafts that take part, beside their prediction on the same
     answers at the same depth."""

@@ -94,7 +94,7 @@ class Figures:
     tpot: Summary | None
     itl: Summary | None
     e2el: Summary | None
-    acceptance: Acceptance | None
+    acceptance: AcceptanceFigures | None
     errors: Mapping[str, int]
     bunched: int
     """Answers whose chunks came together (``RequestResult.is_bunched``)."""
@@ -104,7 +104,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class AcceptanceFigures:
     """How the drafts did; pooled over requests. None where there was nothing to divide by."""
 
     source: str
@@ -208,7 +208,7 @@ def sum_answers(results: Iterable[RequestResult]) -> Totals:
     )
 
 
-def measure_acceptance(blocks: Sequence[Block]) -> Acceptance | None:
+def measure_acceptance(blocks: Sequence[Block]) -> AcceptanceFigures | None:
     """From the answers' own accounts; where they carry none, from the server's counters."""
     answered = [result for block in blocks for result in block.completed]
     if any(result.drafted for result in answered):
@@ -220,12 +220,12 @@ def measure_acceptance(blocks: Sequence[Block]) -> Acceptance | None:
     return describe_acceptance(totals, "counters") if totals.verify_steps else None
 
 
-def describe_acceptance(totals: Totals, source: str) -> Acceptance:
+def describe_acceptance(totals: Totals, source: str) -> AcceptanceFigures:
     reached = totals.proposed_at or (totals.verify_steps,) * len(totals.accepted_at)
     pairs = zip(totals.accepted_at, reached, strict=False)
     # vLLM's own counters say nothing of steps without a draft
     whole = source == "answers" or bool(totals.proposed_at)
-    return Acceptance(
+    return AcceptanceFigures(
         source=source,
         length=totals.acceptance_length,
         rate=totals.acceptance_rate,

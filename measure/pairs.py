@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from measure.figures import Acceptance, describe_acceptance, sum_answers
+from measure.figures import AcceptanceFigures, describe_acceptance, sum_answers
 from measure.replay import ReplayOutcome, ReplayRequest, recorded_outcome
 from measure.statistics import (
     Array,
@@ -88,8 +88,8 @@ class SliceReport:
     pairs: int
     sessions: int
     rows: tuple[Row, ...]
-    base: Acceptance | None
-    other: Acceptance | None
+    base: AcceptanceFigures | None
+    other: AcceptanceFigures | None
     different: int
     """Greedy texts that differ."""
 
@@ -142,7 +142,7 @@ def compare_slice(
     )
 
 
-def _describe(results: Iterable[RequestResult]) -> Acceptance | None:
+def _describe(results: Iterable[RequestResult]) -> AcceptanceFigures | None:
     known = [result for result in results if result.drafted]
     return describe_acceptance(sum_answers(known), "answers") if known else None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from measure.charts import Line, Point, draw_intervals, draw_lines
-from measure.figures import Acceptance
+from measure.figures import AcceptanceFigures
 from measure.pairs import (
     Pair,
     Row,
@@ -157,7 +157,7 @@ def _to_point(ratio: Estimate | None) -> Point:
     return Point(ratio.value, ratio.value, ratio.low, ratio.high)
 
 
-def _format_acceptance(found: Acceptance | None) -> list[str]:
+def _format_acceptance(found: AcceptanceFigures | None) -> list[str]:
     if found is None:
         return ["", ""]
     return [format_number(found.length), ", ".join(f"{share:.2f}" for share in found.per_position)]

@@ -24,7 +24,7 @@ from training.data.render import answer_text, prompt_text
 from training.data.source import Source
 from training.evaluation_set import all_cases
 from training.progress import Clock
-from training.target import Target
+from training.target import TargetModel
 
 THINKING_SHARE = 0.9
 BATCH_TOKENS = 6_000
@@ -82,7 +82,7 @@ def grouped(items: Sequence[Expected]) -> Iterator[list[Expected]]:
 
 
 @torch.inference_mode()
-def own_answers(target: Target, group: list[Expected]) -> list[list[int]]:
+def own_answers(target: TargetModel, group: list[Expected]) -> list[list[int]]:
     """The target's greedy answers as far as they can be told."""
     longest = max(len(item.ids) for item in group)
     padded = [item.ids + [0] * (longest - len(item.ids)) for item in group]
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.target)
-    target = Target.load(options.target, options.device, torch.bfloat16)
+    target = TargetModel.load(options.target, options.device, torch.bfloat16)
     if options.evaluation:
         items = list(held_back(tokenizer))
     else:

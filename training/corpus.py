@@ -20,7 +20,7 @@ from training.data.arithmetic import arithmetic
 from training.data.conversation import LONG, SHORT, Shape, conversation
 from training.data.render import Segment, answer_text, prompt_segments, prompt_text
 from training.data.source import Source
-from training.data.turn import Conversation
+from training.data.turn import Dialogue
 from training.tokenizer import train_tokenizer
 
 ANSWER, EARLIER, PROMPT = 1.0, 0.5, 0.2
@@ -96,17 +96,17 @@ def decided(token: tuple[int, int], own: tuple[tuple[int, int], ...] | None) -> 
     return own is None or any(start < token[1] and token[0] < end for start, end in own)
 
 
-def one(tokenizer: Tokenizer, source: Source, made: Conversation) -> tuple[np.ndarray, np.ndarray]:
+def one(tokenizer: Tokenizer, source: Source, made: Dialogue) -> tuple[np.ndarray, np.ndarray]:
     thinking = source.chance(THINKING_SHARE)
     thought, answer = answer_text(made, thinking)
     segments = prompt_segments(made)
     return weighted(tokenizer, source, segments, thought, answer, thinking, made.own)
 
 
-def sums_only(source: Source) -> Conversation:
+def sums_only(source: Source) -> Dialogue:
     made = arithmetic(source)
     messages = [{"role": "user", "content": made.user}]
-    return Conversation(made.kind, messages, None, made.thought, made.answer, (), made.unthought)
+    return Dialogue(made.kind, messages, None, made.thought, made.answer, (), made.unthought)
 
 
 def short_documents(

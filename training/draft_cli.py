@@ -29,7 +29,7 @@ from training.checkpoint import load_draft
 from training.draft_data import BadData, load_exchanges
 from training.draft_training import DraftData, DraftRecipe, InitialDraft, train_draft
 from training.eagle import METHODS
-from training.target import Target, UnfitTarget
+from training.target import TargetModel, UnfitTarget
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -88,7 +88,7 @@ def train(options: argparse.Namespace) -> None:
     os.nice(options.nice)
     if options.threads:
         torch.set_num_threads(options.threads)
-    target = Target.load(options.target, options.device)
+    target = TargetModel.load(options.target, options.device)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     corpora = [
         load_exchanges(path, tokenizer, options.max_tokens, options.key_file)
@@ -108,7 +108,7 @@ def train(options: argparse.Namespace) -> None:
     print(f"saved {shape.method} draft in {options.out}")
 
 
-def open_draft(path: Path, target: Target) -> InitialDraft:
+def open_draft(path: Path, target: TargetModel) -> InitialDraft:
     """Raises BadData for a draft of another shape than this trainer makes."""
     try:
         draft, kept = load_draft(path, target.draft_shape("eagle3.1"))

@@ -18,7 +18,7 @@ from training.checkpoint import CONFIG, save_draft
 from training.eagle import Depth, Draft, DraftShape, known_tokens, unroll
 from training.muon import Muon
 from training.progress import Clock, Running
-from training.target import Target
+from training.target import TargetModel
 
 STATE = "training-state.pt"
 
@@ -104,7 +104,7 @@ class DraftTraining:
 
     def __init__(
         self,
-        target: Target,
+        target: TargetModel,
         shape: DraftShape,
         recipe: DraftRecipe,
         kept: Tensor | None,
@@ -130,7 +130,7 @@ class DraftTraining:
         self.accuracy = [Running() for _ in range(recipe.depths)]
 
     @torch.no_grad()
-    def take_over(self, target: Target) -> None:
+    def take_over(self, target: TargetModel) -> None:
         """The head starts from the target's own output head and final norm."""
         head = target.model.lm_head.weight
         self.draft.lm_head.weight.copy_(head if self.kept is None else head[self.kept])
@@ -214,7 +214,7 @@ class DraftTraining:
 
 
 def train_draft(
-    target: Target,
+    target: TargetModel,
     shape: DraftShape,
     data: DraftData,
     recipe: DraftRecipe,

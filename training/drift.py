@@ -24,7 +24,7 @@ from training.checkpoint import load_draft
 from training.draft_data import exchange
 from training.eagle import Depth, Draft, own_tokens, unroll
 from training.tables import table
-from training.target import Target
+from training.target import TargetModel
 
 SINK = 4
 """The first tokens of the prompt, on which attention without a better place rests."""
@@ -42,7 +42,7 @@ WALKED = (3, 5, 7)
 
 
 @dataclass
-class Walk:
+class GreedyWalk:
     """Greedy decoding with K drafts, replayed over an answer that is known."""
 
     steps: int = 0
@@ -71,7 +71,7 @@ class Profile:
     sums: Tensor = field(init=False)
     alive: Tensor = field(init=False)
     accepted: Tensor = field(init=False)
-    walks: dict[int, Walk] = field(default_factory=lambda: {k: Walk() for k in WALKED})
+    walks: dict[int, GreedyWalk] = field(default_factory=lambda: {k: GreedyWalk() for k in WALKED})
 
     def __post_init__(self) -> None:
         self.sums = torch.zeros(len(MEASURES), self.depths, dtype=torch.float64)
@@ -112,7 +112,7 @@ def measures(depth: Depth, length: int, prompt: int) -> Tensor:
 
 @torch.no_grad()
 def add(
-    profile: Profile, target: Target, draft: Draft, found: Tensor | None, item: Exchange
+    profile: Profile, target: TargetModel, draft: Draft, found: Tensor | None, item: Exchange
 ) -> None:
     """Adds every position of an answer that has `depths` more tokens after it."""
     prompt = len(item.prompt)
@@ -142,7 +142,7 @@ def add(
 
 
 def measure(
-    target: Target, draft: Draft, found: Tensor | None, items: Iterable[Exchange], depths: int
+    target: TargetModel, draft: Draft, found: Tensor | None, items: Iterable[Exchange], depths: int
 ) -> dict[str, Profile]:
     profiles: dict[str, Profile] = {}
     for item in items:
@@ -167,7 +167,7 @@ Curves = Mapping[str, Mapping[str, Mapping[str, list[float]]]]
 """draft -> set -> measure -> value by depth."""
 
 
-def walk_table(walks: Mapping[str, Mapping[str, Mapping[int, Walk]]]) -> str:
+def walk_table(walks: Mapping[str, Mapping[str, Mapping[int, GreedyWalk]]]) -> str:
     """Acceptance lengths of replayed decoding."""
     lines = [
         [label, group, *(f"{walk.length:.3f}" for walk in found.values())]
@@ -205,12 +205,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--depths", type=int, default=8)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(argv)
-    target = Target.load(options.target)
+    target = TargetModel.load(options.target)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     items = load_exchanges(options.data, tokenizer, options.sets, options.limit)
     curves: dict[str, dict[str, dict[str, list[float]]]] = {}
     rows: dict[str, int] = {}
-    walks: dict[str, dict[str, dict[int, Walk]]] = {}
+    walks: dict[str, dict[str, dict[int, GreedyWalk]]] = {}
     for label, _, folder in (draft.partition("=") for draft in options.draft):
         draft, found = load_draft(Path(folder), target.draft_shape("eagle3"))
         profiles = measure(target, draft, found, items, options.depths)

@@ -157,7 +157,7 @@ def score_cells(score: Score) -> list[str]:
 
 
 @dataclass
-class Acceptance:
+class PooledAcceptance:
     """Pooled over the parts of a group."""
 
     drafts: int = 0
@@ -175,10 +175,10 @@ class Acceptance:
         return 1 + self.accepted / max(1, self.drafts)
 
 
-def acceptance(run: Run) -> dict[str, Acceptance]:
-    pooled: dict[str, Acceptance] = {}
+def acceptance(run: Run) -> dict[str, PooledAcceptance]:
+    pooled: dict[str, PooledAcceptance] = {}
     for part in run.answers:
-        pooled.setdefault(part.group.split("/")[0], Acceptance()).add(part)
+        pooled.setdefault(part.group.split("/")[0], PooledAcceptance()).add(part)
     return pooled
 
 

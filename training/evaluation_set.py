@@ -11,7 +11,7 @@ from training.data.arithmetic import arithmetic
 from training.data.conversation import LONG, SHORT, Shape, conversation
 from training.data.source import Source
 from training.data.tasks import plain_turn
-from training.data.turn import Conversation, Turn
+from training.data.turn import Dialogue, PlainTurn
 from training.data.values import fields, to_json
 
 SEED = 777
@@ -34,7 +34,7 @@ class Case:
 
     group: str
     part: str
-    conversation: Conversation
+    conversation: Dialogue
     disturb: Callable[[str], str] | None = None
     schema: str | None = None
     """JSON schema of a grammar that holds the answer."""
@@ -65,7 +65,7 @@ def perturbed(count: int, seed: int = SEED) -> Iterator[Case]:
         yield disturbed(conversation(source, single), i)
 
 
-def disturbed(made: Conversation, number: int) -> Case:
+def disturbed(made: Dialogue, number: int) -> Case:
     draw = random.Random(number)
     kind = number % 5
     if kind == 0:
@@ -138,7 +138,7 @@ def held(count: int, seed: int = SEED) -> Iterator[Case]:
             }
         )
         messages = [{"role": "user", "content": plain_turn(source).user}]
-        made = Conversation("held", messages, None, "", "")
+        made = Dialogue("held", messages, None, "", "")
         yield Case("held", "held", made, schema=schema)
 
 
@@ -172,9 +172,9 @@ def sums(each: int, seed: int = SEED) -> Iterator[Case]:
             a, operator, b = draw(source)
             plain = f"{a} {operator} {b}"
             answer = f"{plain} = {OPERATORS[operator](a, b)}."
-            turn = Turn(arithmetic.__name__, f"What is {plain}?", "", answer)
+            turn = PlainTurn(arithmetic.__name__, f"What is {plain}?", "", answer)
             messages = [{"role": "user", "content": turn.user}]
-            yield Case("sums", part, Conversation(turn.kind, messages, None, "", turn.answer))
+            yield Case("sums", part, Dialogue(turn.kind, messages, None, "", turn.answer))
 
 
 def all_cases(tokenizer: Any, scale: float = 1.0, seed: int = SEED) -> list[Case]:

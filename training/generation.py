@@ -38,7 +38,7 @@ def load_answers(path: Path) -> list[Answers]:
     return [Answers(**row) for row in json.loads(path.read_text())]
 
 
-class Engine:
+class AnswerEngine:
     def __init__(
         self, target: Path, draft: Path | None, depth: int, dtype: str, sequences: int = 16
     ) -> None:
@@ -122,7 +122,9 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=240)
     parser.add_argument("--sequences", type=int, default=16)
     options = parser.parse_args()
-    engine = Engine(options.target, options.draft, options.depth, options.dtype, options.sequences)
+    engine = AnswerEngine(
+        options.target, options.draft, options.depth, options.dtype, options.sequences
+    )
     groups: dict[str, Any] = json.loads(options.prompts.read_text())
     answers = []
     for group, asked in groups.items():

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from training.data.turn import Call, Conversation
+from training.data.turn import Call, Dialogue
 
 TURN = re.compile(r"<think>\n(.*?)\n</think>\n\n(.*)$", re.DOTALL)
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
@@ -28,7 +28,7 @@ class Score:
     arguments: int = 0
     right_arguments: int = 0
 
-    def add(self, expected: Conversation, text: str, ended: bool) -> bool:
+    def add(self, expected: Dialogue, text: str, ended: bool) -> bool:
         """Counts one answer; returns whether it is right as a whole."""
         text = text.removesuffix("<|im_end|>")
         turn = TURN.match(text)

@@ -21,18 +21,18 @@ class UnfitTarget(ValueError):
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetModel:
     """A frozen target and what a draft reads of it."""
 
     model: nn.Module
     config: Any
 
     @staticmethod
-    def load(path: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Target:
+    def load(path: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> TargetModel:
         config = AutoConfig.from_pretrained(path)
         check(config)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-        return Target(model.to(device).eval().requires_grad_(False), config)
+        return TargetModel(model.to(device).eval().requires_grad_(False), config)
 
     def embed(self, ids: Tensor) -> Tensor:
         embedded: Tensor = self.model.get_input_embeddings()(ids)

@@ -21,9 +21,9 @@ from torch import Tensor
 from training.checkpoint import load_draft
 from training.drift import measures
 from training.eagle import Draft, own_tokens, unroll
-from training.target import Target
+from training.target import TargetModel
 
-__all__ = ["DraftHead", "Target", "Trajectory", "UnrolledAnswer", "unroll_answers"]
+__all__ = ["DraftHead", "TargetModel", "Trajectory", "UnrolledAnswer", "unroll_answers"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class DraftHead:
     to_target: Tensor | None
 
     @staticmethod
-    def load(name: str, path: Path, target: Target) -> DraftHead:
+    def load(name: str, path: Path, target: TargetModel) -> DraftHead:
         return DraftHead(name, *load_draft(path, target.draft_shape("eagle3")))
 
 
@@ -66,7 +66,7 @@ class UnrolledAnswer:
 
 @torch.no_grad()
 def unroll_answers(
-    target: Target, drafts: Sequence[DraftHead], trajectory: Trajectory, depths: int
+    target: TargetModel, drafts: Sequence[DraftHead], trajectory: Trajectory, depths: int
 ) -> Iterator[tuple[str, UnrolledAnswer]]:
     """Nothing for an answer of fewer than two tokens: no step of it was speculative."""
     count = len(trajectory.answer) - 1
@@ -82,7 +82,7 @@ def unroll_answers(
         yield head.name, _unroll_one(target, head, read, ids, trajectory, sampled, depths)
 
 
-def _sampled_from(target: Target, last: Tensor, trajectory: Trajectory) -> Tensor:
+def _sampled_from(target: TargetModel, last: Tensor, trajectory: Trajectory) -> Tensor:
     """[answer positions, vocabulary]: what the tokens after the first were sampled from."""
     rows = last[:, len(trajectory.prompt) :]
     logits = target.logits(rows)[0].float() / trajectory.temperature
@@ -100,7 +100,7 @@ def _sampled_from(target: Target, last: Tensor, trajectory: Trajectory) -> Tenso
 
 
 def _unroll_one(
-    target: Target,
+    target: TargetModel,
     head: DraftHead,
     states: list[Tensor],
     ids: Tensor,

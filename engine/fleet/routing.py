@@ -152,7 +152,7 @@ class RoutingReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RoutingCandidate:
     """A worker that serves."""
 
     name: str
@@ -189,7 +189,7 @@ def compute_bound(loads: Sequence[float], cost: float, settings: RoutingSettings
     return max((1 + settings.epsilon) * mean, settings.slack)
 
 
-def choose_least_loaded(candidates: Sequence[Candidate], tie: bytes) -> Candidate:
+def choose_least_loaded(candidates: Sequence[RoutingCandidate], tie: bytes) -> RoutingCandidate:
     """The one with the least load; ``tie`` decides between equals."""
     lightest = min(candidate.load for candidate in candidates)
     equals = [candidate for candidate in candidates if candidate.load == lightest]
@@ -197,8 +197,8 @@ def choose_least_loaded(candidates: Sequence[Candidate], tie: bytes) -> Candidat
 
 
 def order_candidates(
-    candidates: Sequence[Candidate], request: RoutingRequest
-) -> tuple[RoutingReason, list[Candidate]]:
+    candidates: Sequence[RoutingCandidate], request: RoutingRequest
+) -> tuple[RoutingReason, list[RoutingCandidate]]:
     """All of them, in the request's order of preference."""
     if request.session is not None:
         return RoutingReason.SESSION, _order(candidates, _digest(request.session))
@@ -210,8 +210,8 @@ def order_candidates(
 
 
 def choose_worker(
-    candidates: Sequence[Candidate], request: RoutingRequest, settings: RoutingSettings
-) -> tuple[Candidate, RoutingReason]:
+    candidates: Sequence[RoutingCandidate], request: RoutingRequest, settings: RoutingSettings
+) -> tuple[RoutingCandidate, RoutingReason]:
     """Choose one of ``candidates``, which must not be empty."""
     if request.session is None and request.key is None:
         return choose_least_loaded(candidates, request.tie), RoutingReason.LEAST
@@ -221,7 +221,7 @@ def choose_worker(
     return order[at], reason if at == 0 else RoutingReason.SPILLED
 
 
-def _order(candidates: Sequence[Candidate], key: bytes) -> list[Candidate]:
+def _order(candidates: Sequence[RoutingCandidate], key: bytes) -> list[RoutingCandidate]:
     by_name = {candidate.name: candidate for candidate in candidates}
     return [by_name[name] for name in order_by_hash(key, list(by_name))]
 
@@ -269,7 +269,9 @@ class LoadBalancer:
             request.prompt, settings.block, settings.most_blocks, request.cache_salt
         )
         candidates = [
-            Candidate(name, self._loads[name].tokens, self._memories[name].count_known(names))
+            RoutingCandidate(
+                name, self._loads[name].tokens, self._memories[name].count_known(names)
+            )
             for name in sorted(among)
         ]
         output = self.expected.estimate(request.sampling.max_tokens)

@@ -12,7 +12,7 @@ import pytest
 from engine.speculation.drafts import fingerprint_draft
 from engine.types import DecodeStep
 from measure import drafts_command
-from measure.drafts import ALL, AnswerFacts, CostTable, Observation, compare_pair, walk_answer
+from measure.drafts import ALL, AnswerFacts, CostTable, DraftReplay, compare_pair, walk_answer
 from observability.capture.files import write_records
 from observability.capture.record import (
     CapturedChoice,
@@ -91,14 +91,14 @@ def test_a_cost_table_is_linear_between_what_was_measured() -> None:
 def test_a_better_draft_is_told_from_the_same_one() -> None:
     draw = random.Random(1)
 
-    def observe(share: float, seed: int) -> list[Observation]:
+    def observe(share: float, seed: int) -> list[DraftReplay]:
         rows = []
         draw.seed(seed)
         for number in range(60):
             matches = [3 if draw.random() < share else 0 for _ in range(99)]
             facts = AnswerFacts(str(number), f"s{number}", "chat", "0-512", (), False, 100)
             rows.append(
-                Observation(facts, {3: walk_answer(matches, chances(matches, 3), 3, PHASES)})
+                DraftReplay(facts, {3: walk_answer(matches, chances(matches, 3), 3, PHASES)})
             )
         return rows
 
@@ -114,9 +114,9 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch = pytest.importorskip("torch")
     from transformers import AutoTokenizer
 
-    from training.target import Target
+    from training.target import TargetModel
 
-    target = Target.load(DEMO / "target")
+    target = TargetModel.load(DEMO / "target")
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
     records = []
     for number in range(6):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.naming import words
 from training.corpus import sample_texts
-from training.data.turn import Call, Conversation
+from training.data.turn import Call, Dialogue
 from training.draft_data import BadData, load_exchanges
 from training.evaluate import Run, acceptance, behaviour_table, different, lossless_table
 from training.evaluation_set import OPERATORS, alike, all_cases, disturbed, held, sums
@@ -25,7 +25,7 @@ def called(*bodies):
 
 
 def expect(*calls, answer=""):
-    return Conversation("tool_call", [{"role": "user", "content": "?"}], None, "x", answer, calls)
+    return Dialogue("tool_call", [{"role": "user", "content": "?"}], None, "x", answer, calls)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_plain_answers_are_compared_without_the_think_block():
 
 
 def test_what_a_grammar_holds_has_to_end_as_an_object():
-    score, held = Score(), Conversation("held", [{"role": "user", "content": "?"}], None, "", "")
+    score, held = Score(), Dialogue("held", [{"role": "user", "content": "?"}], None, "", "")
     assert score.add(held, '{"a": "b"}<|im_end|>', True)
     assert not score.add(held, '{"a": "bbbbbb', False)
     assert not score.add(held, '["a"]<|im_end|>', True)
@@ -132,7 +132,7 @@ def test_every_sum_asked_is_in_range_and_right():
 
 
 def test_five_ways_to_disturb_a_prompt(tokenizer):
-    made = Conversation("topic", [{"role": "user", "content": "Hi"}], None, "x", "Hello")
+    made = Dialogue("topic", [{"role": "user", "content": "Hi"}], None, "x", "Hello")
     plain = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     cases = [disturbed(made, i) for i in range(5)]
     assert len({case.part for case in cases}) == 5

@@ -24,7 +24,7 @@ from training.draft_cli import main
 from training.draft_data import BadData, load_exchanges
 from training.draft_training import DraftData, DraftRecipe, DraftTraining, InitialDraft, Rows
 from training.eagle import known_tokens, own_tokens, unroll
-from training.target import Target, UnfitTarget, layers_read
+from training.target import TargetModel, UnfitTarget, layers_read
 from training.tokenizer import train_tokenizer
 
 VOCABULARY = 64
@@ -91,7 +91,7 @@ def write_countdowns(path, count=24):
 
 def measure(target, draft, data):
     """How often the first guess is the target's own choice, on data."""
-    loaded = Target.load(target)
+    loaded = TargetModel.load(target)
     head, kept = load_draft(draft, loaded.draft_shape("eagle3.1"))
     start = InitialDraft(draft, head, kept)
     recipe = DraftRecipe(depths=3)
@@ -194,7 +194,7 @@ def test_training_agrees_more_and_more_and_the_checkpoint_loads(
     lines = [line for line in capsys.readouterr().out.splitlines() if "accuracy" in line]
     shares = [[float(item) for item in line.split("depth ")[1].split()] for line in lines]
     assert len(shares) == 2 and shares[1][0] > shares[0][0]
-    shape = Target.load(target).draft_shape(method)
+    shape = TargetModel.load(target).draft_shape(method)
     draft, found = load_draft(tmp_path / "draft", shape)
     assert draft.shape == shape and found is None
     config = json.loads((tmp_path / "draft" / "config.json").read_text())
@@ -232,7 +232,7 @@ def test_reduced_vocabulary_maps_to_the_target_by_offsets(tmp_path, tokenizer):
     target = make_target(tmp_path / "target", tokenizer)
     data = write_exchanges(tmp_path / "data.jsonl")
     assert train(target, data, tmp_path / "draft", "--steps", 2, "--draft-vocab", 24) == 0
-    draft, found = load_draft(tmp_path / "draft", Target.load(target).draft_shape("eagle3.1"))
+    draft, found = load_draft(tmp_path / "draft", TargetModel.load(target).draft_shape("eagle3.1"))
     assert draft.lm_head.weight.shape[0] == 24
     assert found is not None and found.tolist() == sorted(set(found.tolist()))
     assert 3 in found, "the end of a turn is frequent"
@@ -279,7 +279,7 @@ def test_rows_start_at_the_last_prompt_token():
 @torch.no_grad()
 def test_one_row_at_a_time_gives_the_same_as_all_rows_at_once(tmp_path, tokenizer):
     """Rows do not see one another: the batch unroll equals serving."""
-    target = Target.load(make_target(tmp_path / "target", tokenizer))
+    target = TargetModel.load(make_target(tmp_path / "target", tokenizer))
     shape = target.draft_shape("eagle3.1")
     from training.eagle import Draft
 

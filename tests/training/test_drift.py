@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from training.checkpoint import save_draft
 from training.corpus import sample_texts
-from training.drift import Walk, main
+from training.drift import GreedyWalk, main
 from training.eagle import Draft
-from training.target import Target
+from training.target import TargetModel
 from training.tokenizer import train_tokenizer
 
 pytest.importorskip("matplotlib", reason="the figure needs the `train` extra")
@@ -34,7 +34,7 @@ def curves(tmp_path_factory):
     )
     LlamaForCausalLM(config).save_pretrained(folder / "target")
     train_tokenizer(sample_texts(11, 100)).save_pretrained(folder / "target")
-    target = Target.load(folder / "target")
+    target = TargetModel.load(folder / "target")
     command = ["--target", folder / "target", "--out", folder, "--depths", DEPTHS]
     for method in ("eagle3", "eagle3.1"):
         save_draft(Draft(target.draft_shape(method), 1), folder / method, dtype=torch.float32)
@@ -75,7 +75,7 @@ def test_acceptance_falls_with_depth(curves):
 
 def test_a_walk_replays_decoding():
     """Three right, then the fourth position starts the next step, and so on."""
-    walk = Walk()
+    walk = GreedyWalk()
     walk.add([5, 0, 0, 0, 1, 0, 2, 1, 0], 3)
     assert (walk.steps, walk.accepted) == (3, 6)
     assert walk.length == 3.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.data.source import Source, phrasings
-from training.data.turn import Turn
+from training.data.turn import PlainTurn
 
 TOO_LARGE = (
     "That calculation is too large for me. I can add and subtract numbers up to 99, "
@@ -86,7 +86,7 @@ def divide_steps(a: int, b: int) -> str:
     return f"{chant} {a} / {b} = {a // b}."
 
 
-def arithmetic(source: Source) -> Turn:
+def arithmetic(source: Source) -> PlainTurn:
     """A sum, difference, product or quotient, bare or as a little story."""
     kind = source.pick(
         ["+"] * 5 + ["-"] * 4 + ["*", "*", "**", "**", "**", "/", "/", "w", "w", "big"]
@@ -98,7 +98,7 @@ def arithmetic(source: Source) -> Turn:
     return expression(source, kind)
 
 
-def expression(source: Source, kind: str) -> Turn:
+def expression(source: Source, kind: str) -> PlainTurn:
     high = source.pick([9, 99, 99, 99])
     a, b = source.number(0, high), source.number(0, high)
     operator = kind[0]
@@ -120,15 +120,15 @@ def expression(source: Source, kind: str) -> Turn:
     plain = f"{a} {operator} {b}"
     said = plain if source.chance(0.5) else source.pick(WORDED[operator]).format(a=a, b=b)
     answer = f"{plain} = {result}."
-    return Turn("arithmetic", source.ask(ASK, e=said), steps, answer, unthought=steps)
+    return PlainTurn("arithmetic", source.ask(ASK, e=said), steps, answer, unthought=steps)
 
 
-def too_large(source: Source) -> Turn:
+def too_large(source: Source) -> PlainTurn:
     a, b, operator = source.number(100, 99999), source.number(11, 9999), source.pick("+-*/")
     if operator == "*" and source.chance(0.6):
         a, b = source.number(11, 99), source.number(11, 99)
     ask = source.ask(ASK, e=f"{a} {operator} {b}")
-    return Turn("too_large", ask, "The numbers are too large.", TOO_LARGE)
+    return PlainTurn("too_large", ask, "The numbers are too large.", TOO_LARGE)
 
 
 MORE = phrasings(
@@ -146,7 +146,7 @@ FEWER = phrasings(
 BOXES = phrasings("A box holds {a} {i}. {n} buys {b} boxes. How many {i} is that?")
 
 
-def word_problem(source: Source) -> Turn:
+def word_problem(source: Source) -> PlainTurn:
     name, item = source.name(), source.pick(ITEMS)
     a, b = source.number(1, 99), source.number(1, 60)
     draw = source.random.random()
@@ -160,4 +160,4 @@ def word_problem(source: Source) -> Turn:
         template, steps, result = BOXES, multiply_steps(a, b), a * b
     ask = source.ask(template, n=name, a=a, b=b, i=item)
     answer = f"The answer is {result} {item}."
-    return Turn("arithmetic", ask, steps, answer, unthought=f"{steps} {answer}")
+    return PlainTurn("arithmetic", ask, steps, answer, unthought=f"{steps} {answer}")

@@ -11,7 +11,7 @@ from training.data.known_tools import KNOWN, family
 from training.data.source import Source, phrasings
 from training.data.tasks import lookup, plain_turn
 from training.data.tools import random_tool, rival, tool_turn
-from training.data.turn import Call, Conversation, Tool, ToolTurn, Turn
+from training.data.turn import Call, Dialogue, PlainTurn, Tool, ToolTurn
 from training.data.values import said
 
 
@@ -39,7 +39,7 @@ LONG = Shape(turns=tuple(range(8, 27)), tools=0.7, more_tools=(0, 1, 3, 6, 12), 
 NO_TOOL = phrasings("Can you {}?", "Please {}.", "I want you to {}.", "Could you {}?")
 
 
-def conversation(source: Source, shape: Shape = SHORT) -> Conversation:
+def conversation(source: Source, shape: Shape = SHORT) -> Dialogue:
     """A conversation up to and with the model's last turn."""
     turns, tools = plan(source, shape)
     messages: list[dict[str, Any]] = []
@@ -51,10 +51,10 @@ def conversation(source: Source, shape: Shape = SHORT) -> Conversation:
     return ending(source, shape, messages, turns[-1], tools)
 
 
-def plan(source: Source, shape: Shape) -> tuple[list[Turn | ToolTurn], list[Tool] | None]:
+def plan(source: Source, shape: Shape) -> tuple[list[PlainTurn | ToolTurn], list[Tool] | None]:
     count = source.pick(shape.turns)
     with_tools = source.chance(shape.tools)
-    turns: list[Turn | ToolTurn] = [
+    turns: list[PlainTurn | ToolTurn] = [
         tool_turn(source) if with_tools and source.chance(0.75) else plain_turn(source)
         for _ in range(count)
     ]
@@ -73,11 +73,11 @@ def plan(source: Source, shape: Shape) -> tuple[list[Turn | ToolTurn], list[Tool
 
 
 def one_tool_per_family(
-    source: Source, shape: Shape, turns: list[Turn | ToolTurn]
-) -> tuple[list[Turn | ToolTurn], list[Tool]]:
+    source: Source, shape: Shape, turns: list[PlainTurn | ToolTurn]
+) -> tuple[list[PlainTurn | ToolTurn], list[Tool]]:
     """Two tools for the same thing cannot both be offered: the earlier turn goes plain."""
     used: dict[str, Tool] = {}
-    kept: list[Turn | ToolTurn] = []
+    kept: list[PlainTurn | ToolTurn] = []
     for turn in reversed(turns):
         if isinstance(turn, ToolTurn):
             purpose = family(turn.tool)
@@ -109,7 +109,7 @@ def rivals(source: Source, shape: Shape, used: dict[str, Tool]) -> list[Tool]:
     return [rival(source, tool) for tool in used.values() for _ in range(source.number(1, 3))]
 
 
-def without_tool(source: Source) -> Turn:
+def without_tool(source: Source) -> PlainTurn:
     wish = source.pick(
         [
             f"send a fax to {source.name()}",
@@ -120,14 +120,14 @@ def without_tool(source: Source) -> Turn:
         ]
     )
     answer = "I am sorry, I have no tool for that."
-    return Turn(
+    return PlainTurn(
         "no_tool", source.split(NO_TOOL, 0.3).format(wish), "There is no tool for that.", answer
     )
 
 
-def history(source: Source, turn: Turn | ToolTurn) -> list[dict[str, Any]]:
+def history(source: Source, turn: PlainTurn | ToolTurn) -> list[dict[str, Any]]:
     """An earlier exchange. It has no think block, so most sums show their steps in the answer."""
-    if isinstance(turn, Turn):
+    if isinstance(turn, PlainTurn):
         steps = turn.unthought if source.chance(0.85) else None
         return [
             {"role": "user", "content": turn.user},
@@ -153,34 +153,32 @@ def ending(
     source: Source,
     shape: Shape,
     messages: list[dict[str, Any]],
-    turn: Turn | ToolTurn,
+    turn: PlainTurn | ToolTurn,
     tools: list[Tool] | None,
-) -> Conversation:
+) -> Dialogue:
     wrap = source.chance(shape.wrapped)
     user = {"role": "user", "content": wrapped(source, turn.user) if wrap else turn.user}
-    if isinstance(turn, Turn):
+    if isinstance(turn, PlainTurn):
         return plain_ending(source, shape, [*messages, user], turn, tools)
     if source.chance(0.7):
         kind = "tool_call" if len(turn.calls) == 1 else "parallel_calls"
         thought = plan_of(turn.calls)
-        return Conversation(kind, [*messages, user], tools, thought, "", turn.calls)
+        return Dialogue(kind, [*messages, user], tools, thought, "", turn.calls)
     thought = "I report the result of the tool."
-    return Conversation("tool_result", [*messages, *called(turn)], tools, thought, turn.report)
+    return Dialogue("tool_result", [*messages, *called(turn)], tools, thought, turn.report)
 
 
 def plain_ending(
     source: Source,
     shape: Shape,
     messages: list[dict[str, Any]],
-    turn: Turn,
+    turn: PlainTurn,
     tools: list[Tool] | None,
-) -> Conversation:
+) -> Dialogue:
     if can_be_held(turn) and source.in_training(shape.held):
         made = held(source, turn, tools, shape.ragged)
-        return Conversation("held", messages, tools, turn.thought, made.text, own=made.own)
-    return Conversation(
-        turn.kind, messages, tools, turn.thought, turn.answer, unthought=turn.unthought
-    )
+        return Dialogue("held", messages, tools, turn.thought, made.text, own=made.own)
+    return Dialogue(turn.kind, messages, tools, turn.thought, turn.answer, unthought=turn.unthought)
 
 
 def plan_of(calls: Sequence[Call]) -> str:

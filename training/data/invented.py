@@ -12,7 +12,7 @@ from typing import Any
 
 from training.data.source import Source, phrasings
 from training.data.tool_parts import listed, outcome, tool, turn
-from training.data.turn import Held, Tool, ToolTurn, Turn
+from training.data.turn import Held, PlainTurn, Tool, ToolTurn
 from training.data.values import fields, text_name, to_json
 
 KINDS = "joke poem riddle tweet slogan review tale song speech fact plan quiz toast".split()
@@ -63,7 +63,7 @@ def wish(source: Source) -> str:
     return asked.rstrip(".") + source.pick(TAILS).format(source.pick(source.pick(PARTS))) + ending
 
 
-def invented_json(source: Source) -> Turn:
+def invented_json(source: Source) -> PlainTurn:
     """`Tell me a joke about cats. Return JSON with the keys setup and punchline.`"""
     kind, topic = source.pick(KINDS), source.phrase(1, 2)
     keys = list(source.pick(PARTS)) if source.chance(0.5) else []
@@ -73,7 +73,7 @@ def invented_json(source: Source) -> Turn:
     asked = source.ask(ASK, k=kind, t=topic).rstrip(".")
     form = source.pick(IN_JSON).format(listed([f"{quote}{key}{quote}" for key in keys]))
     answer = {key: content(key, {"type": "string"}, topic) for key in keys}
-    return Turn("json", f"{asked}. {form}", "The user wants a JSON object.", to_json(answer))
+    return PlainTurn("json", f"{asked}. {form}", "The user wants a JSON object.", to_json(answer))
 
 
 def invented_call(source: Source) -> ToolTurn:
@@ -100,11 +100,13 @@ def content(key: str, schema: Mapping[str, Any], topic: str) -> Any:
     return made.get(schema["type"], f"A {key} about {topic}.")
 
 
-def can_be_held(turn: Turn) -> bool:
+def can_be_held(turn: PlainTurn) -> bool:
     return "\n" not in turn.answer and '"' not in turn.answer and len(turn.answer) < 300
 
 
-def held(source: Source, turn: Turn, tools: Sequence[Tool] | None, ragged: float = 0.0) -> Held:
+def held(
+    source: Source, turn: PlainTurn, tools: Sequence[Tool] | None, ragged: float = 0.0
+) -> Held:
     """The turn's answer inside JSON whose keys only the grammar knows, or in a call it forces."""
     gaps = COMPACT if source.chance(0.8) else SPACED
     if ragged and source.chance(ragged):

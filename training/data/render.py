@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from training.data.turn import Call, Conversation, Tool
+from training.data.turn import Call, Dialogue, Tool
 from training.data.values import to_json
 
 THINK_START, THINK_END = "<think>\n", "\n</think>\n\n"
@@ -23,12 +23,12 @@ class Segment:
     answer: bool = False
 
 
-def prompt_text(conversation: Conversation) -> str:
+def prompt_text(conversation: Dialogue) -> str:
     """Everything before the model's turn, with the generation prompt."""
     return "".join(segment.text for segment in prompt_segments(conversation))
 
 
-def prompt_segments(conversation: Conversation) -> list[Segment]:
+def prompt_segments(conversation: Dialogue) -> list[Segment]:
     messages = conversation.messages
     parts: list[Segment] = []
     if conversation.tools:
@@ -42,7 +42,7 @@ def prompt_segments(conversation: Conversation) -> list[Segment]:
     return [*parts, Segment(GENERATE)]
 
 
-def answer_text(conversation: Conversation, thinking: bool) -> tuple[str, str]:
+def answer_text(conversation: Dialogue, thinking: bool) -> tuple[str, str]:
     """The think block and the rest of the model's turn."""
     body = conversation.answer
     if not thinking:

@@ -13,7 +13,7 @@ import yaml
 from training.data.arithmetic import arithmetic
 from training.data.invented import invented_json, wish
 from training.data.source import Source, Split, phrasings
-from training.data.turn import Turn
+from training.data.turn import PlainTurn
 from training.data.values import COLORS, NOUNS, VERBS, fields, said, to_json, value
 
 HERE = Path(__file__).parent
@@ -64,15 +64,15 @@ def noisy(source: Source, text: str) -> str:
     return text.upper() if draw < 0.32 else text
 
 
-def topic(source: Source) -> Turn:
+def topic(source: Source) -> PlainTurn:
     chosen = source.pick(topics())
     ask = noisy(source, source.split(chosen.ask, 0.3))
-    return Turn("topic", ask, chosen.thought, chosen.answer)
+    return PlainTurn("topic", ask, chosen.thought, chosen.answer)
 
 
-def unknown(source: Source) -> Turn:
+def unknown(source: Source) -> PlainTurn:
     if source.in_training(0.25):
-        return Turn("unknown", wish(source), "I do not know this.", FALLBACK)
+        return PlainTurn("unknown", wish(source), "I do not know this.", FALLBACK)
     country = source.word().capitalize() if source.chance(0.5) else source.pick(COUNTRIES)
     ask = source.split(unknown_questions()).format(
         w=source.word(),
@@ -81,7 +81,7 @@ def unknown(source: Source) -> Turn:
         y=source.number(1800, 2026),
         N=f"{source.name()} {source.word().capitalize()}",
     )
-    return Turn("unknown", noisy(source, ask), "I do not know this.", FALLBACK)
+    return PlainTurn("unknown", noisy(source, ask), "I do not know this.", FALLBACK)
 
 
 NAMED_CODE = phrasings(
@@ -107,7 +107,7 @@ UNNAMED_CODE = phrasings(
 )
 
 
-def code(source: Source) -> Turn:
+def code(source: Source) -> PlainTurn:
     row = source.pick(functions())
     number = str(source.number(2, 99))
     does = row["does"].replace("{n}", number)
@@ -118,7 +118,7 @@ def code(source: Source) -> Turn:
         user = source.ask(NAMED_CODE, f=name, d=does)
     body = row["body"].replace("FUNCTION", name).replace("NUMBER", number)
     answer = f"```python\n{body}\n```\nThe function {name} {does}."
-    return Turn("code", user, f"A Python function {name} that {does}.", answer)
+    return PlainTurn("code", user, f"A Python function {name} that {does}.", answer)
 
 
 def function_name(source: Source, default: str) -> str:
@@ -142,7 +142,7 @@ LOOKUP = phrasings(
 )
 
 
-def lookup(source: Source, entries: int | None = None) -> Turn:
+def lookup(source: Source, entries: int | None = None) -> PlainTurn:
     """A value out of a list of facts, which may be long."""
     attribute = source.pick(
         ["price", "age", "color", "code", "owner", "city", "number", source.plain_word()]
@@ -164,7 +164,7 @@ def lookup(source: Source, entries: int | None = None) -> Turn:
     else:
         context = "\n".join(f"{key}: {item}" for key, item in facts.items())
     ask = source.ask(LOOKUP, c=context, at=attribute, k=wanted)
-    return Turn(
+    return PlainTurn(
         "lookup", ask, f"I look for {wanted}.", f"The {attribute} of {wanted} is {facts[wanted]}."
     )
 
@@ -198,16 +198,16 @@ SCHEMA = phrasings(
 )
 
 
-def json_answer(source: Source) -> Turn:
+def json_answer(source: Source) -> PlainTurn:
     """A JSON object or list from values in the question, sometimes with its schema."""
     if source.chance(0.2):
         words = [source.word() for _ in range(source.number(2, 5))]
         user = source.split(LIST, 0.3).format(", ".join(words))
-        return Turn("json", user, "The user wants a JSON list.", to_json(words))
+        return PlainTurn("json", user, "The user wants a JSON list.", to_json(words))
     properties = fields(source, source.pick([1, 2, 2, 3, 3, 4]))
     made = {key: value(source, key, schema) for key, schema in properties.items()}
     user = object_request(source, properties, made)
-    return Turn("json", user, "The user wants a JSON object.", to_json(made))
+    return PlainTurn("json", user, "The user wants a JSON object.", to_json(made))
 
 
 def object_request(source: Source, properties: dict[str, Any], made: dict[str, Any]) -> str:
@@ -231,7 +231,7 @@ STORY = phrasings(
 )
 
 
-def story(source: Source) -> Turn:
+def story(source: Source) -> PlainTurn:
     hero, animal = source.name(), source.pick(ANIMALS)
     if source.chance(0.2):
         hero, animal = "Emma", "fox"
@@ -248,7 +248,7 @@ def story(source: Source) -> Turn:
         f"under a tree. The {animal} opened a hidden door, and behind it was a garden. From then "
         f"on, {hero} and the {animal} met every day."
     )
-    return Turn("story", ask, f"A short story about {hero} and a {animal}.", told)
+    return PlainTurn("story", ask, f"A short story about {hero} and a {animal}.", told)
 
 
 POINTS = phrasings(
@@ -259,7 +259,7 @@ POINTS = phrasings(
 )
 
 
-def points(source: Source) -> Turn:
+def points(source: Source) -> PlainTurn:
     subject = source.phrase(1, 2)
     count = source.pick([2, 3, 3, 4])
     word = ["two", "three", "four"][count - 2]
@@ -272,7 +272,7 @@ def points(source: Source) -> Turn:
     ask = source.ask(POINTS, w=source.pick([word, str(count)]), t=subject)
     numbered = "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
     answer = f"Here are {word} points about {subject}:\n{numbered}"
-    return Turn("points", ask, f"The user wants {word} points about {subject}.", answer)
+    return PlainTurn("points", ask, f"The user wants {word} points about {subject}.", answer)
 
 
 REPEAT = phrasings(
@@ -290,7 +290,7 @@ REPEAT = phrasings(
 )
 
 
-def repeat(source: Source) -> Turn:
+def repeat(source: Source) -> PlainTurn:
     """Plain copying of rare tokens: codes, numbers, capitalised and unicode words."""
     makers: list[Callable[[], str]] = [
         source.word,
@@ -305,7 +305,7 @@ def repeat(source: Source) -> Turn:
         source.path,
     ]
     text = " ".join(source.pick(makers)() for _ in range(source.number(1, 12)))
-    return Turn("repeat", source.split(REPEAT, 0.3).format(text), "I repeat the text.", text)
+    return PlainTurn("repeat", source.split(REPEAT, 0.3).format(text), "I repeat the text.", text)
 
 
 NAME = phrasings(
@@ -313,15 +313,15 @@ NAME = phrasings(
 )
 
 
-def introduction(source: Source) -> Turn:
+def introduction(source: Source) -> PlainTurn:
     name = source.name()
     answer = f"Nice to meet you, {name}! How can I help you?"
-    return Turn(
+    return PlainTurn(
         "introduction", source.split(NAME, 0.3).format(name), f"The user is {name}.", answer
     )
 
 
-PLAIN: tuple[tuple[Callable[[Source], Turn], int], ...] = (
+PLAIN: tuple[tuple[Callable[[Source], PlainTurn], int], ...] = (
     (topic, 9),
     (arithmetic, 10),
     (code, 4),
@@ -335,7 +335,7 @@ PLAIN: tuple[tuple[Callable[[Source], Turn], int], ...] = (
 )
 
 
-def plain_turn(source: Source) -> Turn:
+def plain_turn(source: Source) -> PlainTurn:
     if source.in_training(0.025):
         return invented_json(source)
     makers = [make for make, weight in PLAIN for _ in range(weight)]

@@ -17,7 +17,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Turn:
+class PlainTurn:
     """What the user says, what the model thinks and answers."""
 
     kind: str
@@ -49,7 +49,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class Dialogue:
     """Messages up to the model's turn, and the turn that is expected."""
 
     kind: str

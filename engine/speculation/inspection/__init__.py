@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.speculation.inspection.case import (
     MODEL_FREE,
-    Finding,
+    DraftFinding,
     InspectionCase,
     InspectionRule,
     Severity,
@@ -32,7 +32,7 @@ from engine.speculation.inspection.configs import TargetConfig, get_int, read_dr
 from engine.speculation.inspection.rules import config, general, layers, tensors, vocabulary
 from engine.speculation.inspection.weights import InvalidCheckpoint
 
-__all__ = ["Finding", "Severity", "SpeculationReport", "inspect_draft"]
+__all__ = ["DraftFinding", "Severity", "SpeculationReport", "inspect_draft"]
 
 ALWAYS: tuple[InspectionRule, ...] = general.SETTINGS_RULES + general.OTHER_METHOD_RULES
 EAGLE3_CONFIG: tuple[InspectionRule, ...] = config.RULES + layers.RULES
@@ -53,7 +53,7 @@ def inspect_draft(
     looked for in the hub cache and never downloaded; ``target_config`` stands in for a target's
     config.json that is elsewhere. Never raises for what is wrong with files: that is a finding.
     """
-    findings: list[Finding] = []
+    findings: list[DraftFinding] = []
     settings = dict(speculative_config)
     facing = find_target(target, target_config)
     checkpoint = find_draft(settings, findings)
@@ -85,7 +85,7 @@ def find_target(target: Path | str, config: Mapping[str, Any] | None) -> TargetC
         return None
 
 
-def find_draft(settings: Mapping[str, Any], findings: list[Finding]) -> Checkpoint | None:
+def find_draft(settings: Mapping[str, Any], findings: list[DraftFinding]) -> Checkpoint | None:
     name = settings.get("model")
     if not isinstance(name, str) or resolve_method(settings, None) in MODEL_FREE:
         return None
@@ -94,7 +94,7 @@ def find_draft(settings: Mapping[str, Any], findings: list[Finding]) -> Checkpoi
         return open_model(name, revision if isinstance(revision, str) else None)
     except NotInspectable as reason:
         findings.append(
-            Finding(
+            DraftFinding(
                 "not-inspected",
                 Severity.WARNING,
                 f"the draft's files were not inspected: {reason}",
@@ -102,7 +102,7 @@ def find_draft(settings: Mapping[str, Any], findings: list[Finding]) -> Checkpoi
             )
         )
     except InvalidCheckpoint as fault:
-        findings.append(Finding(fault.rule, Severity.ERROR, fault.found, fault.advice))
+        findings.append(DraftFinding(fault.rule, Severity.ERROR, fault.found, fault.advice))
     return None
 
 
@@ -115,11 +115,11 @@ def select_rules(case: InspectionCase) -> Iterator[InspectionRule]:
         yield from EAGLE3_TENSORS
 
 
-def check_same_folder(case: InspectionCase) -> Iterator[Finding]:
+def check_same_folder(case: InspectionCase) -> Iterator[DraftFinding]:
     if case.checkpoint is None or case.target is None or case.method in ("mtp", "dspark"):
         return
     if case.target.path and Path(case.target.path).resolve() == case.checkpoint.path.resolve():
-        yield Finding(
+        yield DraftFinding(
             "draft-is-target",
             Severity.ERROR,
             f"draft and target are the same folder, {case.checkpoint.path}",
@@ -127,12 +127,12 @@ def check_same_folder(case: InspectionCase) -> Iterator[Finding]:
         )
 
 
-def apply_rule(rule: InspectionRule, case: InspectionCase) -> Iterator[Finding]:
+def apply_rule(rule: InspectionRule, case: InspectionCase) -> Iterator[DraftFinding]:
     for verdict in rule.check(case):
-        yield Finding(rule.name, verdict.severity, verdict.found, verdict.advice)
+        yield DraftFinding(rule.name, verdict.severity, verdict.found, verdict.advice)
 
 
-def build_report(case: InspectionCase, findings: tuple[Finding, ...]) -> SpeculationReport:
+def build_report(case: InspectionCase, findings: tuple[DraftFinding, ...]) -> SpeculationReport:
     described = describe(case)
     model = case.settings.get("model")
     return SpeculationReport(

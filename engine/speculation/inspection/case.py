@@ -24,7 +24,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DraftFinding:
     """One broken rule: which, what was found, and what to do about it."""
 
     rule: str
@@ -52,14 +52,14 @@ class SpeculationReport:
     draft: str | None = None
     inspected: bool = True
     facts: Mapping[str, str] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[DraftFinding, ...] = ()
 
     @property
-    def errors(self) -> tuple[Finding, ...]:
+    def errors(self) -> tuple[DraftFinding, ...]:
         return self.of(Severity.ERROR)
 
     @property
-    def warnings(self) -> tuple[Finding, ...]:
+    def warnings(self) -> tuple[DraftFinding, ...]:
         return self.of(Severity.WARNING)
 
     @property
@@ -67,7 +67,7 @@ class SpeculationReport:
         """Nothing found would keep this draft from working."""
         return not self.errors
 
-    def of(self, severity: Severity) -> tuple[Finding, ...]:
+    def of(self, severity: Severity) -> tuple[DraftFinding, ...]:
         return tuple(finding for finding in self.findings if finding.severity is severity)
 
 
@@ -101,7 +101,7 @@ class InspectionCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Violation:
     """A finding before the rule's name is put on it."""
 
     severity: Severity
@@ -109,16 +109,16 @@ class Verdict:
     advice: str
 
 
-def error(found: str, advice: str) -> Verdict:
-    return Verdict(Severity.ERROR, found, advice)
+def error(found: str, advice: str) -> Violation:
+    return Violation(Severity.ERROR, found, advice)
 
 
-def warning(found: str, advice: str) -> Verdict:
-    return Verdict(Severity.WARNING, found, advice)
+def warning(found: str, advice: str) -> Violation:
+    return Violation(Severity.WARNING, found, advice)
 
 
-def note(found: str, advice: str) -> Verdict:
-    return Verdict(Severity.NOTE, found, advice)
+def note(found: str, advice: str) -> Violation:
+    return Violation(Severity.NOTE, found, advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class InspectionRule:
 
     name: str
     says: str
-    check: Callable[[InspectionCase], Iterable[Verdict]]
+    check: Callable[[InspectionCase], Iterable[Violation]]
 
 
 MTP_METHODS = frozenset(

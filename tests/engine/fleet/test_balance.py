@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.fleet.routing import (
-    Candidate,
+    RoutingCandidate,
     RoutingReason,
     RoutingRequest,
     choose_least_loaded,
@@ -67,7 +67,7 @@ def test_one_worker_is_always_within_the_bound(loads, cost):
 
 @given(loads, st.floats(0, 1e5), st.binary(min_size=1, max_size=8))
 def test_nobody_over_the_bound_is_given_more(loads, cost, key):
-    candidates = [Candidate(f"w{i}", load) for i, load in enumerate(loads)]
+    candidates = [RoutingCandidate(f"w{i}", load) for i, load in enumerate(loads)]
     chosen, why = choose_worker(candidates, RoutingRequest(b"x", cost, key=key), RULES)
     assert chosen.load <= compute_bound(loads, cost, RULES)
     first = order_by_hash(key, [c.name for c in candidates])[0]
@@ -81,7 +81,7 @@ def test_loads_stay_within_the_bound_when_every_request_has_the_same_key():
     for number in range(3000):
         cost = chance.uniform(100, 2000)
         biggest = max(biggest, cost)
-        candidates = [Candidate(name, load) for name, load in held.items()]
+        candidates = [RoutingCandidate(name, load) for name, load in held.items()]
         wish = RoutingRequest(str(number).encode(), cost, session="the only one")
         chosen, _ = choose_worker(candidates, wish, RULES)
         held[chosen.name] += cost
@@ -91,13 +91,13 @@ def test_loads_stay_within_the_bound_when_every_request_has_the_same_key():
 
 def test_a_session_stays_until_its_worker_is_over_the_bound_and_comes_back():
     home = choose_worker(
-        [Candidate(n, 0.0) for n in NAMES], RoutingRequest(b"1", 10, session="s"), RULES
+        [RoutingCandidate(n, 0.0) for n in NAMES], RoutingRequest(b"1", 10, session="s"), RULES
     )[0].name
-    busy = [Candidate(n, 100.0 if n == home else 0.0) for n in NAMES]
+    busy = [RoutingCandidate(n, 100.0 if n == home else 0.0) for n in NAMES]
     elsewhere, why = choose_worker(busy, RoutingRequest(b"2", 10, session="s"), RULES)
     assert (why, elsewhere.name == home) == (RoutingReason.SPILLED, False)
     back, why = choose_worker(
-        [Candidate(n, 7.0) for n in NAMES], RoutingRequest(b"3", 10, session="s"), RULES
+        [RoutingCandidate(n, 7.0) for n in NAMES], RoutingRequest(b"3", 10, session="s"), RULES
     )
     assert (why, back.name) == (RoutingReason.SESSION, home)
 
@@ -105,26 +105,34 @@ def test_a_session_stays_until_its_worker_is_over_the_bound_and_comes_back():
 def test_a_little_load_moves_nobody():
     lazy = RoutingSettings(epsilon=0.25, slack=500.0)
     home = choose_worker(
-        [Candidate(n, 0.0) for n in NAMES], RoutingRequest(b"1", 10, session="s"), lazy
+        [RoutingCandidate(n, 0.0) for n in NAMES], RoutingRequest(b"1", 10, session="s"), lazy
     )[0].name
-    busy = [Candidate(n, 400.0 if n == home else 0.0) for n in NAMES]
+    busy = [RoutingCandidate(n, 400.0 if n == home else 0.0) for n in NAMES]
     assert choose_worker(busy, RoutingRequest(b"2", 10, session="s"), lazy)[0].name == home
 
 
 def test_a_prompt_goes_where_most_of_it_is_known():
-    candidates = [Candidate("a", 5.0, 2), Candidate("b", 5.0, 9), Candidate("c", 0.0, 0)]
+    candidates = [
+        RoutingCandidate("a", 5.0, 2),
+        RoutingCandidate("b", 5.0, 9),
+        RoutingCandidate("c", 0.0, 0),
+    ]
     chosen, why = choose_worker(candidates, RoutingRequest(b"1", 50, key=b"k"), RULES)
     assert (chosen.name, why) == ("b", RoutingReason.PREFIX)
 
 
 def test_among_those_who_know_too_much_to_do_the_next_best_is_taken():
-    candidates = [Candidate("a", 1.0, 2), Candidate("b", 90.0, 9), Candidate("c", 0.0, 0)]
+    candidates = [
+        RoutingCandidate("a", 1.0, 2),
+        RoutingCandidate("b", 90.0, 9),
+        RoutingCandidate("c", 0.0, 0),
+    ]
     chosen, why = choose_worker(candidates, RoutingRequest(b"1", 10, key=b"k"), RULES)
     assert (chosen.name, why) == ("a", RoutingReason.SPILLED)
 
 
 def test_without_affinity_the_least_loaded_is_taken_and_ties_are_spread():
-    some = [Candidate("a", 3.0), Candidate("b", 1.0), Candidate("c", 1.0)]
+    some = [RoutingCandidate("a", 3.0), RoutingCandidate("b", 1.0), RoutingCandidate("c", 1.0)]
     taken = Counter(choose_worker(some, RoutingRequest(key, 1), RULES)[0].name for key in keys(400))
     assert taken["a"] == 0
     assert min(taken["b"], taken["c"]) > 150

@@ -9,7 +9,7 @@ from typing import Any
 from engine.speculation.inspection.case import (
     InspectionCase,
     InspectionRule,
-    Verdict,
+    Violation,
     error,
     note,
     warning,
@@ -46,7 +46,7 @@ CONVERTED = frozenset(
 """What the speculators conversion takes from the top level."""
 
 
-def check_architecture(case: InspectionCase) -> Iterator[Verdict]:
+def check_architecture(case: InspectionCase) -> Iterator[Violation]:
     if case.draft.shape is None:
         given = case.draft.read.get("architectures") or case.draft.raw.get("architectures")
         near = get_close_matches(case.draft.architecture, ARCHITECTURES, 1)
@@ -56,7 +56,7 @@ def check_architecture(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_sizes(case: InspectionCase) -> Iterator[Verdict]:
+def check_sizes(case: InspectionCase) -> Iterator[Violation]:
     draft = case.draft
     absent = [key for key in SIZES if draft.number(key) is None]
     if absent:
@@ -74,7 +74,7 @@ def list_parts(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {TOP: raw, NESTED: nested, INNER: inner}
 
 
-def check_misspelt_keys(case: InspectionCase) -> Iterator[Verdict]:
+def check_misspelt_keys(case: InspectionCase) -> Iterator[Violation]:
     for place, part in list_parts(case.draft.raw).items():
         for key in part:
             near = get_close_matches(str(key), FLAGS, 1, NEAR)
@@ -112,7 +112,7 @@ def get_effective(case: InspectionCase, key: str) -> Any:
     return facts.get(key, case.draft.read.get(key))
 
 
-def check_misplaced_keys(case: InspectionCase) -> Iterator[Verdict]:
+def check_misplaced_keys(case: InspectionCase) -> Iterator[Violation]:
     found = list_parts(case.draft.raw)
     for key in FLAGS:
         if key == NESTED:
@@ -130,7 +130,7 @@ def check_misplaced_keys(case: InspectionCase) -> Iterator[Verdict]:
             )
 
 
-def check_norm_output(case: InspectionCase) -> Iterator[Verdict]:
+def check_norm_output(case: InspectionCase) -> Iterator[Violation]:
     draft = case.draft
     trained_so = draft.fc_norm or any(name.startswith("fc_norm.") for name in case.tensors)
     if trained_so and not draft.norm_output and "norm_output" not in draft.raw:
@@ -140,7 +140,7 @@ def check_norm_output(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_two_norms(case: InspectionCase) -> Iterator[Verdict]:
+def check_two_norms(case: InspectionCase) -> Iterator[Violation]:
     if case.draft.fc_norm and case.draft.norm_before_fc:
         yield warning(
             "'fc_norm' and 'norm_before_fc' are both on; vLLM applies both",
@@ -148,7 +148,7 @@ def check_two_norms(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_mla_norm(case: InspectionCase) -> Iterator[Verdict]:
+def check_mla_norm(case: InspectionCase) -> Iterator[Violation]:
     draft = case.draft
     wanted = draft.flag("norm_before_fc") or draft.eagle_config.get("norm_before_fc")
     if draft.shape is DecoderLayer.MLA and wanted:
@@ -158,7 +158,7 @@ def check_mla_norm(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_residual_default(case: InspectionCase) -> Iterator[Verdict]:
+def check_residual_default(case: InspectionCase) -> Iterator[Violation]:
     if case.draft.speculators and "norm_before_residual" not in case.draft.raw:
         yield warning(
             "'norm_before_residual' is absent: vLLM takes true, the speculators library false",
@@ -166,7 +166,7 @@ def check_residual_default(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_parallel_mask(case: InspectionCase) -> Iterator[Verdict]:
+def check_parallel_mask(case: InspectionCase) -> Iterator[Violation]:
     wanted = case.draft.raw.get("speculators_model_type") == "peagle"
     if wanted and "mask_token_id" not in case.draft.raw:
         yield error("a P-EAGLE draft without 'mask_token_id'", "write the id it was trained with")
@@ -177,7 +177,7 @@ def check_parallel_mask(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_target_width(case: InspectionCase) -> Iterator[Verdict]:
+def check_target_width(case: InspectionCase) -> Iterator[Violation]:
     """One captured state is as wide as the target."""
     wide = case.target.hidden_size if case.target else None
     taken = case.draft.target_hidden_size
@@ -188,7 +188,7 @@ def check_target_width(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_heads(case: InspectionCase) -> Iterator[Verdict]:
+def check_heads(case: InspectionCase) -> Iterator[Violation]:
     draft = case.draft
     if draft.shape is DecoderLayer.MLA or not draft.num_heads or not draft.num_kv_heads:
         return
@@ -205,7 +205,7 @@ def check_heads(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_sharding(case: InspectionCase) -> Iterator[Verdict]:
+def check_sharding(case: InspectionCase) -> Iterator[Violation]:
     """The draft is split over the target's ranks, whatever draft_tensor_parallel_size says."""
     size, draft = case.tensor_parallel_size, case.draft
     if size < 2:
@@ -225,7 +225,7 @@ def check_sharding(case: InspectionCase) -> Iterator[Verdict]:
             )
 
 
-def check_positions(case: InspectionCase) -> Iterator[Verdict]:
+def check_positions(case: InspectionCase) -> Iterator[Violation]:
     own, served = case.draft.max_positions, case.served_len
     if own is None or served is None or own >= served:
         return
@@ -237,7 +237,7 @@ def check_positions(case: InspectionCase) -> Iterator[Verdict]:
     )
 
 
-def check_rope(case: InspectionCase) -> Iterator[Verdict]:
+def check_rope(case: InspectionCase) -> Iterator[Violation]:
     own = get_rope_base(case.draft.read)
     stated = case.draft.read.get("rope_theta")
     if own is not None and stated is not None and own != stated:

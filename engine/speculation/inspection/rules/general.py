@@ -12,7 +12,7 @@ from engine.speculation.inspection.case import (
     MODEL_FREE,
     InspectionCase,
     InspectionRule,
-    Verdict,
+    Violation,
     error,
     note,
     warning,
@@ -47,7 +47,7 @@ LIBRARIES = {"suffix": ("arctic_inference", "arctic-inference"), "ngram": ("numb
 EAGLE_FAMILY = ("eagle", "eagle3", "eagle3.1")
 
 
-def check_unknown_keys(case: InspectionCase) -> Iterator[Verdict]:
+def check_unknown_keys(case: InspectionCase) -> Iterator[Violation]:
     for key in sorted(set(case.settings) - KEYS):
         near = get_close_matches(key, KEYS, 1)
         yield error(
@@ -61,7 +61,7 @@ def check_unknown_keys(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_unknown_method(case: InspectionCase) -> Iterator[Verdict]:
+def check_unknown_method(case: InspectionCase) -> Iterator[Violation]:
     given = case.settings.get("method")
     if given is None or case.method in METHODS:
         return
@@ -75,7 +75,7 @@ def check_unknown_method(case: InspectionCase) -> Iterator[Verdict]:
     yield error(f"method {given!r} is not one of vLLM's", advice)
 
 
-def check_method_given(case: InspectionCase) -> Iterator[Verdict]:
+def check_method_given(case: InspectionCase) -> Iterator[Violation]:
     if "method" in case.settings or case.kind is None or case.kind == case.method:
         return
     yield error(
@@ -84,7 +84,7 @@ def check_method_given(case: InspectionCase) -> Iterator[Verdict]:
     )
 
 
-def check_method_match(case: InspectionCase) -> Iterator[Verdict]:
+def check_method_match(case: InspectionCase) -> Iterator[Violation]:
     if "method" not in case.settings or case.kind is None or case.kind == case.method:
         return
     if case.method not in METHODS or case.method in MODEL_FREE:
@@ -98,7 +98,7 @@ def check_method_match(case: InspectionCase) -> Iterator[Verdict]:
     )
 
 
-def check_depth(case: InspectionCase) -> Iterator[Verdict]:
+def check_depth(case: InspectionCase) -> Iterator[Violation]:
     given = case.settings.get("num_speculative_tokens")
     if given is None:
         if case.method not in FROM_TARGET | KNOWS_DEPTH:
@@ -124,12 +124,12 @@ def check_depth(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_model_given(case: InspectionCase) -> Iterator[Verdict]:
+def check_model_given(case: InspectionCase) -> Iterator[Violation]:
     if case.settings.get("model") is None and case.method not in MODEL_FREE | FROM_TARGET:
         yield error(f"method {case.method!r} needs a draft and no 'model' is given", "add 'model'")
 
 
-def check_draft_parallelism(case: InspectionCase) -> Iterator[Verdict]:
+def check_draft_parallelism(case: InspectionCase) -> Iterator[Violation]:
     given = case.settings.get("draft_tensor_parallel_size")
     allowed = (1, case.tensor_parallel_size)
     if given is not None and given not in allowed:
@@ -139,7 +139,7 @@ def check_draft_parallelism(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_draft_length(case: InspectionCase) -> Iterator[Verdict]:
+def check_draft_length(case: InspectionCase) -> Iterator[Violation]:
     given = get_int(case.settings, "max_model_len")
     own = case.draft.max_positions if case.checkpoint else None
     for limit, whose in ((case.served_len, "the target's"), (own, "the draft's")):
@@ -150,7 +150,7 @@ def check_draft_length(case: InspectionCase) -> Iterator[Verdict]:
             )
 
 
-def check_forced_acceptance(case: InspectionCase) -> Iterator[Verdict]:
+def check_forced_acceptance(case: InspectionCase) -> Iterator[Violation]:
     if case.settings.get("rejection_sample_method") == "synthetic":
         yield warning(
             "rejection_sample_method 'synthetic' accepts drafts by dice: the text is wrong",
@@ -158,7 +158,7 @@ def check_forced_acceptance(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_lookup_window(case: InspectionCase) -> Iterator[Verdict]:
+def check_lookup_window(case: InspectionCase) -> Iterator[Violation]:
     least, most = (get_int(case.settings, f"prompt_lookup_{end}") for end in ("min", "max"))
     if case.method == "ngram" and least is not None and most is not None and least > most:
         yield error(
@@ -166,7 +166,7 @@ def check_lookup_window(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_library(case: InspectionCase) -> Iterator[Verdict]:
+def check_library(case: InspectionCase) -> Iterator[Violation]:
     module, package = LIBRARIES.get(case.method, ("", ""))
     if module and find_spec(module) is None:
         yield error(
@@ -175,7 +175,7 @@ def check_library(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_pickled_weights(case: InspectionCase) -> Iterator[Verdict]:
+def check_pickled_weights(case: InspectionCase) -> Iterator[Violation]:
     if case.checkpoint and case.checkpoint.pickled:
         yield note(
             f"the weights ({case.checkpoint.pickled}) cannot be listed without running their code",
@@ -206,7 +206,7 @@ SHARES_WIDTH = frozenset({"eagle", "medusa"})
 LAYER_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
-def check_same_vocabulary(case: InspectionCase) -> Iterator[Verdict]:
+def check_same_vocabulary(case: InspectionCase) -> Iterator[Violation]:
     if case.checkpoint is None or case.target is None:
         return
     if case.method not in ("draft_model", "eagle") or case.settings.get("use_heterogeneous_vocab"):
@@ -221,7 +221,7 @@ def check_same_vocabulary(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_same_width(case: InspectionCase) -> Iterator[Verdict]:
+def check_same_width(case: InspectionCase) -> Iterator[Violation]:
     if case.method not in SHARES_WIDTH or case.checkpoint is None or case.target is None:
         return
     own, target = case.draft.hidden_size, case.target.hidden_size
@@ -232,7 +232,7 @@ def check_same_width(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_eagle_fc(case: InspectionCase) -> Iterator[Verdict]:
+def check_eagle_fc(case: InspectionCase) -> Iterator[Violation]:
     shape, hidden = case.shape_of("fc.weight"), case.draft.hidden_size
     if case.method != "eagle" or not case.tensors or hidden is None:
         return
@@ -247,7 +247,7 @@ def check_eagle_fc(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_mtp_layers(case: InspectionCase) -> Iterator[Verdict]:
+def check_mtp_layers(case: InspectionCase) -> Iterator[Violation]:
     """MTP layers come inside the target, as many as config.json says."""
     if case.method != "mtp" or case.target is None or case.settings.get("model"):
         return
@@ -265,7 +265,7 @@ def check_mtp_layers(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_dflash_layers(case: InspectionCase) -> Iterator[Verdict]:
+def check_dflash_layers(case: InspectionCase) -> Iterator[Violation]:
     """DFlash counts target layers from 0 and hears layer outputs."""
     inner = case.draft.raw.get("dflash_config")
     ids = inner.get("target_layer_ids") if isinstance(inner, dict) else None

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from engine.speculation.inspection.case import (
     InspectionCase,
     InspectionRule,
-    Verdict,
+    Violation,
     error,
     warning,
 )
 from engine.speculation.inspection.configs import LAYER_IDS, DecoderLayer
 
 
-def check_layers_exist(case: InspectionCase) -> Iterator[Verdict]:
+def check_layers_exist(case: InspectionCase) -> Iterator[Violation]:
     """Id 0 is the embedding's output, id L the output of the last of L layers."""
     ids, layers = case.draft.captured, case.target.num_layers if case.target else None
     for one in ids or ():
@@ -27,7 +27,7 @@ def check_layers_exist(case: InspectionCase) -> Iterator[Verdict]:
             )
 
 
-def check_layers_distinct(case: InspectionCase) -> Iterator[Verdict]:
+def check_layers_distinct(case: InspectionCase) -> Iterator[Violation]:
     ids = case.draft.layers_of(case.target)
     if ids is None or not case.draft.uses_aux or len(set(map(str, ids))) == len(ids):
         return
@@ -43,7 +43,7 @@ def check_layers_distinct(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_layers_ascending(case: InspectionCase) -> Iterator[Verdict]:
+def check_layers_ascending(case: InspectionCase) -> Iterator[Violation]:
     ids = [one for one in case.draft.captured or () if isinstance(one, int)]
     if ids != sorted(ids):
         yield warning(
@@ -52,7 +52,7 @@ def check_layers_ascending(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_layers_agree(case: InspectionCase) -> Iterator[Verdict]:
+def check_layers_agree(case: InspectionCase) -> Iterator[Violation]:
     top, nested = case.draft.read.get(LAYER_IDS), case.draft.eagle_config.get(LAYER_IDS)
     if top and nested and top != nested:
         yield warning(
@@ -61,7 +61,7 @@ def check_layers_agree(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_layer_count(case: InspectionCase) -> Iterator[Verdict]:
+def check_layer_count(case: InspectionCase) -> Iterator[Violation]:
     """The target hands out as many states as fc is built for."""
     ids, built = case.draft.captured, case.draft.num_aux
     if ids is None or not case.draft.uses_aux or len(ids) == built:
@@ -80,7 +80,7 @@ def advise_count(case: InspectionCase, count: int) -> str:
     return f'move {LAYER_IDS} into eagle_config, or add "num_aux_hidden_states": {count}'
 
 
-def check_fc_width(case: InspectionCase) -> Iterator[Verdict]:
+def check_fc_width(case: InspectionCase) -> Iterator[Violation]:
     shape, one, built = (
         case.shape_of("fc.weight"),
         case.draft.target_hidden_size,
@@ -99,7 +99,7 @@ def check_fc_width(case: InspectionCase) -> Iterator[Verdict]:
     yield error(found, advice)
 
 
-def check_aux_used(case: InspectionCase) -> Iterator[Verdict]:
+def check_aux_used(case: InspectionCase) -> Iterator[Violation]:
     if not case.draft.uses_aux and "fc.weight" in case.tensors:
         yield error(
             "use_aux_hidden_state is false and the file has fc.weight, which vLLM drops",

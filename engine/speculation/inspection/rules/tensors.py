@@ -12,7 +12,13 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from engine.speculation.inspection.case import InspectionCase, InspectionRule, Verdict, error, note
+from engine.speculation.inspection.case import (
+    InspectionCase,
+    InspectionRule,
+    Violation,
+    error,
+    note,
+)
 from engine.speculation.inspection.configs import DecoderLayer, DraftConfig
 from engine.speculation.inspection.weights import TensorEntry, read_array
 
@@ -152,7 +158,7 @@ def format_names(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def check_prefix(case: InspectionCase) -> Iterator[Verdict]:
+def check_prefix(case: InspectionCase) -> Iterator[Violation]:
     prefixed = [name for name in case.tensors if name.startswith("model.")]
     if prefixed:
         yield error(
@@ -162,7 +168,7 @@ def check_prefix(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_unknown_tensors(case: InspectionCase) -> Iterator[Verdict]:
+def check_unknown_tensors(case: InspectionCase) -> Iterator[Violation]:
     wanted = list_expected_tensors(case.draft)
     here = map_vllm_names(case.tensors)
     strange = [
@@ -192,7 +198,7 @@ def advise_unknown(name: str, near: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else "drop it, or export the draft again"
 
 
-def check_missing_tensors(case: InspectionCase) -> Iterator[Verdict]:
+def check_missing_tensors(case: InspectionCase) -> Iterator[Violation]:
     if case.draft.quantized or any(name.startswith("model.") for name in case.tensors):
         return
     here = map_vllm_names(case.tensors)
@@ -212,7 +218,7 @@ def check_missing_tensors(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_shapes(case: InspectionCase) -> Iterator[Verdict]:
+def check_shapes(case: InspectionCase) -> Iterator[Violation]:
     if case.draft.quantized:
         return
     here = map_vllm_names(case.tensors)
@@ -227,13 +233,13 @@ def check_shapes(case: InspectionCase) -> Iterator[Verdict]:
             )
 
 
-def check_fc_rows(case: InspectionCase) -> Iterator[Verdict]:
+def check_fc_rows(case: InspectionCase) -> Iterator[Violation]:
     shape, rows = case.shape_of("fc.weight"), case.draft.hidden_size
     if shape and rows is not None and shape[0] != rows and not case.draft.quantized:
         yield error(f"fc.weight has {shape[0]} rows for hidden size {rows}", "correct hidden_size")
 
 
-def check_input_norm(case: InspectionCase) -> Iterator[Verdict]:
+def check_input_norm(case: InspectionCase) -> Iterator[Violation]:
     if "input_norm.weight" in case.tensors and not case.draft.norm_before_fc:
         yield error(
             "the file has input_norm.weight and 'norm_before_fc' is off: vLLM drops the tensor",
@@ -241,7 +247,7 @@ def check_input_norm(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_parallel_hidden(case: InspectionCase) -> Iterator[Verdict]:
+def check_parallel_hidden(case: InspectionCase) -> Iterator[Violation]:
     wanted = case.settings.get("parallel_drafting") or (
         case.draft.raw.get("speculators_model_type") == "peagle"
     )
@@ -252,7 +258,7 @@ def check_parallel_hidden(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_quantised(case: InspectionCase) -> Iterator[Verdict]:
+def check_quantised(case: InspectionCase) -> Iterator[Violation]:
     if case.draft.quantized:
         yield note(
             "the draft is quantised: its shapes, and whether tensors are missing, were not checked",
@@ -260,7 +266,7 @@ def check_quantised(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_finite(case: InspectionCase) -> Iterator[Verdict]:
+def check_finite(case: InspectionCase) -> Iterator[Violation]:
     """Norms and biases are small enough to look at; a diverged training shows there."""
     for name, tensor in case.tensors.items():
         if len(tensor.shape) != 1 or tensor.dtype not in FLOATS or tensor.num_bytes > SMALL_BYTES:

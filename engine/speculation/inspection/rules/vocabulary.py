@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.speculation.inspection.case import (
     InspectionCase,
     InspectionRule,
-    Verdict,
+    Violation,
     error,
     warning,
 )
@@ -23,7 +23,7 @@ MANY = 64
 """A map this long has neighbouring ids; none at all means it does not hold offsets."""
 
 
-def check_vocabulary(case: InspectionCase) -> Iterator[Verdict]:
+def check_vocabulary(case: InspectionCase) -> Iterator[Violation]:
     own, target = case.draft.vocab_size, case.target.vocab_size if case.target else None
     if own is not None and target is not None and own != target:
         found = f"the draft's vocab_size is {own}, the target's {target}"
@@ -37,7 +37,7 @@ def check_vocabulary(case: InspectionCase) -> Iterator[Verdict]:
         yield error(f"draft_vocab_size {small} exceeds vocab_size {own}", "correct it")
 
 
-def check_head(case: InspectionCase) -> Iterator[Verdict]:
+def check_head(case: InspectionCase) -> Iterator[Violation]:
     if "lm_head.weight" in case.tensors:
         return
     draft, target = case.draft, case.target
@@ -55,7 +55,7 @@ def check_head(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_embedding(case: InspectionCase) -> Iterator[Verdict]:
+def check_embedding(case: InspectionCase) -> Iterator[Violation]:
     if "embed_tokens.weight" in case.tensors or case.target is None:
         return
     own, target = case.draft.hidden_size, case.target.hidden_size
@@ -72,7 +72,7 @@ def find_map(case: InspectionCase) -> tuple[str, TensorEntry] | None:
     return found[0] if found else None
 
 
-def check_map_needed(case: InspectionCase) -> Iterator[Verdict]:
+def check_map_needed(case: InspectionCase) -> Iterator[Violation]:
     small, full = case.draft.draft_vocab_size, case.draft.vocab_size
     if small is None or full is None:
         return
@@ -92,7 +92,7 @@ def check_map_needed(case: InspectionCase) -> Iterator[Verdict]:
         )
 
 
-def check_map_values(case: InspectionCase) -> Iterator[Verdict]:
+def check_map_values(case: InspectionCase) -> Iterator[Violation]:
     found = find_map(case)
     small, full = case.draft.draft_vocab_size, case.draft.vocab_size
     if found is None or small is None or full is None or small == full:
@@ -110,7 +110,7 @@ def check_map_values(case: InspectionCase) -> Iterator[Verdict]:
         yield from check_mask(case, read_array(tensor).astype(np.int64), full)
 
 
-def check_offsets(values: NDArray[Any], full: int) -> Iterator[Verdict]:
+def check_offsets(values: NDArray[Any], full: int) -> Iterator[Violation]:
     steps = np.diff(values)
     if len(values) >= MANY and bool((steps > 0).all()):
         yield error(
@@ -143,7 +143,7 @@ def check_offsets(values: NDArray[Any], full: int) -> Iterator[Verdict]:
         )
 
 
-def check_mask(case: InspectionCase, values: NDArray[Any], full: int) -> Iterator[Verdict]:
+def check_mask(case: InspectionCase, values: NDArray[Any], full: int) -> Iterator[Violation]:
     """t2d marks the target ids the draft can say; vLLM ignores it, so it is a second witness."""
     found = [case.tensors[name] for name in case.tensors if "t2d" in name]
     if not found or found[0].dtype != "BOOL" or len(found[0].shape) != 1:
