@@ -130,7 +130,7 @@ def _plan_adapters(line: CommandLine) -> dict[str, str]:
     given = getattr(line.namespace, "lora_modules", None)
     if not given:
         return {}
-    from server.backends.in_process import read_adapters
+    from server.cli.command_line import read_adapters
 
     names = getattr(line.namespace, "served_model_name", None) or ()
     enabled = bool(getattr(line.namespace, "enable_lora", False))

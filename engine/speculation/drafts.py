@@ -16,6 +16,7 @@ from hashlib import file_digest, sha256
 from math import prod
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -169,15 +170,14 @@ class DraftStore:
 
     def __init__(self, folder: str | None = None) -> None:
         self._persistent = folder is not None
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._folder = Path(folder).expanduser() if folder is not None else None
 
     @property
     def folder(self) -> Path:
         """Made when it is first needed. Raises OSError."""
         if self._folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="eaglegate-drafts-")
-            self._folder = Path(self._temporary.name)
+            self._folder = Path(tempfile.mkdtemp(prefix="eaglegate-drafts-"))
+            finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import orjson
 
 from engine.errors import EngineStartError
 from engine.fleet.status import WorkerStatus
@@ -26,6 +23,7 @@ from engine.vllm_contract import Area, find_broken
 from server.cli.command_line import (
     Arguments,
     CommandLine,
+    read_adapters,
     read_engine_arguments,
     refuse_unknown_parsers,
 )
@@ -171,41 +169,3 @@ def _run_preflight(
     if found.obstacles and settings.preflight:
         raise EngineStartError("; ".join(found.obstacles) + " (--no-preflight tries all the same)")
     return found.draft
-
-
-CONFIG = "adapter_config.json"
-
-
-def read_adapters(given: Sequence[str], enabled: bool, models: Collection[str]) -> dict[str, str]:
-    """Name -> folder, in the order given. Raises ConfigError."""
-    if given and not enabled:
-        raise ConfigError("--lora-modules needs --enable-lora")
-    adapters: dict[str, str] = {}
-    for item in given:
-        name, path = _entry(item)
-        if name in adapters or name in models:
-            raise ConfigError(f"--lora-modules: there is more than one model named '{name}'")
-        if not (Path(path).expanduser() / CONFIG).is_file():
-            raise ConfigError(f"--lora-modules {name}: {path} holds no {CONFIG}")
-        adapters[name] = str(Path(path).expanduser())
-    return adapters
-
-
-def _entry(item: str) -> tuple[str, str]:
-    """``name=path``, or a JSON object with both."""
-    if item.startswith("{"):
-        return _object(item)
-    name, equals, path = item.partition("=")
-    if not (name and equals and path):
-        raise ConfigError(f"--lora-modules takes name=path or a JSON object; given {item[:80]}")
-    return name, path
-
-
-def _object(item: str) -> tuple[str, str]:
-    try:
-        entry = orjson.loads(item)
-        return str(entry["name"]), str(entry["path"])
-    except (orjson.JSONDecodeError, KeyError) as error:
-        raise ConfigError(
-            f"--lora-modules takes name=path or a JSON object with name and path: {error}"
-        ) from None

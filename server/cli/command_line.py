@@ -6,7 +6,7 @@ import argparse
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -336,3 +336,41 @@ def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -
         unknown.append("--vllm-parser-fallback reads such a format with vLLM's own parser")
     if unknown:
         raise ConfigError("; ".join(unknown))
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def read_adapters(given: Sequence[str], enabled: bool, models: Collection[str]) -> dict[str, str]:
+    """Name -> folder, in the order given. Raises ConfigError."""
+    if given and not enabled:
+        raise ConfigError("--lora-modules needs --enable-lora")
+    adapters: dict[str, str] = {}
+    for item in given:
+        name, path = _read_adapter(item)
+        if name in adapters or name in models:
+            raise ConfigError(f"--lora-modules: there is more than one model named '{name}'")
+        if not (Path(path).expanduser() / ADAPTER_CONFIG).is_file():
+            raise ConfigError(f"--lora-modules {name}: {path} holds no {ADAPTER_CONFIG}")
+        adapters[name] = str(Path(path).expanduser())
+    return adapters
+
+
+def _read_adapter(item: str) -> tuple[str, str]:
+    """``name=path``, or a JSON object with both."""
+    if item.startswith("{"):
+        return _read_adapter_object(item)
+    name, equals, path = item.partition("=")
+    if not (name and equals and path):
+        raise ConfigError(f"--lora-modules takes name=path or a JSON object; given {item[:80]}")
+    return name, path
+
+
+def _read_adapter_object(item: str) -> tuple[str, str]:
+    try:
+        entry = orjson.loads(item)
+        return str(entry["name"]), str(entry["path"])
+    except (orjson.JSONDecodeError, KeyError) as error:
+        raise ConfigError(
+            f"--lora-modules takes name=path or a JSON object with name and path: {error}"
+        ) from None

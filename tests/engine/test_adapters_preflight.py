@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from engine.machine import GIB, Machine
 from engine.preflight import EnginePlan, preflight
 
+save_file = pytest.importorskip("safetensors.numpy").save_file
 DEMO = Path(__file__).parents[2] / "engine" / "demo" / "target"
 LAPTOP = Machine("cpu", cores=2, free_memory=16 * GIB)
 ABOUT = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none"}

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.backends.in_process import read_adapters
-from server.cli.command_line import read_command_line
+from server.cli.command_line import read_adapters, read_command_line
 from server.errors import ConfigError
 
 
