@@ -17,6 +17,8 @@ MAX_WORK = 300_000
 """Visits of one check: some 15 ms."""
 MAX_PAIRS = 1500
 """Pairs of schema and value that are counted one by one: some 8 ms."""
+MAX_LOOKS = 20_000
+"""Members and items that are looked at to find those pairs: some 8 ms."""
 MAX_VALUES = 30_000
 """Values in the arguments of a call."""
 MAX_PARTS = 1500
@@ -85,6 +87,7 @@ class Effort:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._counts: dict[tuple[int, int], int] = {}
+        self._looks = 0
 
     def measure(self, value: Any) -> int:
         """Raises TooMuchWork where counting itself is too much, or does not end."""
@@ -101,11 +104,20 @@ class Effort:
         if len(self._counts) >= MAX_PAIRS:
             raise TooMuchWork("too many schemas for one value")
         self._counts[pair] = 0
+        if "patternProperties" in schema and isinstance(value, dict):
+            self._look(len(value))
         work = _weight(schema, value)
         work += sum(self._visit(part, value) for part in self._in_place(schema))
-        work += sum(self._visit(part, inner) for part, inner in _inside(schema, value))
+        for part, inner in _inside(schema, value):
+            self._look(1)
+            work += self._visit(part, inner)
         self._counts[pair] = work
         return work
+
+    def _look(self, num: int) -> None:
+        self._looks += num
+        if self._looks > MAX_LOOKS:
+            raise TooMuchWork("too many values for so many schemas")
 
     def _in_place(self, schema: Mapping[str, Any]) -> Iterator[Any]:
         if any(name in schema and isinstance(schema[name], str) for name in _UNCOUNTED):
@@ -143,10 +155,9 @@ def _inside(schema: Mapping[str, Any], value: Any) -> Iterator[tuple[Any, Any]]:
         first = schema.get("prefixItems")
         first = first if isinstance(first, list) else schema.get("items")
         first = first if isinstance(first, list) else []
-        for at, inner in enumerate(value):
-            yield from ((part, inner) for part in every if isinstance(part, dict))
-            if at < len(first):
-                yield first[at], inner
+        for part in filter(_is_schema, every):
+            yield from ((part, inner) for inner in value)
+        yield from zip(first, value, strict=False)
 
 
 def _members(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
@@ -159,6 +170,13 @@ def _members(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[tu
     ]
     patterns = schema.get("patternProperties")
     others += patterns.values() if isinstance(patterns, dict) else ()
-    for name, inner in value.items():
-        yield known.get(name), inner
-        yield from ((part, inner) for part in others)
+    if len(known) < len(value):
+        yield from ((known[name], value[name]) for name in known if name in value)
+    else:
+        yield from ((known[name], value[name]) for name in value if name in known)
+    for part in others:
+        yield from ((part, inner) for inner in value.values())
+
+
+def _is_schema(part: Any) -> bool:
+    return isinstance(part, dict)

@@ -104,7 +104,7 @@ def resolve(reference: Any, root: Any) -> Any:
 def properties(root: Any) -> dict[str, list[Any]]:
     """The schemas of each parameter: of the root, of its branches, of what it refers to."""
     found: dict[str, list[Any]] = {}
-    for part in _alternatives(root, root, 0):
+    for part in _alternatives(root, root, 0, set()):
         own = part.get("properties")
         for name, schema in own.items() if isinstance(own, dict) else ():
             found.setdefault(name, []).append(schema)
@@ -113,20 +113,24 @@ def properties(root: Any) -> dict[str, list[Any]]:
 
 def additional(root: Any) -> Any:
     """The schema of parameters that no property names; None where it does not say."""
-    for part in _alternatives(root, root, 0):
+    for part in _alternatives(root, root, 0, set()):
         if isinstance(part.get("additionalProperties"), dict):
             return part["additionalProperties"]
     return None
 
 
-def _alternatives(schema: Any, root: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+def _alternatives(
+    schema: Any, root: Any, depth: int, seen: set[int]
+) -> Iterator[Mapping[str, Any]]:
+    """Each schema once, however many ways lead to it."""
+    if not isinstance(schema, dict) or depth > MAX_DEPTH or id(schema) in seen:
         return
+    seen.add(id(schema))
     yield schema
     for part in _branches(schema, "allOf", "anyOf", "oneOf"):
-        yield from _alternatives(part, root, depth + 1)
+        yield from _alternatives(part, root, depth + 1, seen)
     if "$ref" in schema:
-        yield from _alternatives(resolve(schema["$ref"], root), root, depth + 1)
+        yield from _alternatives(resolve(schema["$ref"], root), root, depth + 1, seen)
 
 
 def _branches(schema: Mapping[str, Any], *keywords: str) -> list[Any]:
@@ -141,22 +145,34 @@ def kinds(schema: Any, root: Any = None) -> frozenset[str]:
     """The JSON types a schema allows: any where it says nothing, a string where there is none."""
     if schema is None:
         return STRING
-    return _find_kinds(schema, schema if root is None else root, 0) or TYPES
+    return _find_kinds(schema, schema if root is None else root, 0, {}) or TYPES
 
 
-def _find_kinds(schema: Any, root: Any, depth: int) -> frozenset[str]:
-    """Empty for a schema that says nothing of types."""
+def _find_kinds(
+    schema: Any, root: Any, depth: int, known: dict[int, frozenset[str]]
+) -> frozenset[str]:
+    """Empty for a schema that says nothing of types; each schema is looked at once."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return frozenset()
+    if id(schema) not in known:
+        known[id(schema)] = frozenset()
+        known[id(schema)] = _read_kinds(schema, root, depth + 1, known)
+    return known[id(schema)]
+
+
+def _read_kinds(
+    schema: Mapping[str, Any], root: Any, depth: int, known: dict[int, frozenset[str]]
+) -> frozenset[str]:
     if found := _find_types(schema):
         return found
-    each = [_find_kinds(part, root, depth + 1) for part in _branches(schema, "anyOf", "oneOf")]
+    each = [_find_kinds(part, root, depth, known) for part in _branches(schema, "anyOf", "oneOf")]
     if each and all(each):
         return frozenset[str]().union(*each)
-    if "$ref" in schema and (found := _find_kinds(resolve(schema["$ref"], root), root, depth + 1)):
+    target = resolve(schema["$ref"], root) if "$ref" in schema else None
+    if found := _find_kinds(target, root, depth, known):
         return found
     for part in _branches(schema, "allOf"):
-        if found := _find_kinds(part, root, depth + 1):
+        if found := _find_kinds(part, root, depth, known):
             return found
     return _infer_types(schema)
 

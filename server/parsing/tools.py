@@ -60,6 +60,9 @@ class ToolSchema:
     def __init__(self, name: str, parameters: Any) -> None:
         self.name = name
         self._given = parameters
+        self._kinds: dict[int, frozenset[str]] = {}
+        self._members: dict[int, tuple[Mapping[str, Any], Any]] = {}
+        """By the identity of parts of the parameters' schema, which live as long as this."""
 
     @cached_property
     def _size(self) -> SchemaSize:
@@ -83,7 +86,19 @@ class ToolSchema:
     def kinds(self, parameter: str) -> frozenset[str]:
         """The JSON types the schema allows for a parameter."""
         schemas = self.properties.get(parameter, [self._additional])
-        return frozenset[str]().union(*(kinds(schema, self.parameters) for schema in schemas))
+        return frozenset[str]().union(*map(self.find_kinds, schemas))
+
+    def find_kinds(self, schema: Any) -> frozenset[str]:
+        """The JSON types that a part of the parameters' schema allows, read once."""
+        if id(schema) not in self._kinds:
+            self._kinds[id(schema)] = kinds(schema, self.parameters)
+        return self._kinds[id(schema)]
+
+    def find_members(self, schema: Any) -> tuple[Mapping[str, Any], Any]:
+        """The schemas of an object's members by name, and that of the others, read once."""
+        if id(schema) not in self._members:
+            self._members[id(schema)] = properties(schema), additional(schema)
+        return self._members[id(schema)]
 
     @cached_property
     def _validator(self) -> Draft202012Validator | None:

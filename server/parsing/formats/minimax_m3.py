@@ -25,14 +25,17 @@ from server.parsing.markers import FRAGMENT, NAME, Follow
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Framed
 from server.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until, ignore
-from server.parsing.schemas import STRING, additional, kinds, properties, resolve
+from server.parsing.schemas import STRING, resolve
 from server.parsing.sections import SPACE
 from server.parsing.tagged import Closing, Tagged
+from server.parsing.tools import ToolSchema
 
 TOKEN = "]<]minimax[>["
 _INVOKE = re.compile(r"""<invoke\s+name=["']?([^"'\s]+)["']?\s*\Z""")
 _TAG = re.compile(r"(?:\]<\]minimax\[>\[|\udc00)<(/?)([^<>\s]{1,128})>")
 _MAX_DEPTH = 64
+ANY: dict[str, Any] = {}
+"""The schema that allows everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +122,8 @@ class _Element:
 
 def _convert(text: str, key: str, context: Context) -> str:
     """The JSON of a parameter's text."""
-    tool = context.calls.tool
-    schemas = tool.properties.get(key, [{}]) if tool else [{}]
-    return _write(_parse(text), schemas[0], tool.parameters if tool else {})
+    tool = context.calls.tool or ToolSchema("", {})
+    return _write(_parse(text), tool.properties.get(key, [ANY])[0], tool)
 
 
 def _parse(text: str) -> _Element:
@@ -142,11 +144,12 @@ def _parse(text: str) -> _Element:
     return stack[0]
 
 
-def _write(element: _Element, schema: Any, root: Any) -> str:
+def _write(element: _Element, schema: Any, tool: ToolSchema) -> str:
     """The JSON of an element, typed by its schema."""
     if isinstance(schema, dict) and "$ref" in schema:
-        schema = resolve(schema["$ref"], root)
-    allowed, text = kinds({} if schema is None else schema, root), "".join(element.text)
+        schema = resolve(schema["$ref"], tool.parameters)
+    allowed = tool.find_kinds(ANY if schema is None else schema)
+    text = "".join(element.text)
     if not element.children:
         empty = not text.strip() and "string" not in allowed
         if empty and allowed & {"array", "object"}:
@@ -155,16 +158,16 @@ def _write(element: _Element, schema: Any, root: Any) -> str:
     listed = all(child.name == "item" for child in element.children)
     if "array" in allowed and (listed or "object" not in allowed):
         items = schema.get("items") if isinstance(schema, dict) else None
-        return f"[{', '.join(_write(child, items, root) for child in element.children)}]"
-    return _write_object(element, schema, root)
+        return f"[{', '.join(_write(child, items, tool) for child in element.children)}]"
+    return _write_object(element, schema, tool)
 
 
-def _write_object(element: _Element, schema: Any, root: Any) -> str:
+def _write_object(element: _Element, schema: Any, tool: ToolSchema) -> str:
     """Members by name; those that share one become a list."""
     members: dict[str, list[str]] = {}
-    known, others = properties(schema), additional(schema) or {}
+    known, others = tool.find_members(schema)
     for child in element.children:
-        written = _write(child, known.get(child.name, [others])[0], root)
+        written = _write(child, known.get(child.name, [others])[0], tool)
         members.setdefault(child.name, []).append(written)
     if stray := "".join(element.text).strip():
         members.setdefault("$text", []).append(encode_basestring(stray))
