@@ -31,11 +31,11 @@ from engine.speculation.drafts import (
 from engine.speculation.swap import DraftManager, DraftSwapBusy
 from improve.sequential import (
     BY_SLICE,
-    Block,
     CanaryFindings,
     CanaryRules,
     CanaryTest,
     CanaryVerdict,
+    SlotPair,
 )
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Canary:
             return replace(found, verdict=verdict, reason=reason, ended=True)
         return found
 
-    async def _run_block(self) -> Block:
+    async def _run_block(self) -> SlotPair:
         assert self.control is not None
         assert self.candidate is not None
         arms = [self.control, self.candidate]
@@ -162,7 +162,7 @@ class Canary:
             self._values[arm.fingerprint] = defaultdict(lambda: defaultdict(list))
             await self._enter(arm)
             await self._serve_slot(arm)
-        return Block(
+        return SlotPair(
             self._values[self.control.fingerprint], self._values[self.candidate.fingerprint]
         )
 

@@ -52,7 +52,7 @@ class Stage(StrEnum):
     DONE = "done"
 
 
-class Verdict(StrEnum):
+class CandidateVerdict(StrEnum):
     """How a candidate ended."""
 
     PROMOTED = "promoted"
@@ -72,7 +72,7 @@ class Candidate:
     created_at: float
     ended_at: float | None
     stage: Stage
-    verdict: Verdict | None
+    verdict: CandidateVerdict | None
     reason: str
     given: str | None
     """A folder an operator named, instead of a tuned draft."""
@@ -147,7 +147,9 @@ class Ledger:
     def advance(self, one: Candidate, stage: Stage, text: str, **values: Any) -> Candidate:
         return self.update(one, text, stage=stage, attempts=0, **values)
 
-    def close(self, one: Candidate, verdict: Verdict, reason: str, **values: Any) -> Candidate:
+    def close(
+        self, one: Candidate, verdict: CandidateVerdict, reason: str, **values: Any
+    ) -> Candidate:
         text = f"{verdict}: {reason}"
         end = {"stage": Stage.DONE, "verdict": verdict, "reason": reason, "ended_at": time.time()}
         return self.update(one, text, **end, **values)
@@ -167,7 +169,7 @@ def _parse_row(row: sqlite3.Row) -> Candidate:
             **values,
             **{name: json.loads(values[name]) for name in _JSON},
             "stage": Stage(values["stage"]),
-            "verdict": Verdict(values["verdict"]) if values["verdict"] else None,
+            "verdict": CandidateVerdict(values["verdict"]) if values["verdict"] else None,
             "forced": bool(values["forced"]),
         }
     )

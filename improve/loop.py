@@ -17,7 +17,7 @@ from pathlib import Path
 
 from improve.client import CallFailed, GatewayClient
 from improve.config import ImproveConfig
-from improve.ledger import Candidate, Ledger, Verdict
+from improve.ledger import Candidate, CandidateVerdict, Ledger
 from improve.stages import LoopStopped, NotYet, StageFailed, Stages
 from observability.capture.record import CaptureError
 
@@ -141,7 +141,7 @@ class ImproveLoop:
         one = self._ledger.read(one.id)
         log.error("candidate %d, %s failed: %s", one.id, one.stage, why)
         if one.attempts + 1 >= self._config.attempts:
-            return self._ledger.close(one, Verdict.FAILED, f"{one.stage}: {why}")
+            return self._ledger.close(one, CandidateVerdict.FAILED, f"{one.stage}: {why}")
         one = self._ledger.update(one, f"failed: {why}", attempts=one.attempts + 1)
         self._sleep(self._config.poll_s)
         return one

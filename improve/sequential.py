@@ -103,7 +103,7 @@ SessionValues = Mapping[Hashable, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SlotPair:
     """One slot of each arm: the values of every metric by session."""
 
     control: Mapping[str, SessionValues]
@@ -197,7 +197,7 @@ class CanaryTest:
         self._guardrails = {one.metric: one for one in (rules.primary, *rules.guardrails)}
         self._differences: dict[str, list[float]] = {name: [] for name in self._guardrails}
 
-    def add(self, block: Block) -> None:
+    def add(self, block: SlotPair) -> None:
         self.blocks += 1
         self._sessions |= block.sessions
         for name in block.slices - self._guardrails.keys():

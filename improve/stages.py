@@ -20,7 +20,7 @@ from engine.speculation.drafts import DraftRefused, find_folder, fingerprint_dra
 from improve.client import CallFailed, GatewayClient
 from improve.config import ImproveConfig
 from improve.gate import CANDIDATE, PARENT, judge_comparison
-from improve.ledger import Candidate, Ledger, Stage, Verdict
+from improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
 from improve.process import become_background
 from improve.sequential import CanaryVerdict
 from improve.windows import JUDGE, NEW, OLD, TrafficWindows
@@ -28,9 +28,9 @@ from observability.capture.record import CaptureError
 
 COMMAND_POLL_S = 0.2
 VERDICTS = {
-    CanaryVerdict.PROMOTE: Verdict.PROMOTED,
-    CanaryVerdict.ROLL_BACK: Verdict.ROLLED_BACK,
-    CanaryVerdict.UNDECIDED: Verdict.UNDECIDED,
+    CanaryVerdict.PROMOTE: CandidateVerdict.PROMOTED,
+    CanaryVerdict.ROLL_BACK: CandidateVerdict.ROLLED_BACK,
+    CanaryVerdict.UNDECIDED: CandidateVerdict.UNDECIDED,
 }
 
 
@@ -114,7 +114,7 @@ class Stages:
         self.run_command(self.make_tune_command(folder), folder / "tune.log")
         fingerprint = fingerprint_draft(find_folder(str(folder / "draft")))
         if fingerprint == one.parent["fingerprint"]:
-            return self.ledger.close(one, Verdict.REFUSED, "tuning changed nothing")
+            return self.ledger.close(one, CandidateVerdict.REFUSED, "tuning changed nothing")
         return self.ledger.advance(one, Stage.COMPARE, "tuned", fingerprint=fingerprint)
 
     def make_tune_command(self, folder: Path) -> list[str]:
@@ -144,7 +144,7 @@ class Stages:
         }
         offline = found.describe() | {"answers": report["answers"], "acceptance": lengths}
         if not found.passed and not one.forced:
-            return self.ledger.close(one, Verdict.REFUSED, found.reason, offline=offline)
+            return self.ledger.close(one, CandidateVerdict.REFUSED, found.reason, offline=offline)
         text = found.reason if found.passed else f"forced past the comparison: {found.reason}"
         return self.ledger.advance(one, Stage.CANARY, text, offline=offline)
 
@@ -190,11 +190,13 @@ class Stages:
             if promoted == one.fingerprint:
                 live = _describe_live(canary) if is_of(canary, one) else {}
                 reason = live.get("reason") or "the gateway had promoted it"
-                return self.ledger.close(one, Verdict.PROMOTED, reason, live=live or one.live)
+                return self.ledger.close(
+                    one, CandidateVerdict.PROMOTED, reason, live=live or one.live
+                )
             if promoted != one.parent["fingerprint"]:
                 reason = f"another draft was promoted meanwhile: {promoted}"
                 self._stop_canary(one)
-                return self.ledger.close(one, Verdict.UNDECIDED, reason)
+                return self.ledger.close(one, CandidateVerdict.UNDECIDED, reason)
             if canary is None or not is_of(canary, one) or _was_switched_off(canary, one):
                 if canary is not None and canary["running"]:
                     raise NotYet("another canary is running")
@@ -234,21 +236,23 @@ class Stages:
                 self.ledger.update(one, attempts=one.attempts - 1)
                 raise NotYet(str(error)) from error
             if error.status == 400:
-                return self.ledger.close(one, Verdict.REFUSED, str(error))
+                return self.ledger.close(one, CandidateVerdict.REFUSED, str(error))
             raise
         return one
 
     def _conclude(self, one: Candidate, canary: Mapping[str, Any]) -> Candidate:
         live = _describe_live(canary)
         if not canary["ended"]:
-            return self.ledger.close(one, Verdict.UNDECIDED, "an operator stopped it", live=live)
+            return self.ledger.close(
+                one, CandidateVerdict.UNDECIDED, "an operator stopped it", live=live
+            )
         verdict = VERDICTS[CanaryVerdict(canary["verdict"])]
-        if verdict is not Verdict.PROMOTED:
+        if verdict is not CandidateVerdict.PROMOTED:
             return self.ledger.close(one, verdict, canary["reason"], live=live)
         if self.client.find_promoted()["fingerprint"] == one.fingerprint:
             return self.ledger.close(one, verdict, canary["reason"], live=live)
         reason = "the canary's verdict was promote, and the gateway could not promote it"
-        return self.ledger.close(one, Verdict.UNDECIDED, reason, live=live)
+        return self.ledger.close(one, CandidateVerdict.UNDECIDED, reason, live=live)
 
 
 def is_of(canary: Mapping[str, Any] | None, one: Candidate) -> bool:

@@ -18,7 +18,7 @@ import yaml
 
 from improve.command import main
 from improve.config import ConfigInvalid, read_config
-from improve.ledger import Candidate, Ledger, Stage, Verdict
+from improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
 from improve.ledger_command import main as show_log
 from improve.loop import LoopRunning, Switch, lock_state
 from improve.stages import LoopStopped
@@ -100,7 +100,7 @@ def test_a_better_draft_goes_from_traffic_to_promotion(scene: Scene) -> None:
     first = scene.gateway.promoted
     one = scene.run()
     assert one is not None
-    assert (one.verdict, one.reason, one.stage) == (Verdict.PROMOTED, "why", Stage.DONE)
+    assert (one.verdict, one.reason, one.stage) == (CandidateVerdict.PROMOTED, "why", Stage.DONE)
     assert scene.gateway.served == [first, one.fingerprint]
     assert one.parent == {"fingerprint": first, "source": "demo"}
     assert (one.data["answers"], one.data["sessions"]) == (40, 40)
@@ -138,17 +138,17 @@ def test_a_draft_that_loses_a_slice_never_meets_live_traffic(scene: Scene) -> No
     (scene.state / "report.json").write_text(json.dumps(report))
     one = scene.run()
     assert one is not None
-    assert one.verdict is Verdict.REFUSED
+    assert one.verdict is CandidateVerdict.REFUSED
     assert "workload tools: -10.0% (-15.0% to -6.0%) is worse than the margin of 3%" in one.reason
     assert scene.gateway.started == 0
 
 
 @pytest.mark.parametrize(
     ("verdict", "expected"),
-    [("roll back", Verdict.ROLLED_BACK), ("not enough data", Verdict.UNDECIDED)],
+    [("roll back", CandidateVerdict.ROLLED_BACK), ("not enough data", CandidateVerdict.UNDECIDED)],
 )
 def test_a_canary_that_does_not_promote_leaves_the_parent(
-    scene: Scene, verdict: str, expected: Verdict
+    scene: Scene, verdict: str, expected: CandidateVerdict
 ) -> None:
     scene.gateway.verdict = verdict
     one = scene.run()
@@ -166,11 +166,11 @@ def test_an_operators_draft_is_judged_like_any_other_or_forced(
     assert main(queue) == 0
     refused = scene.run()
     assert refused is not None
-    assert (refused.verdict, refused.given) == (Verdict.REFUSED, str(bad))
+    assert (refused.verdict, refused.given) == (CandidateVerdict.REFUSED, str(bad))
     assert main([*queue, "--force"]) == 0
     forced = scene.run()
     assert forced is not None
-    assert (forced.verdict, forced.forced) == (Verdict.ROLLED_BACK, True)
+    assert (forced.verdict, forced.forced) == (CandidateVerdict.ROLLED_BACK, True)
     assert not forced.offline["passed"]
     capsys.readouterr()
     assert show_log([str(scene.state), "--json"]) == 0
@@ -197,7 +197,7 @@ def test_a_loop_killed_in_a_command_goes_on_from_it(scene: Scene, stage: str) ->
     wait_until(lambda: is_unlocked(scene.state), "the killed loop's command ends with it")
     one = scene.run()
     assert one is not None
-    assert (one.id, one.verdict) == (1, Verdict.PROMOTED)
+    assert (one.id, one.verdict) == (1, CandidateVerdict.PROMOTED)
     assert scene.gateway.served[1:] == [one.fingerprint]
 
 
@@ -218,7 +218,7 @@ def test_a_loop_killed_during_the_canary_finds_it_again(scene: Scene) -> None:
     scene.gateway.verdict = "promote"
     one = scene.run()
     assert one is not None
-    assert (one.verdict, scene.gateway.started) == (Verdict.PROMOTED, 1)
+    assert (one.verdict, scene.gateway.started) == (CandidateVerdict.PROMOTED, 1)
 
 
 def test_a_promotion_that_the_loop_did_not_see_is_recorded(scene: Scene) -> None:
@@ -231,7 +231,7 @@ def test_a_promotion_that_the_loop_did_not_see_is_recorded(scene: Scene) -> None
     scene.gateway.restart()
     one = scene.run()
     assert one is not None
-    assert (one.verdict, one.reason) == (Verdict.PROMOTED, "the gateway had promoted it")
+    assert (one.verdict, one.reason) == (CandidateVerdict.PROMOTED, "the gateway had promoted it")
 
 
 def test_a_gateway_that_restarts_gets_the_canary_again(scene: Scene) -> None:
@@ -244,7 +244,7 @@ def test_a_gateway_that_restarts_gets_the_canary_again(scene: Scene) -> None:
     scene.gateway.restart()
     assert loop.wait(30) == 0
     one = scene.ledger.list_candidates()[0]
-    assert one.verdict is Verdict.FAILED
+    assert one.verdict is CandidateVerdict.FAILED
     assert "3 canaries began" in one.reason
     assert len(scene.gateway.served) == 1
 
@@ -257,7 +257,7 @@ def test_a_draft_promoted_by_an_operator_ends_the_candidate(scene: Scene, tmp_pa
     (scene.state / "hold-compare").unlink()
     assert loop.wait(30) == 0
     one = scene.ledger.list_candidates()[0]
-    assert one.verdict is Verdict.UNDECIDED
+    assert one.verdict is CandidateVerdict.UNDECIDED
     assert "another draft was promoted meanwhile" in one.reason
     assert scene.gateway.started == 0
 
@@ -266,7 +266,7 @@ def test_a_command_that_fails_is_tried_three_times(scene: Scene) -> None:
     (scene.state / "break-tune").touch()
     one = scene.run()
     assert one is not None
-    assert one.verdict is Verdict.FAILED
+    assert one.verdict is CandidateVerdict.FAILED
     assert "ended with 1: no memory" in one.reason
     failures = [e["text"] for e in scene.ledger.list_events(1) if e["text"].startswith("failed")]
     assert len(failures) == 3
@@ -276,7 +276,7 @@ def test_a_draft_that_the_gateway_refuses_is_refused(scene: Scene) -> None:
     scene.gateway.refusal = (400, "The draft holds values that are not finite numbers.")
     one = scene.run()
     assert one is not None
-    assert (one.verdict, one.reason) == (Verdict.REFUSED, scene.gateway.refusal[1])
+    assert (one.verdict, one.reason) == (CandidateVerdict.REFUSED, scene.gateway.refusal[1])
 
 
 def test_the_switch_ends_the_command_and_outlives_the_loop(scene: Scene) -> None:
@@ -291,7 +291,7 @@ def test_the_switch_ends_the_command_and_outlives_the_loop(scene: Scene) -> None
     assert main(["--config", str(scene.config), "--start"]) == 0
     one = scene.run()
     assert one is not None
-    assert (one.id, one.verdict) == (1, Verdict.PROMOTED)
+    assert (one.id, one.verdict) == (1, CandidateVerdict.PROMOTED)
 
 
 def test_the_switch_ends_the_canary_and_it_begins_again(scene: Scene) -> None:
@@ -307,7 +307,7 @@ def test_the_switch_ends_the_canary_and_it_begins_again(scene: Scene) -> None:
     scene.gateway.verdict = "promote"
     one = scene.run()
     assert one is not None
-    assert (one.verdict, scene.gateway.started) == (Verdict.PROMOTED, 2)
+    assert (one.verdict, scene.gateway.started) == (CandidateVerdict.PROMOTED, 2)
 
 
 def test_a_canary_that_an_operator_stops_is_not_started_again(scene: Scene) -> None:
@@ -317,7 +317,7 @@ def test_a_canary_that_an_operator_stops_is_not_started_again(scene: Scene) -> N
     scene.gateway.canary["running"] = False  # type: ignore[index]
     assert loop.wait(30) == 0
     one = scene.ledger.list_candidates()[0]
-    assert (one.verdict, one.reason) == (Verdict.UNDECIDED, "an operator stopped it")
+    assert (one.verdict, one.reason) == (CandidateVerdict.UNDECIDED, "an operator stopped it")
 
 
 def test_too_little_traffic_makes_no_candidate(scene: Scene) -> None:

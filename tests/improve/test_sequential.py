@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from improve.sequential import (
-    Block,
     CanaryFindings,
     CanaryRules,
     CanaryTest,
     CanaryVerdict,
     Guardrail,
     Scale,
+    SlotPair,
     find_interval,
 )
 
@@ -68,7 +68,7 @@ class Traffic:
         while True:
             first = bool(self.random.random() < 0.5)
             slots = {arm: self.make_slot(arm) for arm in (first, not first)}
-            test.add(Block(slots[False], slots[True]))
+            test.add(SlotPair(slots[False], slots[True]))
             found = test.judge()
             if found.ended:
                 return found.verdict, found.blocks
@@ -127,7 +127,7 @@ def test_the_interval_shrinks_as_the_root_of_the_blocks() -> None:
     assert 3 < widths[0] / widths[1] < 4.5
 
 
-def judge(blocks: Sequence[Block]) -> CanaryFindings:
+def judge(blocks: Sequence[SlotPair]) -> CanaryFindings:
     test = CanaryTest(RULES)
     for block in blocks:
         test.add(block)
@@ -148,13 +148,15 @@ def test_equal_blocks_do_not_decide_at_once() -> None:
 
 def test_one_outlier_is_clipped() -> None:
     guardrail = Guardrail("tpot", higher_is_better=False, margin=0.05)
-    block = Block({"tpot": {"a": [1.0]}}, {"tpot": {"a": [1000.0]}})
+    block = SlotPair({"tpot": {"a": [1.0]}}, {"tpot": {"a": [1000.0]}})
     assert block.compare(guardrail) == -1.0
 
 
 def test_a_session_counts_once_however_many_requests_it_has() -> None:
     guardrail = Guardrail("failed", False, 0.02, Scale.DIFFERENCE)
-    block = Block({"failed": {"a": [0.0], "b": [0.0]}}, {"failed": {"a": [1.0] * 100, "b": [0.0]}})
+    block = SlotPair(
+        {"failed": {"a": [0.0], "b": [0.0]}}, {"failed": {"a": [1.0] * 100, "b": [0.0]}}
+    )
     assert block.compare(guardrail) == -0.5
 
 
@@ -165,13 +167,13 @@ def test_a_metric_without_values_does_not_stop_a_promotion() -> None:
         sessions = {f"{at}-{n}": [gain * draws.lognormvariate(0, 0.1)] for n in range(6)}
         return {"acceptance": sessions, "tpot": {name: [1.0] for name in sessions}}
 
-    found = judge([Block(make(1.0, at), make(1.5, at)) for at in range(10)])
+    found = judge([SlotPair(make(1.0, at), make(1.5, at)) for at in range(10)])
     assert found.verdict is CanaryVerdict.PROMOTE
     assert found.evidence[0].metric == "acceptance"
 
 
 def test_the_least_data_is_waited_for() -> None:
-    block = Block({"acceptance": {"a": [1.0]}}, {"acceptance": {"a": [2.0]}})
+    block = SlotPair({"acceptance": {"a": [1.0]}}, {"acceptance": {"a": [2.0]}})
     found = judge([block] * 5)
     assert (found.verdict, found.ended) == (CanaryVerdict.UNDECIDED, False)
     late = judge([block] * 40)
