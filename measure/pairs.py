@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from measure.figures import AcceptanceFigures, describe_acceptance, sum_answers
 from measure.replay import ReplayOutcome, ReplayRequest, recorded_outcome
 from measure.statistics import (
+    LEAST_CLUSTERS,
     Array,
     Estimate,
     Finding,
     Verdict,
     bootstrap,
+    count_needed_windows,
     judge_ratio,
     paired_difference,
     paired_ratio,
+    paired_ratio_by_window,
     share_level,
 )
 from measure.stream import RequestResult
@@ -58,10 +61,7 @@ class Measure:
     lower_is_better: bool
     value: Callable[[RequestResult], float | None]
     is_time: bool = False
-    """What else the machine does falls on a whole window: that is the cluster then."""
-
-    def get_cluster(self, pair: Pair) -> Hashable:
-        return pair.window if self.is_time and pair.window is not None else pair.request.cluster
+    """What else the machine does falls on a whole window: windows are compared then."""
 
 
 MEASURES = (
@@ -148,17 +148,22 @@ def _describe(results: Iterable[RequestResult]) -> AcceptanceFigures | None:
 
 
 def compare_measure(measure: Measure, pairs: Sequence[Pair], level: float, margin: float) -> Row:
-    found = [
-        (a, b, measure.get_cluster(pair))
+    known = [
+        (a, b, pair)
         for pair in pairs
         if (a := measure.value(pair.base.result)) and (b := measure.value(pair.other.result))
     ]
-    ratio = paired_ratio(
-        [a for a, _, _ in found], [b for _, b, _ in found], [c for *_, c in found], level=level
-    )
-    in_windows = measure.is_time and any(pair.window is not None for pair in pairs)
-    unit = "windows" if in_windows else "sessions"
-    finding = judge_ratio(ratio, lower_is_better=measure.lower_is_better, margin=margin, unit=unit)
+    base, other = [a for a, _, _ in known], [b for _, b, _ in known]
+    windows = [pair.window for *_, pair in known if pair.window is not None]
+    if measure.is_time and len(windows) == len(known):
+        ratio = paired_ratio_by_window(base, other, windows, level=level)
+        unit, needed = "windows", count_needed_windows(level)
+    else:
+        clusters = [pair.request.cluster for *_, pair in known]
+        ratio = paired_ratio(base, other, clusters, level=level)
+        unit, needed = "sessions", LEAST_CLUSTERS
+    better = measure.lower_is_better
+    finding = judge_ratio(ratio, lower_is_better=better, margin=margin, unit=unit, needed=needed)
     return Row(measure.name, ratio, finding)
 
 

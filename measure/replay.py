@@ -119,6 +119,10 @@ class ReplayPlan:
             windows[-1].append(session)
         return windows
 
+    def draw_order(self, window: int) -> list[Setting]:
+        """The settings of a window, first to last: the same whenever it is asked for."""
+        return random.Random(f"{self.seed} {window}").sample(self.settings, len(self.settings))
+
     def number_windows(self) -> dict[str, int]:
         """The window of each request, by its id."""
         return {
@@ -344,8 +348,7 @@ class ReplayRun:
         done = sum(len(outcomes) for outcomes in journal.outcomes.values())
         with tqdm(total=total, initial=done, unit="req", disable=not bar, smoothing=0.1) as shown:
             for number, window in enumerate(windows):
-                turn = plan.settings if number % 2 == 0 else plan.settings[::-1]
-                for setting in turn:
+                for setting in plan.draw_order(number):
                     if (number, setting.name) not in journal.done:
                         shown.set_description(f"{number + 1}/{len(windows)} {setting.name}")
                         outcomes = await self._run_window(setting, window, shown)

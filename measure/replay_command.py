@@ -173,7 +173,8 @@ async def run_replay(
     async with ReplayRun(plan, folder, say) as run:
         await run.run(journal, bar=not options.quiet)
         base = None if recorded else journal.outcomes[names[0]]
-        pairs = match_pairs(plan.requests, base, journal.outcomes[names[1]], plan.number_windows())
+        windows = {} if recorded else plan.number_windows()
+        pairs = match_pairs(plan.requests, base, journal.outcomes[names[1]], windows)
         first = None if recorded else run.client(names[0])
         text = await explain_texts(pairs, first, run.client(names[1]), options.tie)
     return make_report(

@@ -4,6 +4,9 @@ Requests of one session are alike, so the unit of resampling is the *cluster* (a
 request or the step. Without clusters every observation is its own. Intervals are expanded
 percentile intervals (Hesterberg 2015): percentiles of the bootstrap, taken as far out as the t
 distribution asks for at this number of clusters, because plain percentiles are too narrow for few.
+
+Times are another matter: what else a machine does lasts longer than a session and falls on all of
+them. They are compared by windows in which the settings ran in a drawn order.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ LEVEL = 0.95
 ROUNDS = 2000
 LEAST_CLUSTERS = 5
 """Below this no interval is given: there is nothing to resample."""
+EXACT = 12
+"""So many windows have all their subsets tried, more a sample of as many."""
 _CHUNK = 1_000_000
 """Weights held at once while resampling."""
 
@@ -149,6 +154,53 @@ def paired_ratio(
     return None if found is None else found.transform(math.exp)
 
 
+def paired_ratio_by_window(
+    base: Sequence[float],
+    other: Sequence[float],
+    windows: Sequence[Hashable],
+    *,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> Estimate | None:
+    """The same over windows in which both settings ran, in an order drawn at random.
+
+    Each window counts once, with its mean log-ratio. The drawn order gives whatever else favours
+    the first or the second of a window (drift, a warm cache, another process) a random sign, so
+    the interval keeps its level however such noise lasts from one window to the next: its ends
+    are typical values, the means over subsets of the windows (Hartigan 1969).
+    """
+    groups: dict[Hashable, list[float]] = {}
+    for first, second, window in zip(base, other, windows, strict=True):
+        groups.setdefault(window, []).append(math.log(second / first))
+    if not groups:
+        return None
+    means = np.array([sum(group) / len(group) for group in groups.values()])
+    low, high = _find_typical_values(means, level, seed)
+    found = Estimate(float(means.mean()), low, high, level, len(base), len(means))
+    return found.transform(math.exp)
+
+
+def count_needed_windows(level: float) -> int:
+    """The fewest windows whose subsets reach as far out as ``level`` asks for."""
+    return math.ceil(math.log2(2 / (1 - level)))
+
+
+def _find_typical_values(
+    means: Array, level: float, seed: int
+) -> tuple[float, float] | tuple[None, None]:
+    count = len(means)
+    if count < count_needed_windows(level):
+        return None, None
+    if count <= EXACT:
+        subsets = np.arange(1, 1 << count)[:, None] >> np.arange(count) & 1
+    else:
+        subsets = np.random.default_rng(seed).integers(0, 2, (1 << EXACT, count))
+        subsets = subsets[subsets.any(axis=1)]
+    typical = np.sort(subsets @ means / subsets.sum(axis=1))
+    outside = max(1, int((len(typical) + 1) * (1 - level) / 2))
+    return float(typical[outside - 1]), float(typical[-outside])
+
+
 def paired_difference(
     base: Sequence[float],
     other: Sequence[float],
@@ -177,10 +229,15 @@ class Finding:
 
 
 def judge_ratio(
-    ratio: Estimate | None, *, lower_is_better: bool, margin: float = 0.02, unit: str = "sessions"
+    ratio: Estimate | None,
+    *,
+    lower_is_better: bool,
+    margin: float = 0.02,
+    unit: str = "sessions",
+    needed: int = LEAST_CLUSTERS,
 ) -> Finding:
-    """Judge a ratio of two settings against 1; ``margin`` is the relative difference that matters
-    and ``unit`` names the clusters.
+    """Judge a ratio of two settings against 1; ``margin`` is the relative difference that matters,
+    ``unit`` names the clusters and ``needed`` is how many an interval takes.
 
     Better or worse: the interval excludes 1. No difference: it lies within the margin.
     """
@@ -189,7 +246,7 @@ def judge_ratio(
     if ratio.low is None or ratio.high is None:
         return Finding(
             Verdict.UNKNOWN,
-            f"{ratio.clusters} {unit}; an interval needs {LEAST_CLUSTERS} or more",
+            f"{ratio.clusters} {unit}; an interval needs {needed} or more",
         )
     span = f"{ratio.level:.0%} interval {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
     if ratio.lies_within(1 - margin, 1 + margin):

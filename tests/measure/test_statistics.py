@@ -12,9 +12,11 @@ from measure.statistics import (
     bootstrap,
     bootstrap_mean,
     bootstrap_ratio,
+    count_needed_windows,
     judge_ratio,
     paired_difference,
     paired_ratio,
+    paired_ratio_by_window,
     share_level,
     summarise,
     t_quantile,
@@ -158,3 +160,49 @@ def test_t_quantiles_are_those_of_the_tables(degrees, probability, value):
 def test_several_intervals_share_one_level():
     assert share_level(1) == 0.95
     assert share_level(10) == pytest.approx(0.995)
+
+
+def drifting(rng: np.random.Generator, windows: int, effect: float) -> tuple[list[float], ...]:
+    """Log times of two settings in windows of a machine whose noise lasts for many of them and
+    that favours whatever comes second."""
+    noise = 0.3 * np.sin(np.arange(2 * windows) / rng.uniform(1, 9) + rng.uniform(0, 6))
+    noise += np.cumsum(rng.normal(0, 0.05, 2 * windows)) + np.tile([0.1, 0.0], windows)
+    base, other = [], []
+    for window in range(windows):
+        first, second = noise[2 * window : 2 * window + 2]
+        swapped = rng.random() < 0.5
+        base.append(math.exp(second if swapped else first))
+        other.append(math.exp((first if swapped else second) + effect))
+    return base, other
+
+
+@pytest.mark.parametrize("windows", [9, 16, 40])
+@pytest.mark.parametrize("level", [0.95, 0.99])
+def test_noise_that_lasts_fools_no_comparison_of_windows_in_a_drawn_order(windows, level):
+    rng, rounds, wrong = np.random.default_rng(7), 600, 0
+    for _ in range(rounds):
+        base, other = drifting(rng, windows, 0.0)
+        found = paired_ratio_by_window(base, other, range(windows), level=level)
+        wrong += found.excludes(1.0)
+    allowed = rounds * (1 - level)
+    assert wrong <= allowed + 3 * math.sqrt(allowed)
+
+
+def test_a_difference_between_windows_is_found():
+    base, other = drifting(np.random.default_rng(7), 24, math.log(0.7))
+    found = paired_ratio_by_window(base, other, range(24), level=0.99)
+    assert found.high < 1
+    assert found.low < 0.7 < found.high
+
+
+def test_too_few_windows_give_a_value_and_no_interval():
+    assert [count_needed_windows(level) for level in (0.9, 0.95, 0.99)] == [5, 6, 8]
+    found = paired_ratio_by_window([1.0] * 7, [2.0] * 7, range(7), level=0.99)
+    assert (found.value, found.low) == (pytest.approx(2.0), None)
+    assert paired_ratio_by_window([1.0] * 8, [2.0] * 8, range(8), level=0.99).low > 1.9
+
+
+def test_a_window_counts_once_however_many_pairs_it_has():
+    found = paired_ratio_by_window([1.0] * 4, [4.0, 4.0, 4.0, 1.0], [0, 0, 0, 1])
+    assert found.value == pytest.approx(2.0)
+    assert (found.observations, found.clusters) == (4, 2)
