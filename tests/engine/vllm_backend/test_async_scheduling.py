@@ -32,6 +32,10 @@ async def main():
             for number, prompt in enumerate(prompts) for depth in depths
         ]
         outcomes = await run_all(engine, requests)
+        for mode in ("random", "auto"):
+            assert await engine.set_planning(mode) == mode
+            free = [greedy(f"{mode}-{n}", prompt, 60) for n, prompt in enumerate(prompts)]
+            outcomes += await run_all(engine, free)
     print("RESULT", json.dumps([
         [outcome.token_ids, outcome.totals.imbalance, len(outcome.totals.proposed_at),
          outcome.totals.accepted] for outcome in outcomes
@@ -65,7 +69,12 @@ async def test_asynchronous_scheduling_gives_the_same(
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     rows = json.loads(line.removeprefix("RESULT "))
-    for row, want, request in zip(rows, synchronous, requests, strict=True):
+    planned = rows[len(requests) :]
+    for row, want in zip(planned, synchronous[:: len(DEPTHS)] * 2, strict=True):
+        assert tuple(row[0]) == want.token_ids, "at planned depths"
+        assert row[1] == 0
+    assert sum(row[3] for row in planned) > 0
+    for row, want, request in zip(rows[: len(requests)], synchronous, requests, strict=True):
         token_ids, imbalance, deepest, accepted = row
         assert tuple(token_ids) == want.token_ids, request.id
         assert imbalance == 0, request.id

@@ -272,17 +272,21 @@ async def test_prefix_cache_hits(
 async def test_planned_depths(
     engine: VllmEngine, prompts: Prompts, reference: Reference, mode: str
 ) -> None:
-    """Depths and widths that change at every step, beside requests that keep their own."""
+    """Depths and widths that change at every step, beside requests that keep their own; with
+    constraints, chunked prompts, preemption and prefix hits."""
     few = [*plain(prompts), *constrained(prompts)]
     assert await engine.set_planning(mode) == mode
     try:
         alone = [await run(engine, request) for request in few]
         own = [at(3, replace(request, id=f"own-{request.id}")) for request in plain(prompts)]
         together = await run_all(engine, [*few, *long(prompts), *own])
+        hits = [await run(engine, long(prompts)[0]) for _ in range(3)]
     finally:
         assert await engine.set_planning("off") == "off"
     assert_same(alone, few, reference)
     assert_same(together, [*few, *long(prompts), *plain(prompts)], reference)
+    assert_same(hits, [long(prompts)[0]] * 3, reference)
+    assert hits[-1].cached_tokens >= 256
     totals = sum((outcome.totals for outcome in [*alone, *together]), Totals())
     assert totals.accepted > 0
     assert all(outcome.totals.imbalance == 0 for outcome in [*alone, *together])

@@ -10,6 +10,8 @@ from tests.engine.vllm_backend.conftest import SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
+DEPTHS = (0, 1, 3)
+
 
 async def test_two_workers_write_and_accept_what_one_does(
     engine: VllmEngine, prompts: list[tuple[int, ...]]
@@ -17,14 +19,21 @@ async def test_two_workers_write_and_accept_what_one_does(
     requests = [
         at(depth, greedy(f"tp-{number}", prompt, 60))
         for number, prompt in enumerate(prompts)
-        for depth in (0, 1, 3)
+        for depth in DEPTHS
     ]
     one = await run_all(engine, requests)
     config = {**SMALL, "tensor_parallel_size": 2, "speculative_config": speculation(3)}
     async with running(**config) as two:
         both = await run_all(two, requests)
+        assert await two.set_planning("random") == "random"
+        free = [greedy(f"free-{number}", prompt, 60) for number, prompt in enumerate(prompts)]
+        planned = await run_all(two, free)
     for ours, theirs, request in zip(both, one, requests, strict=True):
         assert ours.token_ids == theirs.token_ids, request.id
         assert ours.totals.histogram == theirs.totals.histogram, request.id
         assert ours.totals.imbalance == 0
     assert sum(outcome.totals.accepted for outcome in both) > 100
+    for ours, theirs in zip(planned, one[:: len(DEPTHS)], strict=True):
+        assert ours.token_ids == theirs.token_ids, "at random depths"
+        assert ours.totals.imbalance == 0
+    assert sum(outcome.totals.accepted for outcome in planned) > 0
