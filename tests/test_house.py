@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "engine", "observability")
 ALL_PACKAGES = (*PACKAGES, "improve", "measure", "training")
+FOLDERS = ("http", "access", "apis", "generation", "parsing", "store", "backends", "cli")
 MOST_LINES = 400
 MOST_MODULES = 246
 MOST_IMPORT_DEPTH = 17
@@ -116,6 +117,13 @@ def test_no_glossary_word_is_an_alias() -> None:
         or (isinstance(node, ast.ImportFrom) and {a.asname for a in node.names} & GLOSSARY)
     ]
     assert not found
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, *(f"server/{n}" for n in FOLDERS)])
+def test_a_top_folder_says_what_it_is(folder: str) -> None:
+    """What it is, who calls it, where a new thing goes (docs/architecture.md)."""
+    source = (ROOT / folder / "__init__.py").read_text(encoding="utf-8")
+    assert len((ast.get_docstring(ast.parse(source)) or "").splitlines()) >= 4
 
 
 @pytest.mark.parametrize("page", DOCS)
