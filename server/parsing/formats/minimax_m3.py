@@ -32,7 +32,10 @@ from server.parsing.tools import ToolSchema
 
 TOKEN = "]<]minimax[>["
 _INVOKE = re.compile(r"""<invoke\s+name=["']?([^"'\s]+)["']?\s*\Z""")
-_TAG = re.compile(r"(?:\]<\]minimax\[>\[|\udc00)<(/?)([^<>\s]{1,128})>")
+_TAGS = {
+    token: re.compile(rf"{re.escape(token)}<(/?)([^<>\s]{{1,128}})>") for token in (TOKEN, FRAGMENT)
+}
+"""By how the token stands in the text: the same characters in other tokens are text."""
 _MAX_DEPTH = 64
 ANY: dict[str, Any] = {}
 """The schema that allows everything."""
@@ -110,7 +113,8 @@ class Elements:
             context.calls.write("".join(parts).strip())
             raise
         arguments.key(key)
-        context.calls.write(_convert("".join(parts), key, context))
+        tags = _TAGS[self.token]
+        context.calls.write(_convert("".join(parts), key, tags, context))
 
 
 @dataclass(slots=True)
@@ -120,16 +124,16 @@ class _Element:
     children: list[_Element] = field(default_factory=list)
 
 
-def _convert(text: str, key: str, context: Context) -> str:
+def _convert(text: str, key: str, tags: re.Pattern[str], context: Context) -> str:
     """The JSON of a parameter's text."""
     tool = context.calls.tool or ToolSchema("", {})
-    return _write(_parse(text), tool.properties.get(key, [ANY])[0], tool)
+    return _write(_parse(text, tags), tool.properties.get(key, [ANY])[0], tool)
 
 
-def _parse(text: str) -> _Element:
+def _parse(text: str, tags: re.Pattern[str]) -> _Element:
     """The elements in a text. A closing tag that closes nothing is text."""
     stack, start = [_Element()], 0
-    for tag in _TAG.finditer(text):
+    for tag in tags.finditer(text):
         if tag[1] and tag[2] == stack[-1].name:
             stack[-1].text.append(text[start : tag.start()])
             stack.pop()

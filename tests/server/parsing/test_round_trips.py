@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from engine.events import Outcome
 from engine.types import FinishReason
@@ -22,7 +23,8 @@ from server.parsing.parser import make_parser
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary
 from tests.server.parsing.golden_corpus import filler
-from tests.server.parsing.real_vocabularies import folder, template
+from tests.server.parsing.real_vocabularies import deepseek_v4, folder, template
+from tests.server.parsing.round_trip_writers import WRITTEN, Written
 
 pytestmark = pytest.mark.slow
 
@@ -217,3 +219,38 @@ def test_a_file_of_64_kilobytes(name: str) -> None:
     vocabulary, calls = _vocabulary(vocabulary_name), [{"path": "a", "content": filler(64_000)}]
     ids = vocabulary.encode(write("", calls))
     _check(_read(vocabulary, (tools, reasoning), ids, random.Random(1)), "", calls, name)
+
+
+@cache
+def _marked_vocabulary(form: Written) -> Vocabulary:
+    """DeepSeek's own newest, or Qwen's with the markers of the format as added tokens."""
+    own = deepseek_v4() if form.parser.startswith("deepseek_v") else None
+    found = own or folder("qwen3")
+    if found is None:
+        pytest.skip("python -m tests.server.parsing.real_vocabularies installs them")
+    tokenizer = Tokenizer.from_file(str(found / "tokenizer.json"))
+    tools, reasoning = tool_format(form.parser), reasoning_format(form.thinks)
+    markers = (*tools.markers, *reasoning.markers)
+    if tools.fragment:
+        markers = (tools.fragment, *reasoning.markers)
+    elif form.has_textual_tags:
+        markers = (tools.openers[0], tools.closer, *reasoning.markers)
+    if not form.is_textual:
+        known = tokenizer.get_vocab()
+        tokenizer.add_tokens([AddedToken(m, normalized=False) for m in markers if m not in known])
+    return Vocabulary.from_tokenizers(tokenizer)
+
+
+@pytest.mark.parametrize("form", WRITTEN, ids=lambda form: form.parser)
+def test_other_formats_in_real_vocabularies(form: Written) -> None:
+    vocabulary, dice = _marked_vocabulary(form), random.Random(form.parser)
+    parsers = form.parser, form.thinks
+    for content in ("", "I write it.") if form.follows_content else ("",):
+        for quoted, as_token in _quotations(vocabulary, parsers):
+            ids = _encode(vocabulary, form.write(content, CALLS), quoted, as_token)
+            said = json.loads(json.dumps(CALLS).replace(QUOTED, json.dumps(quoted)[1:-1]))
+            answer = _read(vocabulary, parsers, ids, dice)
+            _check(answer, content, said, (quoted, as_token))
+    long = [{"path": "a", "content": filler(64_000).rstrip("\n")}]
+    answer = _read(vocabulary, parsers, vocabulary.encode(form.write("", long)), dice)
+    _check(answer, "", long, form.parser)
