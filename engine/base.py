@@ -139,11 +139,10 @@ class DraftVersion:
 class SwapsDrafts(Protocol):
     """An engine whose draft can be exchanged while it runs."""
 
-    async def swap_draft(self, path: str, running: str, cache_salt: str | None) -> float:
+    async def swap_draft(self, path: str, running: str) -> float:
         """Load the draft in ``path`` in place of ``running``; returns the seconds of the pause.
 
-        Requests that begin from now on share prefixes only with those of the same salt. Raises
-        EngineError; then ``running`` still serves, or the engine is lost.
+        Raises EngineError; then ``running`` still serves, or the engine is lost.
         """
         ...
 

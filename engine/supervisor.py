@@ -109,14 +109,14 @@ class SupervisedEngine(EnginePool):
                     return AppliedDepth(await session.engine.set_depth(depth))
         return AppliedDepth(min(depth, session.info.speculation.depth), pending=True)
 
-    async def swap_draft(self, path: str, running: str, cache_salt: str | None) -> float:
+    async def swap_draft(self, path: str, running: str) -> float:
         """See ``engine.base.SwapsDrafts``. A restarted engine is made with its own."""
         session = self._live_session
         if session is None:
             raise EngineDead(self._reason)
         if not isinstance(session.engine, SwapsDrafts):
             raise EngineFailed("This engine cannot exchange its draft.")
-        return await session.engine.swap_draft(path, running, cache_salt)
+        return await session.engine.swap_draft(path, running)
 
     async def describe_planning(self, recent: int = 0) -> Mapping[str, Any]:
         """See ``engine.base.SupportsPlanning``; empty while no engine serves."""

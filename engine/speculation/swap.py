@@ -51,8 +51,6 @@ class DraftManager:
         self._promoted: DraftVersion | None = None
         self._serving: DraftVersion | None = None
         self._previous: DraftVersion | None = None
-        self._started_with = ""
-        """The fingerprint of the draft that the engine loaded when it started."""
         self.swaps: deque[DraftSwap] = deque(maxlen=MOST_SWAPS)
 
     def open(self) -> None:
@@ -99,7 +97,6 @@ class DraftManager:
                 "the promoted draft %s is damaged; serving the configured one", self._promoted
             )
             self._promoted = self._configured
-        self._started_with = self._promoted.fingerprint
         changed, self._serving = self._serving, self._promoted
         if changed is not None and changed.fingerprint != self._promoted.fingerprint:
             self._record("restart", changed, self._promoted)
@@ -194,8 +191,7 @@ class DraftManager:
         if before.fingerprint == version.fingerprint:
             pause_s = 0.0
         else:
-            salt = version.fingerprint if version.fingerprint != self._started_with else None
-            pause_s = await engine.swap_draft(version.path, before.path, salt)
+            pause_s = await engine.swap_draft(version.path, before.path)
             self._serving = version
         if kind != "trial":
             self._promote(version)

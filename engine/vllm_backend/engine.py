@@ -98,8 +98,6 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._outputs: StepOutputProcessor | None = None
         self._closed = False
-        self._draft_salt: str | None = None
-        """Keeps apart the prefix caches of different drafts."""
         self._oom_kills = count_oom_kills()
         """When the engine was last well: of those before, none was of this engine."""
         self._processes: tuple[BaseProcess, ...] = ()
@@ -133,7 +131,7 @@ class VllmEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         llm, outputs = self._require_running()
         adapter = self._adapters[request.adapter] if request.adapter else None
-        inbox = await _add_request(llm, request, adapter, self._draft_salt)
+        inbox = await _add_request(llm, request, adapter)
         try:
             while True:
                 step = await inbox.get()
@@ -159,20 +157,18 @@ class VllmEngine:
         """
         return str(await self._call("set_planning", mode))
 
-    async def swap_draft(self, path: str, running: str, cache_salt: str | None) -> float:
+    async def swap_draft(self, path: str, running: str) -> float:
         """Load the draft in ``path`` in place of ``running``, between two steps.
 
         Returns the seconds for which no step was made.
         """
         llm, _ = self._require_running()
         try:
-            pause_s = float(await _call_core(llm, "swap_draft", path, running))
+            return float(await _call_core(llm, "swap_draft", path, running))
         except EngineError:
             raise
         except Exception as error:
             raise EngineFailed(f"The draft was not exchanged: {_summarize_error(error)}") from error
-        self._draft_salt = cache_salt
-        return pause_s
 
     async def describe_planning(self, recent: int = 0) -> dict[str, Any]:
         """See ``engine.base.SupportsPlanning``."""
@@ -367,17 +363,13 @@ async def _call_core(llm: AsyncLLM, method: str, *arguments: object) -> Any:
         answer.cancel()
 
 
-def _join_salts(*salts: str | None) -> str | None:
-    return ":".join(salt for salt in salts if salt) or None
-
-
 async def _add_request(
-    llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None, draft: str | None
+    llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None
 ) -> StepQueue:
     try:
         queue = await llm.add_request(
             request.id,
-            tokens_input(list(request.prompt), cache_salt=_join_salts(draft, request.cache_salt)),
+            tokens_input(list(request.prompt), cache_salt=request.cache_salt or None),
             translate.make_sampling_params(request),
             lora_request=adapter,
             trace_headers=request.trace_headers or None,

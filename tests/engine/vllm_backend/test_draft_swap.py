@@ -89,7 +89,7 @@ async def test_a_draft_that_fails_to_load_leaves_the_running_one(
         change_weights(folder, lambda name, one: one[:1] if name == "norm.weight" else -one)
     before = await run_prompts(engine, prompts, "whole")
     with pytest.raises(EngineFailed, match="not exchanged"):
-        await engine.swap_draft(str(folder), str(EAGLE31), "salt")
+        await engine.swap_draft(str(folder), str(EAGLE31))
     after = await run_prompts(engine, prompts, "still")
     assert texts(after) == texts(before)
     assert acceptance(after) == pytest.approx(acceptance(before), rel=0.01)
