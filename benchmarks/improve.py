@@ -170,10 +170,11 @@ class Demonstration:
             "state": str(self.state),
             "capture": str(self.out / "capture"),
             "reference": str(self.out / "reference"),
+            "keep": str(self.out / "chat.jsonl"),
             "window": {"answers": TOOLS - 10, "sessions": 100, "pause_s": 86400},
-            "tune": {"steps": self.tune_steps, "keep_share": 0.3, "arguments": how},
+            "tune": {"steps": self.tune_steps, "keep_share": 0.6, "arguments": how},
             "gate": {"targets": ["workload tools"], "depth": DEPTH, "limit": 200},
-            "canary": {"slot_s": 6, "max_s": 2400},
+            "canary": {"slot_s": 15, "max_s": 3600},
             "poll_s": 1,
         }
         self.config.write_text(yaml.safe_dump(content))

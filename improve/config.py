@@ -74,6 +74,9 @@ class ImproveConfig(_Section):
     target: Path = DEMO_TARGET
     reference: Path | None = None
     """A capture of traffic that must not be forgotten: trained on, and judged by."""
+    keep: Path | None = None
+    """What the draft was trained on, replayed as well: exchanges, as ``eaglegate-train-draft``
+    reads them, or a capture."""
     key_file: Path | None = None
     """Fernet keys of encrypted captures; windows are then encrypted, too."""
     window: WindowConfig = WindowConfig()
@@ -101,7 +104,7 @@ def read_config(path: Path) -> ImproveConfig:
 
 
 def _resolve(config: ImproveConfig, base: Path) -> ImproveConfig:
-    names = ("state", "capture", "target", "reference", "key_file")
+    names = ("state", "capture", "target", "reference", "keep", "key_file")
     given = {name: getattr(config, name) for name in names}
     paths = {name: base / path.expanduser() for name, path in given.items() if path is not None}
     return config.model_copy(update=paths)

@@ -119,12 +119,13 @@ class Stages:
 
     def make_tune_command(self, folder: Path) -> list[str]:
         how, window = self.config.tune, folder / "window"
-        old = window / OLD
-        replay = ("--keep", str(old), "--keep-share", str(how.keep_share))
+        folders = (window / OLD, self.config.keep)
+        older = [str(one) for one in folders if one is not None and not is_empty(one)]
+        keep = [part for one in older for part in ("--keep", one)]
         return [
             *(sys.executable, "-m", "training.draft_cli", "--target", str(self.config.target)),
             *("--init", str(folder / "parent"), "--data", str(window / NEW)),
-            *(replay if any(old.iterdir()) else ()),
+            *(keep and (*keep, "--keep-share", str(how.keep_share))),
             *("--steps", str(how.steps), "--threads", str(how.threads)),
             *("--out", str(folder / "draft"), *self._key_arguments(), *how.arguments),
         ]
@@ -285,6 +286,10 @@ def copy_draft(source: Path, goal: Path) -> str:
     for file in list_files(folder):
         shutil.copyfile(file, goal / file.name)
     return fingerprint_draft(goal)
+
+
+def is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _read_end(log: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -27,6 +27,13 @@ class Corpus:
     def load(path: Path) -> Corpus:
         with np.load(path) as arrays:
             ids, weights, lengths = arrays["ids"], arrays["weights"], arrays["lengths"]
+        return Corpus(ids, weights, lengths, np.concatenate([[0], np.cumsum(lengths)]))
+
+    @staticmethod
+    def join(parts: Sequence[Corpus]) -> Corpus:
+        lengths = np.concatenate([part.lengths for part in parts])
+        ids = np.concatenate([part.ids for part in parts])
+        weights = np.concatenate([part.weights for part in parts])
         return Corpus(ids, weights, lengths, np.concatenate([[0], np.cumsum(lengths)]))
 
     def batch(self, documents: np.ndarray) -> tuple[Tensor, Tensor]:

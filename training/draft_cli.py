@@ -39,7 +39,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", type=Path, required=True, help="folder of the target model")
     parser.add_argument("--data", type=Path, required=True, help="exchanges, or a capture")
     parser.add_argument("--init", type=Path, help="folder of a draft to start from")
-    parser.add_argument("--keep", type=Path, help="older data to train on as well, as --data")
+    parser.add_argument(
+        "--keep", type=Path, action="append", help="older data to train on as well; repeatable"
+    )
     parser.add_argument("--keep-share", type=float, default=0.5, help="its share of the batches")
     parser.add_argument("--key-file", type=Path, help="Fernet keys of encrypted captures")
     parser.add_argument("--nice", type=int, default=0, help="lower the priority by this much")
@@ -90,20 +92,19 @@ def train(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
     target = TargetModel.load(options.target, options.device)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
-    corpora = [
+    new, *older = (
         load_exchanges(path, tokenizer, options.max_tokens, options.key_file)
-        for path in (options.data, options.keep)
-        if path is not None
-    ]
+        for path in (options.data, *(options.keep or ()))
+    )
     init = open_draft(options.init, target) if options.init else None
     if init is None:
-        kept = frequent(corpora[0], target.config.vocab_size, options.draft_vocab)
+        kept = frequent(new, target.config.vocab_size, options.draft_vocab)
         method = options.method or "eagle3.1"
         shape = target.draft_shape(method, options.draft_vocab if kept is not None else None)
     else:
         shape, kept = init.shape, init.kept
     recipe = make_recipe(options)
-    data = DraftData(corpora[0], corpora[1] if options.keep else None, options.keep_share)
+    data = DraftData(new, Corpus.join(older) if older else None, options.keep_share)
     train_draft(target, shape, data, recipe, options.out, kept, options.device, init=init)
     print(f"saved {shape.method} draft in {options.out}")
 

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
+from improve.client import GatewayClient
 from improve.command import main
 from improve.config import ConfigInvalid, read_config
 from improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
 from improve.ledger_command import main as show_log
 from improve.loop import LoopRunning, Switch, lock_state
-from improve.stages import LoopStopped
+from improve.stages import LoopStopped, Stages
 from observability.capture.files import read_records, write_records
 from observability.capture.record import CapturedChoice, CapturedPrompt, CaptureRecord
 from tests.conftest import ROOT
@@ -318,6 +319,22 @@ def test_a_canary_that_an_operator_stops_is_not_started_again(scene: Scene) -> N
     assert loop.wait(30) == 0
     one = scene.ledger.list_candidates()[0]
     assert (one.verdict, one.reason) == (CandidateVerdict.UNDECIDED, "an operator stopped it")
+
+
+def test_tuning_replays_what_the_draft_was_trained_on(scene: Scene) -> None:
+    scene.write_config(keep="exchanges.jsonl", tune={"keep_share": 0.6})
+    config = read_config(scene.config)
+    stages = Stages(config, scene.ledger, GatewayClient(scene.gateway.url))
+    folder = scene.folder / "one"
+    (folder / "window" / "keep").mkdir(parents=True)
+    command = stages.make_tune_command(folder)
+    assert [command[at + 1] for at, part in enumerate(command) if part == "--keep"] == [
+        str(scene.folder / "exchanges.jsonl")
+    ]
+    (folder / "window" / "keep" / "older.jsonl").touch()
+    command = stages.make_tune_command(folder)
+    assert command.count("--keep") == 2
+    assert command[command.index("--keep-share") + 1] == "0.6"
 
 
 def test_too_little_traffic_makes_no_candidate(scene: Scene) -> None:

@@ -124,6 +124,17 @@ def test_a_draft_is_tuned_on_a_capture_and_keeps_the_old_data_in_mind(tmp_path, 
     plan.check(str(tmp_path / "both"), str(tmp_path / "draft"))
 
 
+def test_corpora_are_joined_document_by_document(tmp_path):
+    old = load_exchanges(write_exchanges(tmp_path / "old.jsonl", 3), None, 128)
+    new = load_exchanges(write_countdowns(tmp_path / "new.jsonl", 2), None, 128)
+    both = Corpus.join([old, new])
+    assert both.lengths.tolist() == [*old.lengths, *new.lengths]
+    ids, weights = both.batch(np.array([4]))
+    wanted, marked = new.batch(np.array([1]))
+    assert ids.equal(wanted)
+    assert weights.equal(marked)
+
+
 def test_an_encrypted_capture_is_read_with_its_key(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(Fernet.generate_key().decode())
