@@ -139,7 +139,9 @@ class DraftManager:
         began = time.perf_counter()
         serving = self._require_serving()
         candidate = await asyncio.to_thread(self._admit, source, serving)
-        return await self._load(candidate, "trial" if trial else "swap", began)
+        done = await self._load(candidate, "trial" if trial else "swap", began)
+        self._prune(candidate)
+        return done
 
     async def _roll_back(self) -> DraftSwap:
         self._require_serving()
@@ -200,15 +202,22 @@ class DraftManager:
 
     def _promote(self, version: DraftVersion) -> None:
         assert self._configured is not None
-        if self._promoted is not None and self._promoted.fingerprint != version.fingerprint:
-            self._previous = self._promoted
+        if self._promoted is not None and self._promoted.fingerprint == version.fingerprint:
+            return  # the end of a trial, whose draft may be tried again
+        self._previous = self._promoted
         self._promoted = version
-        used = (self._configured, self._promoted, self._previous)
         try:
             self._store.remember(self._configured.fingerprint, version)
-            self._store.prune({one.fingerprint for one in used if one is not None})
         except OSError as error:
             log.error("the promoted draft cannot be remembered: %s", error)
+
+    def _prune(self, candidate: DraftVersion) -> None:
+        """Delete copies that nothing goes back to."""
+        used = (self._configured, self._promoted, self._previous, candidate)
+        try:
+            self._store.prune({one.fingerprint for one in used if one is not None})
+        except OSError as error:
+            log.error("copies of earlier drafts cannot be deleted: %s", error)
 
     def _record(
         self,

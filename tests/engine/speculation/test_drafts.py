@@ -57,6 +57,7 @@ class Loader:
             await self.gate.wait()
         if self.error is not None:
             raise self.error
+        assert (Path(path) / "model.safetensors").is_file(), "an engine reads the weights"
         self.loaded.append((path, running))
         return 0.01
 
