@@ -171,7 +171,9 @@ class VllmEngine:
             raise EngineFailed(f"The draft was not exchanged: {_summarize_error(error)}") from error
 
     async def describe_planning(self, recent: int = 0) -> dict[str, Any]:
-        """See ``engine.base.SupportsPlanning``."""
+        """See ``engine.base.SupportsPlanning``; without a draft there is nothing to plan."""
+        if self._arguments.speculative_config is None:
+            return {}
         return dict(await self._call("describe_planning", recent))
 
     async def freeze_planning(self, depth: int | None) -> bool:
