@@ -7,7 +7,8 @@ and not in a graph. What cannot be used then is left out: vLLM's own part does t
 
 One line per part, lines that are indented deeper go on with it:
 
-    Class.method(self request)       exactly these parameters: we override, replace or wrap it
+    Class.method(self request new?)  exactly these parameters: we override, replace or wrap it;
+                                     one with a question mark may be missing
     Class.method(+ request_id)       at least these: we call it
     Class: name other                attributes of its instances
     Class = name other               these fields and no others: we copy them
@@ -64,7 +65,7 @@ PARTS: dict[Area, dict[str, str]] = {
                 admission_stats)
             OutputProcessor.add_request(self request prompt parent_req request_index queue)
             OutputProcessor.process_outputs(self engine_core_outputs engine_core_timestamp
-                iteration_stats weight_version)
+                iteration_stats weight_version?)
             OutputProcessor.abort_requests(self request_ids internal)
             OutputProcessor.propagate_error(self e)
             OutputProcessor._finish_request(self req_state)
@@ -329,7 +330,9 @@ def _read_module(file: Path) -> ModuleSource:
 def _fits(found: list[str] | None, wanted: list[str]) -> bool:
     if found is None:
         return False
-    return set(wanted[1:]) <= set(found) if wanted[:1] == ["+"] else found == wanted
+    if wanted[:1] == ["+"]:
+        return set(wanted[1:]) <= set(found)
+    return found == [n.rstrip("?") for n in wanted if not n.endswith("?") or n[:-1] in found]
 
 
 def _list_parameters(given: ast.arguments) -> list[str]:

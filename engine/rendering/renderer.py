@@ -31,7 +31,7 @@ class TemplateRenderer:
         self._writer = TemplateRunner()
         self._named = files.special_tokens
         self._info = files.tokenizer_info
-        given = None if chat_template is None else _read_template(chat_template)
+        given = None if chat_template is None else read_template(chat_template)
         self._plain = _compile(given or files.chat_template(with_tools=False))
         self._with_tools = _compile(given or files.chat_template(with_tools=True))
 
@@ -100,7 +100,7 @@ def _compile(source: str | None) -> ChatTemplate | None:
     return None if source is None else ChatTemplate(source)
 
 
-def _read_template(template: str) -> str:
+def read_template(template: str) -> str:
     """The content of a file, or the template itself, which has line breaks or braces."""
     if any(mark in template for mark in "{}\n"):
         return template

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.renderers import ChatParams
-from vllm.renderers.chat_utils import load_chat_template
 from vllm.renderers.hf import resolve_chat_template
 from vllm.renderers.registry import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
+from engine.rendering import read_template
 from engine.rendering.encoding import NO_LIMITS, WINDOW, RenderLimits, TextEncoder, truncate_ids
 from engine.rendering.sandbox import SMALL_BYTES, TemplateRunner
 from engine.rendering.special_text import (
@@ -62,7 +62,9 @@ class VllmRenderer:
         content_format: str = "auto",
         parse_special: bool = False,
     ) -> None:
-        """``parse_special``: a special token's text in a message becomes the token."""
+        """``chat_template``: a file or the template itself; raises OSError for one that is not
+        there. ``parse_special``: a special token's text in a message becomes the token."""
+        self._chat_template = None if chat_template is None else read_template(chat_template)
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
         self._renderer = renderer_from_config(config)
         self._name = type(self._renderer).__name__
@@ -72,7 +74,6 @@ class VllmRenderer:
         self._harmony = config.model_config.hf_config.model_type == "gpt_oss"
         self._reads_developer = self._harmony or self._name in READ_DEVELOPER
         self._content_format: Any = content_format
-        self._chat_template = load_chat_template(chat_template)
         self._tokenizing = dataclasses.replace(
             self._renderer.default_chat_tok_params, max_total_tokens=None
         )

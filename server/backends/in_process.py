@@ -54,12 +54,15 @@ class InProcessBackend:
         self._draft = _run_preflight(arguments, self.adapters, settings, progress)
         self.drafts = _open_drafts(arguments, settings.draft_store)
         progress("reading the tokenizer and the chat template")
-        self.renderer = VllmRenderer(
-            arguments,
-            settings.chat_template,
-            settings.chat_template_content_format,
-            parse_special=settings.special_tokens_in_messages == "parse",
-        )
+        try:
+            self.renderer = VllmRenderer(
+                arguments,
+                settings.chat_template,
+                settings.chat_template_content_format,
+                parse_special=settings.special_tokens_in_messages == "parse",
+            )
+        except OSError as error:
+            raise ConfigError(f"--chat-template: {error}") from error
         self.vocabulary = Vocabulary.from_transformers(self.renderer.tokenizer)
         self.reasoning_parser = arguments.reasoning_parser or settings.reasoning_parser
         self.fallback = self._find_fallback(settings)

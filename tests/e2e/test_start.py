@@ -48,6 +48,10 @@ def test_a_model_that_is_not_there():
     assert "/nowhere/model" in line
 
 
+def test_a_chat_template_that_is_not_there():
+    assert "--chat-template: " in says(serve("--port", "0", "--chat-template", "nowhere.jinja"))
+
+
 def test_a_draft_that_is_not_there():
     config = json.dumps(
         {"method": "eagle3", "model": "/nowhere/draft", "num_speculative_tokens": 3}

@@ -67,6 +67,18 @@ def test_every_changed_signature_is_found(copy: Path) -> None:
     assert compare(copy) == {Area.SCHEDULER: ["Scheduler._free_request"]}
 
 
+def test_a_parameter_that_older_versions_lack_may_be_missing() -> None:
+    part = "process(self outputs weight_version?)"
+    for parameters, fits in (
+        ("self, outputs", True),
+        ("self, outputs, weight_version", True),
+        ("self, outputs, other", False),
+        ("self, weight_version", False),
+    ):
+        source = ModuleSource(ast.parse(f"def process({parameters}): ..."))
+        assert list(source.find_differences(part)) == ([] if fits else ["process"]), parameters
+
+
 def test_a_field_that_is_new_in_what_we_copy_is_found(copy: Path) -> None:
     file = copy / "v1/metrics/stats.py"
     text = file.read_text(encoding="utf-8")
