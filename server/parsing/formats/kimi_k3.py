@@ -124,8 +124,9 @@ def _read_call(tool: str, context: Context) -> Grammar:
     try:
         while True:
             marker = yield Until(context.lexicon.stops(OPEN, CLOSE), ignore)
-            _, inside = yield from _read_header(context)
-            name, attributes = _parse_header(inside)
+            inside: list[str] = []
+            yield Until(context.lexicon.stops(SEP), inside.append)
+            name, attributes = _parse_header("".join(inside))
             if marker == OPEN and name == "argument" and "key" in attributes:
                 forced |= yield from _read_argument(attributes, arguments, context)
             elif marker == OPEN and name == "json" and not arguments.given:
