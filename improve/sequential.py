@@ -58,6 +58,9 @@ class Guardrail:
     scale: Scale = Scale.RATIO
     floor: float = 0.005
     clip: float = 1.0
+    by_slice: bool = False
+    """Compared within each slice, and the differences averaged: what the traffic is made of changes
+    from slot to slot, and acceptance differs more between workloads than between drafts."""
 
     def orient(self, difference: float) -> float:
         """The difference so that higher is better."""
@@ -111,13 +114,20 @@ class SlotPair:
 
     def compare(self, guardrail: Guardrail) -> float | None:
         """The oriented difference; None where an arm has no session with a value."""
-        sides = [
-            average_sessions(arm.get(guardrail.metric, {}), guardrail.scale)
-            for arm in (self.control, self.candidate)
-        ]
-        if sides[0] is None or sides[1] is None:
+        names = (self.slices if guardrail.by_slice else set()) or {guardrail.metric}
+        found = [one for name in sorted(names) if (one := self._subtract(name, guardrail.scale))]
+        weight = math.fsum(weight for weight, _ in found)
+        if not weight:
             return None
-        return guardrail.orient(sides[1] - sides[0])
+        return guardrail.orient(math.fsum(w * difference for w, difference in found) / weight)
+
+    def _subtract(self, metric: str, scale: Scale) -> tuple[float, float] | None:
+        """The candidate's mean minus the control's, after its weight: the precision it has."""
+        arms = [arm.get(metric, {}) for arm in (self.control, self.candidate)]
+        control, candidate = (average_sessions(sessions, scale) for sessions in arms)
+        if control is None or candidate is None:
+            return None
+        return 1 / math.fsum(1 / len(sessions) for sessions in arms), candidate - control
 
     @property
     def slices(self) -> set[str]:
@@ -142,11 +152,13 @@ def average_sessions(sessions: SessionValues, scale: Scale) -> float | None:
 class CanaryRules:
     """When a canary is decided.
 
-    ``primary`` must become better; every guardrail must stay above its margin. ``alpha`` bounds the
-    chance of a wrong promotion, and that of a wrong rollback, however often one looks.
+    ``primary`` must become better; every guardrail must stay above its margin. A guardrail that is
+    shown to be below its margin rolls back, and so does a primary that is shown to be worse.
+    ``alpha`` bounds the chance of a wrong promotion, and that of a wrong rollback, however often
+    one looks.
     """
 
-    primary: Guardrail = Guardrail("acceptance", higher_is_better=True, margin=0.0)
+    primary: Guardrail = Guardrail("acceptance", higher_is_better=True, margin=0.0, by_slice=True)
     guardrails: tuple[Guardrail, ...] = (
         Guardrail("tpot", higher_is_better=False, margin=0.05),
         Guardrail("fallback", False, 0.05, Scale.DIFFERENCE, 0.005),
@@ -170,6 +182,7 @@ class MetricEvidence:
     margin: float
     better: bool
     worse: bool
+    """The whole interval lies below the margin."""
     tolerable: bool
     """The whole interval lies above the margin."""
 
@@ -234,7 +247,7 @@ class CanaryTest:
             holds,
             guardrail.least,
             better=holds.low > 0,
-            worse=strict.high < 0,
+            worse=strict.high < guardrail.least,
             tolerable=holds.low > guardrail.least,
         )
 
@@ -244,7 +257,7 @@ def decide(
 ) -> tuple[CanaryVerdict, str]:
     for one in (primary, *others):
         if one.worse:
-            return CanaryVerdict.ROLL_BACK, f"{one.metric} is worse"
+            return CanaryVerdict.ROLL_BACK, f"{one.metric} is worse than its margin"
     if not enough:
         return CanaryVerdict.UNDECIDED, "fewer blocks or sessions than the least"
     if not primary.better:

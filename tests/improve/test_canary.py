@@ -165,7 +165,7 @@ async def test_failing_requests_roll_it_back(scene: Scene) -> None:
     scene.traffic.fails = lambda draft: draft != scene.control
     found = await canary.run()
     assert found.verdict is CanaryVerdict.ROLL_BACK
-    assert found.reason == "failed is worse"
+    assert found.reason == "failed is worse than its margin"
 
 
 async def test_an_equal_candidate_is_not_promoted(scene: Scene) -> None:

@@ -40,8 +40,8 @@ class Traffic:
         out: Values = defaultdict(lambda: defaultdict(list))
         for session in range(self.random.randint(5, 11)):
             name = f"{self.at}-{session}"
-            own = self.random.lognormvariate(0, 0.25)
             workload = "tools" if self.random.random() < 0.3 else "chat"
+            own = self.random.lognormvariate(0, 0.25) * (2.2 if workload == "tools" else 1)
             for _ in range(self.random.randint(1, 5)):
                 self.add_request(out, name, workload, own, load, candidate)
         return out
@@ -110,6 +110,39 @@ def test_a_slower_candidate_is_not_promoted() -> None:
 def test_a_draft_that_forgets_one_slice_is_not_promoted() -> None:
     verdicts, _ = run_many(60, gain=1.25, tools=0.6)
     assert verdicts[CanaryVerdict.PROMOTE] <= 1
+
+
+def test_what_the_traffic_is_made_of_does_not_count() -> None:
+    """Tools accept twice as much as chat, and one arm happened to get more of them."""
+    test = CanaryTest(CanaryRules())
+    for block in range(6):
+        made: list[Values] = [defaultdict(lambda: defaultdict(list)) for _ in range(2)]
+        for arm, tools in zip(made, (2, 8), strict=True):
+            for session in range(10):
+                name, length = ("tools", 4.0) if session < tools else ("chat", 2.0)
+                for metric in ("acceptance", f"acceptance:{name}"):
+                    arm[metric][f"{block}-{session}"].append(length)
+        test.add(SlotPair(*made))
+    evidence = {one.metric: one.interval.mean for one in test.judge().evidence}
+    assert evidence["acceptance"] == pytest.approx(0.0)
+
+
+def test_a_loss_within_the_margin_is_no_reason_to_roll_back() -> None:
+    test = CanaryTest(CanaryRules(slice_margin=0.03))
+    draws = random.Random(1)
+    for block in range(60):
+        arms: list[Values] = [defaultdict(lambda: defaultdict(list)) for _ in range(2)]
+        for arm, change in zip(arms, ({"tools": 1.3, "chat": 0.985}, {}), strict=True):
+            for session in range(10):
+                name = "tools" if session < 5 else "chat"
+                length = 2.0 * change.get(name, 1.0) * draws.lognormvariate(0, 0.01)
+                for metric in ("acceptance", f"acceptance:{name}"):
+                    arm[metric][f"{block}-{session}"].append(length)
+        test.add(SlotPair(arms[1], arms[0]))
+    found = test.judge()
+    chat = next(one for one in found.evidence if one.metric == "acceptance:chat")
+    assert chat.interval.high < 0, "it is shown to be a loss"
+    assert found.verdict is CanaryVerdict.PROMOTE, found.reason
 
 
 def test_the_interval_holds_at_all_times_at_once() -> None:
