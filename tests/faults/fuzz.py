@@ -120,7 +120,8 @@ def shaped(path: str, body: bytes) -> bool:
 
 async def fuzz(url: str, requests: int, seed: int) -> Counter[str]:
     seen: Counter[str] = Counter()
-    limits = httpx.Limits(max_connections=32, keepalive_expiry=1.0)
+    # An expiry of its own would let httpx close a connection that it has just given to a request.
+    limits = httpx.Limits(max_connections=32, keepalive_expiry=None)
     async with httpx.AsyncClient(base_url=url, timeout=HANG_S, limits=limits) as client:
         document = (await client.get("/openapi.json")).json()
         fuzzer = Fuzzer(document, seed)

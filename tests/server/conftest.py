@@ -30,6 +30,7 @@ from engine.types import (
 from server.apis.responses.background import BackgroundRuns
 from server.apis.shared.gateway import Gateway
 from server.app import create_app
+from server.cli.listener import KEEP_ALIVE_S
 from server.generation.grammar import ParserFactory, Vocabulary
 from server.generation.job import ServedModel
 from server.generation.pipeline import Pipeline
@@ -259,7 +260,13 @@ def url(lab: Lab) -> Iterator[str]:
 def on_a_port(app: ASGIApp) -> Iterator[str]:
     """The app on a real port of the loopback, in a thread of its own."""
     server = uvicorn.Server(
-        uvicorn.Config(FastWriteMiddleware(app), port=0, log_level="warning", lifespan="off")
+        uvicorn.Config(
+            FastWriteMiddleware(app),
+            port=0,
+            log_level="warning",
+            lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
