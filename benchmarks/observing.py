@@ -37,7 +37,7 @@ from engine.speculation.policy import SpeculationPolicy
 from engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
 from observability.capture.capture import RequestCapture
 from observability.capture.redaction import Redactor, SaltedHashes, load_salt
-from observability.capture.writer import CaptureFolder, CaptureLimits
+from observability.capture.writer import GATHER_S, CaptureFolder, CaptureLimits
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
 from observability.logs import AccessLog
@@ -54,6 +54,8 @@ DEMO = File(__file__).parent.parent / "engine" / "demo" / "target"
 INFO = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="scripted"))
 TEXT = "The engine proposes and the target decides what is kept of it. "
 NAMES = ("off", "on")
+SETTLE_S = 2 * GATHER_S
+"""Until what a round left to other threads is done, and counted with it."""
 OBSERVING, CAPTURE = ("observing", "capture")
 
 
@@ -191,8 +193,10 @@ async def round_of(server: Server, name: str, requests: int, num_tokens: int) ->
                     pass
 
         await one()
+        await asyncio.sleep(SETTLE_S)
         before = server.cpu_s()
         await asyncio.gather(*(one() for _ in range(requests)))
+        await asyncio.sleep(SETTLE_S)
         return 1e6 * (server.cpu_s() - before) / (requests * num_tokens)
 
 

@@ -1,6 +1,7 @@
 """Writes capture records off the event loop, into files bounded in size and age.
 
-One thread takes from a bounded queue. What does not fit, or cannot be written, is dropped and
+One thread empties a bounded queue, some times a second: waking it for each request would cost more
+than the writing. What does not fit, or cannot be written, is dropped and
 counted; nothing waits for it. A record is one ``write``; a record that was written in part, as on a
 full disk, is taken back. Files are ``capture-TIME-PID-N.jsonl``, mode 0600 in a folder of 0700.
 """
@@ -10,12 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Full, Queue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from observability.capture.files import SUFFIXES
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 QUEUE_REQUESTS = 2048
 QUEUE_BYTES = 64 << 20
+GATHER_S = 0.2
+"""From the first request that ends until those that ended meanwhile are written."""
 PARTS = 16
 """A file holds at most this part of all bytes and of the age, so that the oldest can go alone."""
 LARGEST_PART = 64 << 20
@@ -152,7 +154,8 @@ class CaptureWriter:
     def __init__(self, folder: CaptureFolder, format: Callable[[Any], bytes]) -> None:
         self._folder = folder
         self._format = format
-        self._queue: Queue[tuple[Any, int] | None] = Queue(QUEUE_REQUESTS)
+        self._queue: deque[tuple[Any, int]] = deque()
+        self._ready, self._closing = Event(), Event()
         self._put_bytes = self._taken_bytes = 0
         self._records = 0
         self._bytes = 0
@@ -164,15 +167,14 @@ class CaptureWriter:
 
     def put(self, item: Any, size: int) -> None:
         """``size`` is about what the item holds in memory, in bytes."""
-        if self._put_bytes - self._taken_bytes + size > QUEUE_BYTES:
+        waiting = self._put_bytes - self._taken_bytes
+        if waiting + size > QUEUE_BYTES or len(self._queue) >= QUEUE_REQUESTS:
             self._drop(QUEUE, "the writer is behind")
             return
-        try:
-            self._queue.put_nowait((item, size))
-        except Full:
-            self._drop(QUEUE, "the writer is behind")
-            return
+        self._queue.append((item, size))
         self._put_bytes += size
+        if not self._ready.is_set():
+            self._ready.set()
 
     def counts(self) -> CaptureCounts:
         dropped = dict(self._dropped)
@@ -180,21 +182,27 @@ class CaptureWriter:
 
     def close(self) -> None:
         """Write what waits, for a few seconds at most."""
-        try:
-            self._queue.put(None, timeout=CLOSE_S)
-        except Full:
-            return
+        self._closing.set()
+        self._ready.set()
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        while (taken := self._queue.get()) is not None:
-            item, size = taken
+        while not self._closing.is_set():
+            self._ready.wait()
+            self._closing.wait(GATHER_S)
+            self._ready.clear()
+            self._write_all()
+        self._write_all()  # what came between that and the closing
+        self._folder.close()
+
+    def _write_all(self) -> None:
+        while self._queue:
+            item, size = self._queue.popleft()
             self._taken_bytes += size
             try:
                 self._write(item)
             except Exception as error:
                 self._drop(FAULT, type(error).__name__)
-        self._folder.close()
 
     def _write(self, item: Any) -> None:
         if time.monotonic() < self._retry_at:
