@@ -17,9 +17,9 @@ import numpy as np
 from measure.statistics import (
     Estimate,
     Finding,
+    bootstrap,
     bootstrap_ratio,
     judge_ratio,
-    paired_ratio,
 )
 
 ALL = "all"
@@ -233,19 +233,27 @@ def compare_pair(
             for one in base
             if belongs(one.facts) and one.facts.id in by_id and one.walks[depth][ALL].steps
         ]
-        ratio = paired_ratio(
-            [_tokens_per_step(one, depth) for one, _ in pairs],
-            [_tokens_per_step(two, depth) for _, two in pairs],
-            [one.facts.session for one, _ in pairs],
-        )
+        ratio = _pool_ratio([one for one, _ in pairs], [two for _, two in pairs], depth)
         finding: Finding = judge_ratio(ratio, lower_is_better=False)
         out[name] = {"ratio": ratio, "verdict": finding.verdict.value, "reason": finding.reason}
     return out
 
 
-def _tokens_per_step(one: DraftReplay, depth: int) -> float:
-    walk = one.walks[depth][ALL]
-    return walk.delivered / walk.steps
+def _pool_ratio(
+    base: Sequence[DraftReplay], other: Sequence[DraftReplay], depth: int
+) -> Estimate | None:
+    """Of tokens over verify steps, both summed over answers: a long answer weighs as it costs."""
+    walks = [[one.walks[depth][ALL] for one in side] for side in (base, other)]
+    columns = [
+        [float(count) for count in counts]
+        for side in walks
+        for counts in ([walk.delivered for walk in side], [walk.steps for walk in side])
+    ]
+    return bootstrap(
+        columns,
+        lambda sums: sums[:, 2] / sums[:, 3] * sums[:, 1] / sums[:, 0],
+        [one.facts.session for one in base],
+    )
 
 
 def estimate_live(
