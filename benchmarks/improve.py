@@ -36,7 +36,7 @@ from observability.capture.files import read_records, write_records
 from tests.conftest import ADMIN, RunningGateway, serving
 
 DEPTH = 5
-TOOLS, CHAT, REFERENCE = 160, 30, 60
+TOOLS, CHAT, REFERENCE = 160, 30, 150
 """Requests: of the new domain and of chat before the loop has enough, and of older traffic."""
 LIVE_TOOLS, LIVE_CHAT = 100, 40
 """Other prompts, sent again and again until the end."""
@@ -172,7 +172,7 @@ class Demonstration:
             "reference": str(self.out / "reference"),
             "keep": str(self.out / "chat.jsonl"),
             "window": {"answers": TOOLS - 10, "sessions": 100, "pause_s": 86400},
-            "tune": {"steps": self.tune_steps, "keep_share": 0.6, "arguments": how},
+            "tune": {"steps": self.tune_steps, "keep_share": 0.8, "arguments": how},
             "gate": {"targets": ["workload tools"], "depth": DEPTH, "limit": 200},
             "canary": {"slot_s": 15, "max_s": 3600},
             "poll_s": 1,
@@ -294,7 +294,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=400, help="of the draft without tools")
-    parser.add_argument("--tune-steps", type=int, default=120)
+    parser.add_argument("--tune-steps", type=int, default=300)
     parser.add_argument("--threads", type=int, default=2, help="of trainings outside the loop")
     options = parser.parse_args()
     out = options.out.resolve()
