@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from training.alignment import measure_misalignment
 from training.batches import Corpus, batches
 from training.checkpoint import CONFIG, save_draft
 from training.eagle import Depth, Draft, DraftShape, known_tokens, unroll
@@ -31,6 +32,8 @@ class DraftRecipe:
     depths: int = 7
     depth_decay: float = 0.9
     """Loss weight of each further depth."""
+    alignment: float = 0.0
+    """Loss weight of ``training.alignment``, beside 1 of the tokens'."""
     warmup: int = 20
     decay_from: float = 0.4
     final: float = 0.02
@@ -162,10 +165,23 @@ class DraftTraining:
                 min(self.recipe.depths, rows.index.shape[1]),
                 tokens,
             )
-            parts = [self.at_depth(depth, wanted, rows.valid) for depth in unrolled]
+            parts = list(self.judge_depths(unrolled, wanted, rows))
         decay = self.recipe.depth_decay
         total = sum((decay**i * part[0] for i, part in enumerate(parts)), torch.zeros(()))
         return total / rows.valid.sum().clamp(min=1), [part[1] for part in parts]
+
+    def judge_depths(
+        self, unrolled: Iterator[Depth], wanted: Tensor, rows: Rows
+    ) -> Iterator[tuple[Tensor, float]]:
+        """Loss and share of greedy hits of each depth."""
+        first: Tensor | None = None
+        for depth in unrolled:
+            loss, hits = self.at_depth(depth, wanted, rows.valid)
+            if self.recipe.alignment and first is not None:
+                apart = measure_misalignment(depth, first, rows.index)
+                loss = loss + self.recipe.alignment * apart[rows.valid[:, depth.depth :]].sum()
+            first = depth.attention if first is None else first
+            yield loss, hits
 
     def at_depth(self, depth: Depth, wanted: Tensor, valid: Tensor) -> tuple[Tensor, float]:
         """A row's guess at depth k is judged where the row k further on is judged at depth 0."""
