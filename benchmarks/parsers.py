@@ -1,13 +1,16 @@
 """What a parser costs a token: ours beside vLLM's for the same format, in the same run.
 
-One call writes a file of 1, 16 or 64 kB, and arrives one or four tokens a step. The figures are
-microseconds of CPU time a token, over the whole output. Ours turn token ids into events, so that
-detokenisation is in them; vLLM's parser is handed the text as well, made beforehand, the way its
-chat server drives it (``parse_delta``). A measurement of vLLM stops after ``--budget`` seconds and
-is then marked ``>``: its cost still grew; 0 leaves vLLM out. ``!`` marks a result of vLLM's that is
-not the call. The ratio is vLLM's figure to ours.
+An output of 1, 16 or 64 kB arrives one or four tokens a step: by ``--shapes`` one call with a file,
+one with a file that quotes the format's own markers, one with a list of small objects, small calls
+in a row, or prose without calls. The figures are microseconds of CPU time a token, over the whole
+output; ``worst`` is the longest single step in milliseconds of wall time. Ours turn token ids into
+events, so that detokenisation is in them; vLLM's parser is handed the text as well, made
+beforehand, the way its chat server drives it (``parse_delta``). A measurement of vLLM stops after
+``--budget`` seconds and is then marked ``>``: its cost still grew; 0 leaves vLLM out. ``!`` marks a
+result of vLLM's that differs from ours. The ratio is vLLM's figure to ours.
 
-    python benchmarks/parsers.py [--formats NAME ...] [--sizes 1000 16000] [--budget 10]
+    python -m benchmarks.parsers [--formats NAME ...] [--shapes file calls ...] [--sizes 1000 16000]
+        [--budget 10]
 """
 
 from __future__ import annotations
@@ -15,137 +18,22 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from engine.events import Outcome, ToolCallEnd
+from benchmarks.parser_outputs import OUTPUTS, SHAPES, TOOL
+from engine.events import Outcome, ParserEvent, ToolCallDelta, ToolCallEnd
 from engine.types import FinishReason
 from server.parsing.parser import make_parser
 from server.parsing.registry import tool_format
 from server.parsing.vocabulary import Vocabulary
 
 TOKENIZER = Path(__file__).parent.parent / "engine/demo/target/tokenizer.json"
-LINE = "def f(x):\n    return \"<a href='x'>\" + x  # {1: [2, 3]}\n"
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "write",
-        "description": "Write a file.",
-        "parameters": {
-            "type": "object",
-            "properties": {"path": {"type": "string"}, "text": {"type": "string"}},
-        },
-    },
-}
-M3 = "]<]minimax[>["
-OUTPUTS: dict[str, Callable[[str], str]] = {
-    "deepseek_v3": lambda text: (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>write\n```json\n"
-        f"{_json(text)}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-    ),
-    "apertus": lambda text: f'<|tools_prefix|>[{{"write": {_json(text)}}}]<|tools_suffix|>',
-    "gemma4": lambda text: f'<|tool_call>call:write{{text:<|"|>{text}<|"|>}}<tool_call|>',
-    "kimi_k3": lambda text: (
-        '<|open|>tools<|sep|><|open|>call tool="write" index="1"<|sep|>'
-        f'<|open|>argument key="text" type="string"<|sep|>{text}<|close|>argument<|sep|>'
-        "<|close|>call<|sep|><|close|>tools<|sep|>"
-    ),
-    "jamba": lambda text: (
-        f'<tool_calls>[{{"name": "write", "arguments": {_json(text)}}}]</tool_calls>'
-    ),
-    "lfm2": lambda text: f"<|tool_call_start|>[write(text={json.dumps(text)})]<|tool_call_end|>",
-    "olmo3": lambda text: f"<function_calls>\nwrite(text={json.dumps(text)})\n</function_calls>",
-    "seed_oss": lambda text: (
-        "<seed:tool_call>\n<function=write>\n<parameter=text>\n"
-        f"{text}\n</parameter>\n</function>\n</seed:tool_call>"
-    ),
-    "xlam": lambda text: f'[{{"name": "write", "arguments": {_json(text)}}}]',
-    "deepseek_v31": lambda text: (
-        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>write<｜tool▁sep｜>{_json(text)}"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-    ),
-    "deepseek_v32": lambda text: (
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="write">\n'
-        f'<｜DSML｜parameter name="text" string="true">{text}</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
-    ),
-    "glm45": lambda text: (
-        f"<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
-    ),
-    "granite": lambda text: f'<|tool_call|>[{{"name": "write", "arguments": {_json(text)}}}]',
-    "granite4": lambda text: _hermes(text),
-    "hermes": lambda text: _hermes(text),
-    "kimi_k2": lambda text: (
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.write:0"
-        f"<|tool_call_argument_begin|>{_json(text)}<|tool_call_end|><|tool_calls_section_end|>"
-    ),
-    "llama3_json": lambda text: f'{{"name": "write", "parameters": {_json(text)}}}',
-    "llama4_pythonic": lambda text: f"[write(text={json.dumps(text)})]",
-    "minimax_m2": lambda text: (
-        '<minimax:tool_call>\n<invoke name="write">\n'
-        f'<parameter name="text">{text}</parameter>\n</invoke>\n</minimax:tool_call>'
-    ),
-    "mistral": lambda text: f"[TOOL_CALLS]write[ARGS]{_json(text)}",
-    "openai": lambda text: (
-        "<|channel|>commentary to=functions.write <|constrain|>json<|message|>"
-        f"{_json(text)}<|call|>"
-    ),
-    "pythonic": lambda text: f"[write(text={json.dumps(text)})]",
-    "functiongemma": lambda text: (
-        f"<start_function_call>call:write{{text:<escape>{text}<escape>}}<end_function_call>"
-    ),
-    "hy_v3": lambda text: (
-        f"<tool_calls><tool_call>write<tool_sep><arg_key>text</arg_key><arg_value>{text}"
-        "</arg_value></tool_call></tool_calls>"
-    ),
-    "inkling": lambda text: (
-        f'<|content_invoke_tool_json|>{{"name": "write", "args": {_json(text)}}}<|end_message|>'
-    ),
-    "k2_horizon": lambda text: (
-        "<ifm|tool_calls>\n<ifm|tool_call>write\n<ifm|arg_key>text</ifm|arg_key>\n"
-        f"<ifm|arg_value>{text}</ifm|arg_value>\n</ifm|tool_call>\n</ifm|tool_calls>"
-    ),
-    "minicpm5": lambda text: (
-        f'<function name="write"><param name="text"><![CDATA[{text}]]></param></function>'
-    ),
-    "minimax_m3": lambda text: (
-        f'{M3}<tool_call>\n{M3}<invoke name="write">\n{M3}<text>{text}{M3}</text>\n'
-        f"{M3}</invoke>\n{M3}</tool_call>"
-    ),
-    "muse_glimmer": lambda text: (
-        '<|start|>assistant to=write<|message|><atem:function_calls>\n<atem:invoke name="write">\n'
-        f'<atem:parameter name="text">{text}</atem:parameter>\n</atem:invoke>\n'
-        "</atem:function_calls><|eom|>"
-    ),
-    "plamo3": lambda text: (
-        "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|>"
-        "<|plamo:begin_tool_name:plamo|>write<|plamo:end_tool_name:plamo|>"
-        "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
-        f"{_json(text)}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
-        "<|plamo:end_tool_requests:plamo|>"
-    ),
-    "step3": lambda text: (
-        "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
-        f'<steptml:invoke name="write"><steptml:parameter name="text">{text}</steptml:parameter>'
-        "</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>"
-    ),
-    "qwen3_coder": lambda text: (
-        "<tool_call>\n<function=write>\n<parameter=text>\n"
-        f"{text}\n</parameter>\n</function>\n</tool_call>"
-    ),
-}
-
-
-def _json(text: str) -> str:
-    return json.dumps({"path": "a.py", "text": text})
-
-
-def _hermes(text: str) -> str:
-    return f'<tool_call>\n{{"name": "write", "arguments": {_json(text)}}}\n</tool_call>'
 
 
 def tokenizer_with(name: str) -> Tokenizer:
@@ -170,16 +58,37 @@ def steps(ids: list[int], size: int) -> Iterator[list[int]]:
         yield ids[start : start + size]
 
 
-def ours(name: str, tokenizer: Tokenizer, ids: list[int], size: int) -> float:
-    """Seconds of CPU time for the whole output."""
-    parser = make_parser(Vocabulary.from_tokenizers(tokenizer), tool_parser=name, tools=[TOOL])
+@dataclass(frozen=True)
+class Cost:
+    """CPU seconds of an output, the wall time of its longest step, and its calls' arguments."""
+
+    seconds: float
+    longest_s: float
+    arguments: str
+
+
+def ours(name: str, vocabulary: Vocabulary, parts: list[list[int]]) -> Cost:
+    """Measures the whole, and then each step of a second run."""
+    parser = make_parser(vocabulary, tool_parser=name, tools=[TOOL])
     started = time.process_time()
-    for step in steps(ids, size):
-        parser.feed(step)
-    events = parser.flush(FinishReason.STOP)
-    spent = time.process_time() - started
-    assert not events or events[-1] == ToolCallEnd(0, Outcome.VALID), (name, events)
-    return spent
+    for part in parts:
+        parser.feed(part)
+    parser.flush(FinishReason.STOP)
+    seconds = time.process_time() - started
+    parser = make_parser(vocabulary, tool_parser=name, tools=[TOOL])
+    events, longest = list[ParserEvent](), 0.0
+    for part in parts:
+        began = time.perf_counter()
+        events += parser.feed(part)
+        longest = max(longest, time.perf_counter() - began)
+    events += parser.flush(FinishReason.STOP)
+    outcomes = {event.outcome for event in events if isinstance(event, ToolCallEnd)}
+    assert outcomes <= {Outcome.VALID}, (name, outcomes)
+    return Cost(seconds, longest, arguments_of(events))
+
+
+def arguments_of(events: list[ParserEvent]) -> str:
+    return "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
 
 
 class Vllm:
@@ -230,33 +139,46 @@ def _arguments(deltas: list[Any]) -> str:
     return "".join(call.function.arguments or "" for call in calls if call.function)
 
 
-def same(arguments: str, text: str) -> bool:
+def same(theirs: str, mine: str) -> bool:
+    """Blanks and the spelling of characters aside."""
+    return _values(theirs) == _values(mine)
+
+
+def _values(arguments: str) -> list[Any] | None:
+    """Objects one behind the other."""
+    found, at, decoder = [], 0, json.JSONDecoder()
     try:
-        return bool(json.loads(arguments)["text"] == text)
-    except (ValueError, KeyError):
-        return False
+        while at < len(arguments):
+            value, at = decoder.raw_decode(arguments, at)
+            found.append(value)
+    except ValueError:
+        return None
+    return found
 
 
-def row(name: str, size: int, step: int, budget_s: float, repeat: int) -> str:
+def row(name: str, shape: str, size: int, step: int, options: argparse.Namespace) -> str:
     tokenizer = tokenizer_with(name)
-    text = (LINE * (size // len(LINE) + 1))[:size].rstrip("\n")
-    ids = tokenizer.encode(OUTPUTS[name](text), add_special_tokens=False).ids
-    best = min(ours(name, tokenizer, ids, step) for _ in range(repeat)) / len(ids) * 1e6
-    head = f"{name:16} {size // 1000:3} kB {step:2} {best:8.2f}"
-    if not budget_s:
+    ids = tokenizer.encode(SHAPES[shape](name, size), add_special_tokens=False).ids
+    vocabulary, parts = Vocabulary.from_tokenizers(tokenizer), list(steps(ids, step))
+    costs = [ours(name, vocabulary, parts) for _ in range(options.repeat)]
+    best = min(cost.seconds for cost in costs) / len(ids) * 1e6
+    worst = min(cost.longest_s for cost in costs) * 1e3
+    head = f"{name:16} {shape:8} {size // 1000:4} kB {step:2} {best:8.2f} {worst:8.2f}"
+    if not options.budget:
         return head
     if name == "openai":  # its parser needs the harmony vocabulary, which is not ours to fetch
         return f"{head} {'-':>10} {'-':>9}"
-    vllm = Vllm(name, tokenizer).run(ids, step, budget_s)
+    vllm = Vllm(name, tokenizer).run(ids, step, options.budget)
     theirs = vllm.seconds / vllm.tokens * 1e6
     grew = vllm.tokens < len(ids)
-    mark = ">" if grew else " " if same(vllm.arguments, text) else "!"
+    mark = ">" if grew else " " if same(vllm.arguments, costs[0].arguments) else "!"
     return f"{head} {mark}{theirs:9.2f} {theirs / best:9.1f}"
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--formats", nargs="+", default=list(OUTPUTS), choices=list(OUTPUTS))
+    arguments.add_argument("--shapes", nargs="+", default=["file"], choices=list(SHAPES))
     arguments.add_argument("--sizes", nargs="+", type=int, default=[1000, 16000, 64000])
     arguments.add_argument("--steps", nargs="+", type=int, default=[1, 4])
     arguments.add_argument(
@@ -264,11 +186,11 @@ def main() -> None:
     )
     arguments.add_argument("--repeat", type=int, default=3)
     options = arguments.parse_args()
-    print(f"{'format':16} {'size':>6} {'k':>2} {'ours us':>8} {'vLLM us':>10} {'ratio':>9}")
-    for name in options.formats:
-        for size in options.sizes:
-            for step in options.steps:
-                print(row(name, size, step, options.budget, options.repeat), flush=True)
+    titles = f"{'format':16} {'shape':8} {'size':>7} {'k':>2} {'ours us':>8} {'worst ms':>8}"
+    print(f"{titles} {'vLLM us':>10} {'ratio':>9}")
+    each = product(options.formats, options.shapes, options.sizes, options.steps)
+    for name, shape, size, step in each:
+        print(row(name, shape, size, step, options), flush=True)
 
 
 if __name__ == "__main__":
