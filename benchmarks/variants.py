@@ -1,0 +1,263 @@
+"""Gateways on a scripted engine that differ in one layer, each in a process of its own.
+
+For ``benchmarks/layers.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import multiprocessing
+import os
+import socket
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from benchmarks.observing import INFO, Renderer, open_capture, scripted
+from benchmarks.wire import clock_of
+from engine.scripted import Script, ScriptedEngine
+from engine.speculation.accounting import Account
+from engine.speculation.policy import SpeculationPolicy
+from engine.types import EngineInfo, EngineRequest, Step
+from engine.vllm_backend.step_queue import SinkFlusher, StepQueue
+from observability.engine import InstrumentedEngine
+from observability.labels import TelemetrySettings
+from observability.logs import AccessLog
+from observability.middleware import TelemetryMiddleware
+from observability.pages import make_routes
+from observability.telemetry import Telemetry
+from server.access.admission import Admission, AdmissionLimits
+from server.access.budget import KeyQuota
+from server.access.keys import ApiKey, KeyRing, hash_key
+from server.apis.shared.gateway import Gateway
+from server.app import create_app
+from server.generation import generate
+from server.generation.grammar import ParserFactory, Vocabulary
+from server.generation.job import ServedModel
+from server.generation.pipeline import Pipeline
+from server.http.middleware import FastWriteMiddleware
+from server.store.sql import SqlResponseStore
+
+KEY = "eg-benchmark-key-0123456789abcdef"
+PLENTY = 1 << 40
+TOKENS = 256
+WIDE = replace(INFO, max_model_len=1 << 20)
+CHAT, RESPONSES = ("/v1/chat/completions", "/v1/responses")
+TOKENS_PER_STEP = 2.2
+"""About what the script has; only for the pace of the engine."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A gateway; everything but capture and store is on. A ``step_s`` of 0: as fast as it goes."""
+
+    name: str
+    keys: bool = True
+    quota: bool = True
+    admission: bool = True
+    parsers: bool = True
+    accounting: bool = True
+    observers: bool = True
+    capture: bool = False
+    store: bool = False
+    path: str = CHAT
+    interval_ms: float | None = None
+    step_s: float = 0.0
+    real_template: bool = False
+
+
+ALL = Variant("all")
+TABLE = (
+    ALL,
+    Variant("authentication", keys=False),
+    Variant("quota", quota=False),
+    Variant("admission", admission=False),
+    Variant("parsers", parsers=False),
+    Variant("accounting", accounting=False),
+    Variant("observers", observers=False),
+    Variant("capture", capture=True),
+    Variant("responses", path=RESPONSES),
+    Variant("store", path=RESPONSES, store=True),
+)
+
+
+class PacedEngine(ScriptedEngine):
+    """Gives all requests their steps at the same moment, as one engine message does."""
+
+    def __init__(
+        self, script: Script, info: EngineInfo, step_s: float, interval_ms: float | None
+    ) -> None:
+        super().__init__(script, info)
+        self._step_s = step_s
+        self._flusher = SinkFlusher(None if interval_ms is None else interval_ms / 1000)
+        self._live: dict[str, tuple[StepQueue, Iterator[Step]]] = {}
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+        queue = StepQueue(request.id, 1, self._flusher)
+        queue.sink = request.sink
+        script: Any = self.script(request) if callable(self.script) else self.script
+        self._live[request.id] = (queue, iter(script))
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick())
+        try:
+            while True:
+                step = await queue.get()
+                yield step
+                if step.finish is not None:
+                    return
+        finally:
+            self._live.pop(request.id, None)
+
+    async def _tick(self) -> None:
+        now = asyncio.get_running_loop().time
+        began, done = now(), 0
+        while self._live:
+            due = int((now() - began) / self._step_s) + 1 if self._step_s else done + 1
+            for _ in range(due - done):
+                self._push_steps()
+            done = due
+            await asyncio.sleep(max(0.0, began + done * self._step_s - now()))
+        self._ticking = None
+
+    def _push_steps(self) -> None:
+        for name, (queue, steps) in list(self._live.items()):
+            step = next(steps)
+            queue.push(step)
+            if step.finish is not None:
+                del self._live[name]
+
+
+class FreeEntry:
+    """Admission that admits everybody at once and counts nothing."""
+
+    @contextlib.contextmanager
+    def enter(self, _requester: object) -> Iterator[FreeEntry]:
+        yield self
+
+    async def admit(self, _sequences: int, _tokens: int) -> None: ...
+
+    def pay(self, _tokens: int) -> None: ...
+
+    def record_served(self) -> None: ...
+
+
+class FreeAccount(Account):
+    """Knows the number of tokens only."""
+
+    num_tokens = 0
+
+    def add(self, step: Step) -> None:
+        self.num_tokens += len(step.token_ids)
+
+    @property
+    def tokens(self) -> int:
+        return self.num_tokens
+
+
+def make_app(variant: Variant, folder: Path) -> ASGIApp:
+    """The gateway as the composition root builds it, but for what ``variant`` leaves out."""
+    if not variant.accounting:
+        generate.Account = FreeAccount  # type: ignore[misc]
+    renderer = make_renderer(variant)
+    vocabulary = Vocabulary.from_tokenizers(Renderer().tokenizer)
+    formats = ("hermes", "qwen3") if variant.parsers else (None, None)
+    gateway = Gateway(models=("demo",), created=1, max_body_bytes=1 << 26)
+    gateway.keys = KeyRing(make_keys(variant)) if variant.keys else KeyRing()
+    if variant.store:
+        gateway.store = SqlResponseStore(f"sqlite:///{folder}/responses.db")
+    engine: Any = PacedEngine(scripted(TOKENS).script, WIDE, variant.step_s, variant.interval_ms)
+    limits = AdmissionLimits(running=4096, queued=4096, queued_tokens=PLENTY)
+    pipeline = Pipeline(
+        engine,
+        WIDE,
+        renderer,
+        ParserFactory(vocabulary, *formats),
+        ServedModel(("demo",), 3, variant.parsers, {}),
+        SpeculationPolicy(),
+        Admission(limits) if variant.admission else FreeEntry(),  # type: ignore[arg-type]
+    )
+    if not variant.observers:
+        gateway.open(pipeline)
+        return create_app(gateway)
+    telemetry = Telemetry(TelemetrySettings(models=("demo",), lanes=("speculative", "plain")))
+    gateway.observer = telemetry
+    if variant.capture:
+        telemetry.watch_capture(open_capture(folder), renderer.decode)
+    gateway.open(replace(pipeline, engine=InstrumentedEngine(engine, telemetry)))
+    log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    app = create_app(gateway, make_routes(telemetry))
+    return TelemetryMiddleware(app, log, keep_bodies=variant.capture)
+
+
+def make_renderer(variant: Variant) -> Any:
+    if not variant.real_template:
+        return Renderer()
+    from engine.vllm_backend.arguments import make_demo_arguments
+    from engine.vllm_backend.renderer import VllmRenderer
+
+    return VllmRenderer(make_demo_arguments())
+
+
+def make_keys(variant: Variant) -> tuple[ApiKey, ...]:
+    quota = KeyQuota("load", PLENTY, PLENTY) if variant.quota else None
+    return (ApiKey("load", hash_key(KEY), quota=quota),)
+
+
+def serve(variant: Variant, pipe: Connection) -> None:
+    """The serving process, until the other end of the pipe is closed."""
+    with tempfile.TemporaryDirectory() as folder:
+        uvloop.run(_serve(make_app(variant, Path(folder)), pipe))
+        os._exit(0)
+
+
+async def _serve(app: ASGIApp, pipe: Connection) -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    config = uvicorn.Config(
+        FastWriteMiddleware(app), log_level="error", access_log=False, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    gc.collect()
+    gc.freeze()
+    pipe.send(listener.getsockname()[1])
+    with contextlib.suppress(EOFError):
+        await asyncio.to_thread(pipe.recv)
+    server.should_exit = True
+    await serving
+
+
+class ServingProcess:
+    """One variant, in a process forked from this one before it has threads or a loop."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        fork = multiprocessing.get_context("fork")
+        self._pipe, there = fork.Pipe()
+        self._process = fork.Process(target=serve, args=(variant, there), daemon=True)
+        self._process.start()
+        there.close()
+
+    def wait_ready(self) -> None:
+        self.port = self._pipe.recv()
+
+    def cpu_s(self) -> float:
+        return time.clock_gettime(clock_of(self._process.pid or 0))
+
+    def rss_bytes(self) -> int:
+        pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()

@@ -1,0 +1,134 @@
+"""``--stream-interval-ms``: text, events and folds are the same at every setting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+pytest.importorskip("vllm")
+
+from benchmarks.variants import PacedEngine
+from engine.speculation.accounting import Account, intern_step
+from engine.types import Step
+from engine.vllm_backend.step_queue import SinkFlusher, StepQueue
+from tests.server.conftest import Lab, on_a_port
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+TEXT = f"<think>Which city? Oslo, I think.</think>Let me look that up for you.{CALL}"
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
+CUTS = (1, 3, 2, 4, 1, 1, 4, 3, 2, 1, 4)
+INTERVALS = (0.0, None, 1.0, 20.0)
+
+
+def ask(url: str, stream: bool) -> list[dict[str, Any]]:
+    body: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    body |= {"tools": [TOOL], "stream": stream}
+    if not stream:
+        return [httpx.post(f"{url}/v1/chat/completions", json=body).json()]
+    body["stream_options"] = {"include_usage": True}
+    frames = httpx.post(f"{url}/v1/chat/completions", json=body).text.split("\n\n")
+    return [orjson.loads(frame[6:]) for frame in frames if frame.startswith("data: {")]
+
+
+def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a client makes of the chunks of a stream."""
+    folded: dict[str, Any] = defaultdict(str)
+    for chunk in chunks:
+        folded["usage"] = chunk.get("usage") or folded["usage"]
+        for choice in chunk["choices"]:
+            folded["finish"] = choice["finish_reason"] or folded["finish"]
+            for name in ("reasoning", "content"):
+                folded[name] += choice["delta"].get(name) or ""
+            for call in choice["delta"].get("tool_calls", ()):
+                function = call["function"]
+                folded["name"] += function.get("name") or ""
+                folded["arguments"] += function.get("arguments") or ""
+    return dict(folded)
+
+
+def serve(interval_ms: float | None, stream: bool) -> list[dict[str, Any]]:
+    lab = Lab()
+    lab.says(TEXT, CUTS)
+    info = lab.path().info
+    lab.engine = PacedEngine(lab.engine.script, info, 0.0005, interval_ms)
+    lab.gateway.open(lab.path())
+    with on_a_port(lab.app) as url:
+        return ask(url, stream)
+
+
+@pytest.mark.parametrize("interval_ms", INTERVALS)
+def test_a_stream_and_its_fold_are_the_same_at_every_interval(interval_ms: float | None) -> None:
+    found = fold(serve(interval_ms, stream=True))
+    (whole,) = serve(interval_ms, stream=False)
+    message = whole["choices"][0]["message"]
+    assert found["reasoning"] == message["reasoning"] == "Which city? Oslo, I think."
+    assert found["content"] == message["content"] == "Let me look that up for you."
+    assert found["name"] == message["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert found["arguments"] == message["tool_calls"][0]["function"]["arguments"]
+    assert orjson.loads(found["arguments"]) == {"city": "Oslo"}
+    assert found["finish"] == whole["choices"][0]["finish_reason"] == "tool_calls"
+    assert found["usage"] == whole["usage"]
+    assert found["usage"] == fold(serve(0.0, stream=True))["usage"]
+
+
+def test_an_interval_sends_fewer_chunks() -> None:
+    assert len(serve(20.0, stream=True)) < len(serve(0.0, stream=True)) / 2
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def is_open(self) -> bool:
+        return True
+
+    def push(self, step: Step) -> None:
+        self.steps.append(step)
+
+
+def make_step(size: int) -> Step:
+    return Step(tuple(range(size)), (intern_step(3, size - 1, size),))
+
+
+async def push_all(interval_s: float | None, bursts: tuple[tuple[int, ...], ...]) -> list[Step]:
+    """Steps of these sizes; the event loop runs between two bursts."""
+    queue, sink = StepQueue("r", 1, SinkFlusher(interval_s)), Sink()
+    queue.sink = sink
+    reading = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    for burst in bursts:
+        for size in burst:
+            queue.push(make_step(size))
+        for _ in range(3):
+            await asyncio.sleep(0)
+    if interval_s:
+        await asyncio.sleep(2 * interval_s)
+    reading.cancel()
+    return sink.steps
+
+
+BURSTS = ((1,), (2,), (3, 1, 4), (2,))
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "sizes"),
+    [(0.0, [1, 2, 3, 1, 4, 2]), (None, [1, 2, 8, 2]), (0.02, [13])],
+    ids=["at once", "automatic", "20 ms"],
+)
+async def test_automatic_joins_only_what_waits_together(
+    interval_s: float | None, sizes: list[int]
+) -> None:
+    steps = await push_all(interval_s, BURSTS)
+    assert [len(step.token_ids) for step in steps] == sizes
+    account, singly = Account(), Account()
+    for step in steps:
+        account.add(step)
+    for step in await push_all(0.0, BURSTS):
+        singly.add(step)
+    assert account.decode_steps == singly.decode_steps
+    assert account.totals == singly.totals
