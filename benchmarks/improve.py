@@ -30,7 +30,7 @@ import httpx
 import yaml
 
 from benchmarks.improve_data import ROOT, TARGET, make_bodies, train, write_answers
-from improve.ledger import Candidate, Ledger
+from improve.ledger import Candidate, Ledger, Stage
 from measure.servers import demo_flags, drop_speculation
 from observability.capture.files import read_records, write_records
 from tests.conftest import ADMIN, RunningGateway, serving
@@ -40,6 +40,8 @@ TOOLS, CHAT, REFERENCE = 160, 30, 150
 """Requests: of the new domain and of chat before the loop has enough, and of older traffic."""
 LIVE_TOOLS, LIVE_CHAT = 100, 40
 """Other prompts, sent again and again until the end."""
+BUSY_S, QUIET_S = 0.1, 4.0
+"""Between two requests of one client of three: during a canary, and else."""
 GARBAGE, FORGETFUL = "garbage", "forgetful"
 
 
@@ -52,6 +54,8 @@ class Traffic:
     sent: int = 0
     broken: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
+    pause_s: float = QUIET_S
+    """Between two requests of one client."""
     stopped: bool = False
 
     async def send_all(self, bodies: Sequence[dict[str, Any]], at_a_time: int) -> None:
@@ -64,7 +68,7 @@ class Traffic:
         async with httpx.AsyncClient(timeout=300) as client:
             await asyncio.gather(*(work(client) for _ in range(at_a_time)))
 
-    async def go_on(self, bodies: Sequence[dict[str, Any]], at_a_time: int, pause_s: float) -> None:
+    async def go_on(self, bodies: Sequence[dict[str, Any]], at_a_time: int) -> None:
         """Until it is stopped; every round of the same prompts is of other sessions."""
 
         async def work(client: httpx.AsyncClient, first: int) -> None:
@@ -74,7 +78,7 @@ class Traffic:
                 session = f"{body['user']}-{number // len(bodies)}"
                 await self.send(client, {**body, "user": session}, body["user"])
                 number += at_a_time
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(self.pause_s)
 
         async with httpx.AsyncClient(timeout=300) as client:
             await asyncio.gather(*(work(client, first) for first in range(at_a_time)))
@@ -185,10 +189,12 @@ class Demonstration:
         subprocess.run(command, cwd=ROOT, check=True)
         return self.ledger.list_candidates()[-1].id
 
-    async def wait_for(self, number: int) -> Candidate:
+    async def wait_for(self, number: int, traffic: Traffic) -> Candidate:
+        """Traffic is light but for the canaries, so that two cores tune beside it."""
         while True:
             with suppress(StopIteration):
                 found = self.ledger.read(number)
+                traffic.pause_s = BUSY_S if found.stage is Stage.CANARY else QUIET_S
                 if found.verdict is not None:
                     say(f"candidate {number} {found.verdict}: {found.reason}")
                     return found
@@ -244,16 +250,16 @@ async def demonstrate(run: Demonstration) -> dict[str, Any]:
     for left in ("capture", "state", "store"):
         shutil.rmtree(run.out / left, ignore_errors=True)
     run.write_config()
-    kept = ("--draft-store", str(run.out / "store"), "--improve", str(run.config))
+    kept: tuple[str, ...] = ("--draft-store", str(run.out / "store"), "--improve", str(run.config))
     kept += ("--capture", str(run.out / "capture"), "--capture-share", "1")
     with serving(run.out / "serve.log", (*run.flags(base), *kept)) as gateway:
         traffic = Traffic(gateway.url, texts)
         bodies = make_traffic()
         say("serving; the loop waits for traffic")
         await traffic.send_all(bodies["mixed"], 16)
-        going = asyncio.create_task(traffic.go_on(bodies["live"], 3, 0.1))
+        going = asyncio.create_task(traffic.go_on(bodies["live"], 3))
         try:
-            candidates = await run_candidates(run, gateway)
+            candidates = await run_candidates(run, gateway, traffic)
         finally:
             traffic.stopped = True
             await going
@@ -261,13 +267,15 @@ async def demonstrate(run: Demonstration) -> dict[str, Any]:
         return summarise(candidates, traffic, state)
 
 
-async def run_candidates(run: Demonstration, gateway: RunningGateway) -> list[Candidate]:
-    found = [await run.wait_for(1)]
+async def run_candidates(
+    run: Demonstration, gateway: RunningGateway, traffic: Traffic
+) -> list[Candidate]:
+    found = [await run.wait_for(1, traffic)]
     promoted = (await asyncio.to_thread(find_drafts, gateway))["promoted"]["path"]
     bad = await asyncio.to_thread(run.train_bad, Path(promoted))
     for force, draft in product(((), ("--force",)), bad.values()):
         number = await asyncio.to_thread(run.queue, draft, *force)
-        found.append(await run.wait_for(number))
+        found.append(await run.wait_for(number, traffic))
     return found
 
 
