@@ -60,6 +60,10 @@ class Traffic(Protocol):
         ...
 
 
+STOPPED, FAILED = "stopped", "failed"
+"""How a canary ends that reaches no verdict."""
+
+
 class CanaryBusy(Exception):
     """Another canary is running."""
 
@@ -294,7 +298,8 @@ class CanaryRunner:
         self._drafts, self._traffic = drafts, traffic
         self._task: asyncio.Task[CanaryFindings] | None = None
         self.last: Canary | None = None
-        self.verdicts: dict[str, int] = {}
+        self.verdicts = dict.fromkeys((*CanaryVerdict, STOPPED, FAILED), 0)
+        """Each is there from the start: Prometheus sees no increase where a series begins."""
 
     @property
     def running(self) -> bool:
@@ -313,13 +318,13 @@ class CanaryRunner:
 
     def _count(self, task: asyncio.Task[CanaryFindings]) -> None:
         if task.cancelled():
-            verdict = "stopped"
+            verdict = STOPPED
         elif error := task.exception():
             log.error("canary failed", exc_info=error)
-            verdict = "failed"
+            verdict = FAILED
         else:
             verdict = task.result().verdict.value
-        self.verdicts[verdict] = self.verdicts.get(verdict, 0) + 1
+        self.verdicts[verdict] += 1
 
     async def stop(self) -> None:
         """End it without a verdict: the promoted draft serves."""

@@ -16,7 +16,7 @@ from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import GraphDrawStyle, LegendDisplayMode, StackingMode
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef
-from panels import Dashboard, Panel
+from panels import Annotation, Dashboard, Panel
 
 FOLDER = Path(__file__).parent / "dashboards"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -40,6 +40,8 @@ def dashboard(made_of: Dashboard) -> str:
         .with_variable(choice("lane"))
         .link(build.DashboardLink("eaglegate").tags(["eaglegate"]).as_dropdown(True))
     )
+    for each in made_of.annotations:
+        page = page.annotation(annotation(each))
     ids = itertools.count(1)
     for heading, panels in made_of.rows.items():
         page = page.with_row(build.Row(heading).id(next(ids)))
@@ -59,6 +61,11 @@ def choice(label: str) -> build.QueryVariable:
         .include_all(True)
         .all_value(".*")
     )
+
+
+def annotation(spec: Annotation) -> build.AnnotationQuery:
+    made = build.AnnotationQuery().name(spec.name).datasource(SOURCE).enable(True)
+    return made.expr(spec.expr).icon_color(spec.colour)
 
 
 def panel(spec: Panel) -> Builder:

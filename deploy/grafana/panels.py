@@ -32,11 +32,21 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Annotation:
+    """A line across all panels where ``expr`` has a value: Grafana asks once a minute."""
+
+    name: str
+    expr: str
+    colour: str
+
+
+@dataclass(frozen=True)
 class Dashboard:
     uid: str
     title: str
     about: str
     rows: dict[str, tuple[Panel, ...]] = field(default_factory=dict)
+    annotations: tuple[Annotation, ...] = ()
 
 
 def rate(metric: str, more: str = "", window: str = "$__rate_interval") -> str:

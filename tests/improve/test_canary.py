@@ -207,7 +207,7 @@ async def test_a_runner_runs_one_and_a_stop_serves_the_promoted_draft(scene: Sce
         await runner.start(plan)
     await runner.stop()
     assert served(scene) == scene.control
-    assert runner.verdicts == {"stopped": 1}
+    assert {verdict: count for verdict, count in runner.verdicts.items() if count} == {"stopped": 1}
 
 
 async def test_a_stop_in_the_middle_of_a_swap_waits_for_it(scene: Scene) -> None:

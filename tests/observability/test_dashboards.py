@@ -62,6 +62,16 @@ def test_panels_ask_for_what_exists(dashboard, known):
         assert asked <= known, panel["title"]
 
 
+def test_annotations_ask_for_what_exists(known):
+    asked = [
+        row["expr"]
+        for dashboard in DASHBOARDS
+        for row in orjson.loads(dashboard.read_bytes())["annotations"].get("list", ())
+    ]
+    assert asked
+    assert {name for expr in asked for name in OURS.findall(expr)} <= known
+
+
 def test_rules_ask_for_what_exists(known):
     for rule in rules():
         assert set(OURS.findall(rule["expr"])) <= known, rule

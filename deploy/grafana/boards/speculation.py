@@ -6,6 +6,7 @@ from panels import (
     NEEDS_DRAFT,
     NEEDS_PLANNER,
     OF,
+    Annotation,
     Dashboard,
     Panel,
     Query,
@@ -246,4 +247,12 @@ SPECULATION = Dashboard(
             ),
         ),
     },
+    (
+        Annotation("Canary ended", "increase(eaglegate_canaries_total[1m]) > 0", "green"),
+        Annotation(
+            "Draft changed",
+            'increase(eaglegate_draft_swaps_total{kind=~"swap|restart"}[1m]) > 0',
+            "blue",
+        ),
+    ),
 )
