@@ -2,7 +2,7 @@
 
 ``parser.py`` makes a parser for one answer; ``server/generation/grammar.py`` calls it for
 each choice. ``reader.py`` drives a format's grammar over text and marker tokens, with a worked
-example; ``message.py`` is the grammar of a whole answer, ``output.py`` where a grammar writes.
+example; ``answer.py`` is the grammar of a whole answer, ``output.py`` where a grammar writes.
 Formats are in ``formats/``, one row each in ``registry.py``, most of them tables for the grammars
-in ``tagged.py``, ``sections.py`` and ``json_blocks.py``. Rules: docs/parsers.md.
+in ``tagged.py`` and ``json_blocks.py``. Rules: docs/parsers.md.
 """

@@ -8,12 +8,14 @@ are read. An object without a name is no call: its text is handed back.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 
 from engine.events import Repair
 from server.parsing.arguments import WRAPPERS
+from server.parsing.lookahead import Skipping
 from server.parsing.markers import Quotes, Stops
 from server.parsing.output import Calls
 from server.parsing.reader import (
@@ -27,6 +29,8 @@ from server.parsing.reader import (
     ignore,
 )
 
+_FENCE = re.compile(r"`{3}(?:json)?")
+_FENCE_BEGINS = re.compile(r"`{1,3}(?:j(?:so?)?)?\Z")
 NO_CALL = "no call"
 """What an object ends with that turned out to be text."""
 
@@ -64,7 +68,12 @@ class JsonCalls:
         found = False
         while True:
             skipped: list[str] = []
-            char = yield Next(self.stops, skipped.append, markup=True)
+            char = yield Next(self.stops, skipped.append, keep="`", markup=True)
+            if char == "`":
+                inside = self.certain and (self.closed or not found)
+                if inside and (yield self._fence()) == Skipping.YES:
+                    continue
+                char = yield Next(self.stops, skipped.append)
             if char == "{":
                 char = yield from self.object()
                 found = True
@@ -75,6 +84,10 @@ class JsonCalls:
                 return char
             if char == NO_CALL or (char == "]" and not self.closed):
                 return DONE
+
+    def _fence(self) -> Skipping:
+        """Some models write a code fence between the markers and the JSON."""
+        return Skipping(_FENCE, _FENCE_BEGINS, self.stops.tokens)
 
     def object(self) -> Subgrammar:
         """One object after its brace: DONE or NO_CALL after it, or the marker before its end."""

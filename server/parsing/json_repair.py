@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 from engine.events import Repair
 from server.parsing.free_text import Unescaper
+from server.parsing.json_scan import SHORT
+from server.parsing.reader import ignore
 
 _STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _OUTSIDE = re.compile(r'"|,\s{0,100}(?=[}\]])|,\s{0,100}\Z')
@@ -41,7 +44,17 @@ class JsonRepair:
             return
         if self._encoded is not None:
             text = self._encoded.write(text)
+        elif len(text) <= SHORT and not self._escaped:
+            self._write_short(text)
+            return
         if mended := self._without_commas(text):
+            self._sink(mended)
+
+    def _write_short(self, text: str) -> None:
+        mended, self._in_string, self._escaped, self._held, has_comma = mend(text, self._in_string)
+        if has_comma:
+            self._repair(Repair.TRAILING_COMMA)
+        if mended:
             self._sink(mended)
 
     def end(self) -> None:
@@ -95,3 +108,17 @@ class JsonRepair:
             return before, end
         self._repair(Repair.TRAILING_COMMA)
         return before + found[0][1:], end
+
+
+@lru_cache(maxsize=1 << 14)
+def mend(piece: str, in_string: bool) -> tuple[str, bool, bool, str, bool]:
+    """What becomes of a piece inside a value; looked up, since tokens repeat.
+
+    The mended text, whether it ends in a string and behind a backslash, what is held back of it,
+    and whether a comma was dropped.
+    """
+    repairs: list[Repair] = []
+    repair = JsonRepair(ignore, repairs.append)
+    repair._in_string = in_string
+    mended = repair._without_commas(piece)
+    return mended, repair._in_string, repair._escaped, repair._held, bool(repairs)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 _STRING_BODY = re.compile(r'[^"\\\n]*(?:\\.[^"\\\n]*)*', re.DOTALL)
 _STRUCTURE = re.compile(r'["{}\[\]]')
+DEEP = 1 << 30
 _SCALAR_END = re.compile(r"[\s,;\]}<\[{]")
 
 
@@ -27,9 +29,26 @@ class JsonScan:
         self.broken = False
         self.done = False
 
+    @classmethod
+    def inside(cls, in_string: bool) -> JsonScan:
+        """One that is inside many objects, so that no piece ends the value."""
+        scan = cls()
+        scan._started, scan._depth, scan.in_string = True, DEEP, in_string
+        return scan
+
     def feed(self, text: str, at: int = 0, end: int | None = None) -> int:
         """Follow ``text[at:end]``; the index just past the value, or ``end`` while it is open."""
         end = len(text) if end is None else end
+        if self._depth and not self._escaped and end - at <= SHORT:
+            depth, closing, in_string, escaped, broken = follow(text[at:end], self.in_string)
+            if self._depth > closing:
+                self._depth += depth
+                self.in_string, self._escaped = in_string, escaped
+                self.broken = self.broken or broken
+                return end
+        return self._follow(text, at, end)
+
+    def _follow(self, text: str, at: int, end: int) -> int:
         while at < end and not self.done:
             if self.in_string:
                 at = self._string(text, at, end)
@@ -87,6 +106,23 @@ class JsonScan:
         found = _SCALAR_END.search(text, at, end)
         self.done = found is not None
         return end if found is None else found.start()
+
+
+SHORT = 24
+"""Of a piece: what it does is looked up, since tokens repeat."""
+
+
+@lru_cache(maxsize=1 << 14)
+def follow(piece: str, in_string: bool) -> tuple[int, int, bool, bool, bool]:
+    """What a piece inside a value does to a scan.
+
+    By how much the depth grows, by how much it shrinks at most on the way, and whether the piece
+    ends in a string, behind a backslash, and has broken a string.
+    """
+    scan = JsonScan.inside(in_string)
+    scan._follow(piece, 0, len(piece))
+    closing = piece.count("}") + piece.count("]")
+    return scan._depth - DEEP, closing, scan.in_string, scan._escaped, scan.broken
 
 
 class JsonText:

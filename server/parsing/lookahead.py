@@ -68,6 +68,18 @@ class Looking:
         return self.NO, text
 
 
+class Skipping(Looking):
+    """Takes ``whole``, where the text begins with it and can no longer become more of it."""
+
+    __slots__ = ()
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        if more and self._beginning.match(text):
+            return None, text
+        found = self._whole.match(text)
+        return (self.YES, text[found.end() :]) if found else (self.NO, text)
+
+
 def opens(opener: str, follow: Follow, context: Context) -> Generator[Want, str, bool]:
     """Whether a plain-text ``opener`` opens anything: not unless the text goes on as it must."""
     try:

@@ -6,7 +6,8 @@ Holding back what may be the beginning of a marker is decided here and nowhere e
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
+from typing import Any
 
 FRAGMENT = "\udc00"
 """Stands for a token that plain-text markers are written with, in them and in the text.
@@ -27,7 +28,7 @@ class Stops:
     ``spelled``: those that are tokens may be written with other ones, too.
     """
 
-    __slots__ = ("_beginnings", "_longest", "markers", "pattern", "tokens")
+    __slots__ = ("_beginnings", "_first", "_longest", "markers", "pattern", "tokens")
 
     def __init__(self, markers: Iterable[str], ids: Container[str], spelled: bool = False) -> None:
         self.markers = frozenset(markers)
@@ -35,6 +36,8 @@ class Stops:
         self.tokens = frozenset(marker for marker in named if marker in ids)
         written = [marker for marker in named if spelled or marker not in ids]
         self.pattern = re.compile("|".join(map(re.escape, written))) if written else None
+        self._first = tuple({marker[0] for marker in written})
+        """The characters that the written ones begin with."""
         self._beginnings = re.compile("|".join(map(_beginnings, written)))
         self._longest = max(map(len, written), default=1)
 
@@ -46,8 +49,12 @@ class Stops:
         not depend on where the text was cut.
         """
         size = len(text)
-        if self.pattern is None:
+        for char in self._first:
+            if char in text:
+                break
+        else:
             return size, size, None
+        assert self.pattern is not None
         found = self.pattern.search(text, at)
         held = self._held(text, at) if more else size
         if found is not None and found.start() <= held:
@@ -74,8 +81,15 @@ class Lexicon:
         self._ids = ids
         self._spelled = spelled
         self._made: dict[tuple[str, ...], Stops] = {}
+        self._remembered: dict[Hashable, Any] = {}
         self._signs: dict[str, str] = {}
         self._markers: dict[str, str] = {}
+
+    def remember(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What depends on the vocabulary alone: made once, and never changed."""
+        if key not in self._remembered:
+            self._remembered[key] = make()
+        return self._remembered[key]
 
     def sign(self, marker: str) -> str:
         """The character that stands for a marker token in text."""

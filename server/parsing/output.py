@@ -263,6 +263,10 @@ class Calls:
         """The open call can mean several things, so that it is not valid whatever it says."""
         self._spoiled = True
 
+    def rehearse(self, out: Emitter) -> Calls:
+        """The same for a text that is read on trial."""
+        return Calls(out, self._tools, str, self._parallel, self._custom, self.repairing)
+
     def _deliver(self, text: str) -> None:
         if not self._muted:
             self._out.arguments(self.num - 1, text)
@@ -318,6 +322,7 @@ class Output:
     """The three places a grammar writes to, and which of them it is at."""
 
     def __init__(self, out: Emitter, calls: Calls, thinking: str = "", framing: str = "") -> None:
+        self._framing = thinking, framing
         self.reasoning = Framed(out.reasoning, thinking, thinking)
         self.content = Framed(out.content, trail=framing)
         self.calls = calls
@@ -325,3 +330,8 @@ class Output:
         self.phase = Phase.CONTENT
         self.framed = False
         """Whether the rest of the answer began with a marker of its own."""
+
+    def rehearse(self) -> Output:
+        """An empty one, for a text that is read on trial."""
+        out = Emitter()
+        return Output(out, self.calls.rehearse(out), *self._framing)

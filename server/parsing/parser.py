@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 from engine.events import ParserEvent, Phase
 from engine.types import FinishReason
+from server.parsing.answer import read_message
 from server.parsing.emitter import Emitter
 from server.parsing.fallback import DeltaParser, DeltaReader, Recorder
 from server.parsing.markers import FRAGMENT
-from server.parsing.message import NO_TOOLS, Context, ReasoningFormat, ToolFormat, read_message
+from server.parsing.message import NO_TOOLS, Context, ReasoningFormat, ToolFormat
 from server.parsing.output import Calls, NewId, Output, random_id
 from server.parsing.reader import Reader
 from server.parsing.registry import reasoning_format, tool_format
@@ -89,6 +90,9 @@ class Parser:
     def feed(self, token_ids: Sequence[int]) -> list[ParserEvent]:
         """The events of the tokens of one step, or of any part of the output."""
         structure, start = self._structure, 0
+        if len(token_ids) == 1 and token_ids[0] not in structure:
+            self._text(token_ids)
+            return self._output.drain()
         for at, token_id in enumerate(token_ids):
             if token_id in structure:
                 self._text(token_ids[start:at])
@@ -112,7 +116,7 @@ class Parser:
         return "length" if self.stopped and calls.truncated else "tool_calls"
 
     def _text(self, token_ids: Sequence[int]) -> None:
-        if not token_ids or self.stopped:
+        if not token_ids or (self._stop and self._stop.stopped):
             return
         if self._singly:
             self._one_by_one(token_ids)
@@ -123,12 +127,14 @@ class Parser:
 
     def _one_by_one(self, token_ids: Sequence[int]) -> None:
         """Where plain text may start or end the thinking, each token is counted as it stands."""
+        output = self._output
         for token_id in token_ids:
-            if self.stopped:
+            if self._stop and self._stop.stopped:
                 return
-            before = self._output.phase
+            before = output.phase
             self._sink(self._decoder.text((token_id,)))
-            self.reasoning_tokens += Phase.REASONING in (before, self._output.phase)
+            if before is Phase.REASONING or output.phase is Phase.REASONING:
+                self.reasoning_tokens += 1
 
     def _marker(self, marker: str | None) -> None:
         if marker is None or self.stopped:

@@ -24,11 +24,11 @@ def _suffix(form: ReasoningFormat, suffix: str) -> ReasoningFormat:
 
 THINK = ReasoningFormat(("<think>",), ("</think>",), forgets_end=True)
 """Qwen3, DeepSeek R1, GLM-4.5, MiniMax-M2: line breaks inside the markers are framing. vLLM's
-parsers of qwen3, glm47 and minimax_m2 end the thinking at a call, too; see ``read_unclosed``."""
+parsers of qwen3, glm47 and minimax_m2 end the thinking at a call, too; see ``answer.py``."""
 
 KIMI_K2 = ReasoningFormat(("<think>",), ("</think>",), framing="", forgets_end=True)
 """Kimi-K2-Thinking: no white space around the markers. It is known to forget ``</think>`` before a
-section of calls (vllm-project/vllm pull request 32216); see ``read_unclosed``."""
+section of calls (vllm-project/vllm pull request 32216); see ``answer.py``."""
 
 DEEPSEEK_V3 = ReasoningFormat(("<think>",), ("</think>",), framing="", forgets_end=True)
 """DeepSeek V3.1 and V3.2: ``</think>`` directly follows and precedes text."""

@@ -54,7 +54,7 @@ _TOOLS: Sequence[tuple[str, str]] = (
     ("seed_oss", "qwen3_coder:SEED_OSS"),
     ("solar_open2", "key_values:SOLAR_OPEN2"),
     ("step3", "invoke_tags:STEP3"),
-    ("xlam", "xlam:FORMAT"),
+    ("xlam", "json_lists:XLAM"),
 )
 """Names that share a grammar, and where it is."""
 _THINKING: Sequence[tuple[str, str]] = (

@@ -135,6 +135,11 @@ class Tags:
     def outer(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.section, self.section_end, *self.ends)))
 
+    @property
+    def next_parameter(self) -> str:
+        """The beginning of a parameter's tag behind a value."""
+        return (self.line_end or self.line) + self.parameter
+
     def after_call(self, lexicon: Lexicon) -> Follow:
         """What may stand behind a call."""
         words: Follow = dict.fromkeys(lexicon.words(*self.outer, *self.inside))
@@ -293,14 +298,23 @@ class _Call:
         return Tagged(self._context.lexicon, self._closing(arguments), sink)
 
     def _closing(self, arguments: ArgumentsWriter) -> Closing:
+        """The tags that end a value; a next parameter is as good, if the tool has it."""
+        tags, lexicon = self._tags, self._context.lexicon
+        closing: Closing = lexicon.remember((tags, self._context.sound), self._find_closing)
+        if lexicon.is_token(tags.parameter):
+            return closing
+        names = arguments.properties.keys() - arguments.given
+        following: Follow = {word: None for name in names for word in (f"{name}>", f'"{name}"')}
+        return replace(closing, words={**closing.words, tags.next_parameter: following})
+
+    def _find_closing(self) -> Closing:
         """The tags that end a value, with the line break before them."""
         tags, lexicon = self._tags, self._context.lexicon
         then = tags.after_parameter(lexicon)
         words: dict[str, Follow | None] = {}
         implied: set[str] = set()
         unfinished: dict[str, str] = {}
-        end = tags.line_end or tags.line
-        for line in {"", end}:
+        for line in {"", tags.line_end or tags.line}:
             for word in lexicon.words(tags.parameter_end):
                 if word == tags.parameter_end:
                     unfinished[line + word[:-1]] = word
@@ -312,11 +326,8 @@ class _Call:
                 words[line + word] = tags.after_call(lexicon)
                 implied.add(line + word)
         if not lexicon.is_token(tags.parameter):
-            names = arguments.properties.keys() - arguments.given
-            words[end + tags.parameter] = {
-                word: None for name in names for word in (f"{name}>", f'"{name}"')
-            }
-            implied.add(end + tags.parameter)
+            words[tags.next_parameter] = {}
+            implied.add(tags.next_parameter)
         return self._outer_closing(Closing(words, implied, unfinished=unfinished))
 
     def _outer_closing(self, inner: Closing) -> Closing:

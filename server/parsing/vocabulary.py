@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from encodings.utf_8 import IncrementalDecoder
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +40,22 @@ class _Pieces(dict[int, bytes]):
         return found
 
 
+class _Texts(dict[int, str | None]):
+    """Texts by token id; None for a token that begins or ends inside a character."""
+
+    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            found = self._pieces[token_id].decode()
+        except UnicodeDecodeError:
+            found = None
+        self[token_id] = found
+        return found
+
+
 class Vocabulary:
     """Made once per tokenizer and shared by all parsers; it never changes what it says.
 
@@ -60,6 +76,7 @@ class Vocabulary:
         self.ids: Mapping[str, int] = {token.text: token.id for token in self.added.values()}
         self.pieces = _Pieces(piece)
         self.pieces.update({token.id: token.text.encode() for token in self.added.values()})
+        self._texts = _Texts(self.pieces)
         self.encode = encode
         self.size = max([size, *(token_id + 1 for token_id in self.added)])
         """Ids from here on mean nothing."""
@@ -141,7 +158,7 @@ class Vocabulary:
         return self._structures[key]
 
     def decoder(self) -> Decoder:
-        return Decoder(self.pieces, self._skip_space)
+        return Decoder(self.pieces, self._texts, self._skip_space)
 
 
 class Decoder:
@@ -151,17 +168,24 @@ class Decoder:
     that an unfinished character at the very end is dropped: it was not written.
     """
 
-    def __init__(self, pieces: Mapping[int, bytes], skip_space: bool = False) -> None:
+    def __init__(
+        self,
+        pieces: Mapping[int, bytes],
+        texts: Mapping[int, str | None],
+        skip_space: bool = False,
+    ) -> None:
         self._pieces = pieces
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._texts = texts
+        self._utf8 = IncrementalDecoder("replace")
         self._skip_space = skip_space
 
     def text(self, token_ids: Sequence[int]) -> str:
+        if len(token_ids) == 1 and not self._utf8.buffer and not self._skip_space:
+            text = self._texts[token_ids[0]]
+            if text is not None:
+                return text
         pieces = self._pieces
-        if len(token_ids) == 1:
-            data = pieces[token_ids[0]]
-        else:
-            data = b"".join([pieces[token_id] for token_id in token_ids])
+        data = b"".join([pieces[token_id] for token_id in token_ids])
         if self._skip_space and data:
             self._skip_space = False
             data = data.removeprefix(b" ")

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from server.parsing.json_blocks import Sections
 from server.parsing.json_scan import JsonText
 from server.parsing.lookahead import last_name
 from server.parsing.markers import Follow
 from server.parsing.message import Context
 from server.parsing.output import Calls
 from server.parsing.reader import Subgrammar, Until, ignore
-from server.parsing.sections import Sections
 from server.parsing.tagged import Closing, Tagged
 
 

@@ -24,8 +24,9 @@ import re
 from collections.abc import Generator
 
 from engine.events import Phase
+from server.parsing.answer import read_content
 from server.parsing.lookahead import Looking
-from server.parsing.message import Context, ReasoningFormat, ToolFormat, read_content
+from server.parsing.message import Context, ReasoningFormat, ToolFormat
 from server.parsing.reader import Grammar, JsonValue, Subgrammar, Until, Want, ignore
 
 START, END, RETURN, CALL = "<|start|>", "<|end|>", "<|return|>", "<|call|>"

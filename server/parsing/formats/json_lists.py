@@ -14,6 +14,7 @@
     <|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}             GigaChat 3
     <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather",                    Command
                       "parameters": {"city": "Paris"}}]<|END_ACTION|>
+    [{"name": "get_weather", "arguments": {"city": "Paris"}}]                                 xLAM
 
 Sources: the chat templates of ai21labs/AI21-Jamba-1.5-Mini, tencent/Hunyuan-A13B-Instruct,
 internlm/internlm2_5-7b-chat, microsoft/Phi-4-mini-instruct, swiss-ai/Apertus-8B-Instruct-2509,
@@ -28,7 +29,9 @@ call only if a brace follows it, and closes one only outside a JSON string. Long
 (ibm-granite/granite-3.0-8b-instruct and later) ``<|tool_call|>`` is a special token,
 ``<tool_call>`` plain text, and the end of the list ends the calls; what follows is content.
 GigaChat ends its content with a token, and older checkpoints announce a call by the words "function
-call" and a token.
+call" and a token. xLAM (Salesforce/Llama-xLAM-2-8b-fc-r and xLAM-2-3b-fc-r) writes a bare list;
+older models put it into a fence, or behind ``[TOOL_CALLS]`` or ``<tool_call>``. A bare or fenced
+list is one of calls only where its first object names a tool that is offered.
 """
 
 from __future__ import annotations
@@ -36,7 +39,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from server.parsing.json_blocks import OBJECT, JsonBlock
-from server.parsing.markers import FRAGMENT
+from server.parsing.json_calls import JsonCalls
+from server.parsing.lookahead import opens
+from server.parsing.markers import FRAGMENT, NAME, Follow
+from server.parsing.message import Context, ToolFormat
+from server.parsing.reader import DONE, Grammar, Next, Until, ignore
 
 COHERE_TEXT = (
     *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
@@ -63,3 +70,34 @@ GRANITE_20B = JsonBlock("<function_call>").format()
 INTERNLM = JsonBlock("<|action_start|>", "<|action_end|>", ("<|plugin|>",)).format()
 JAMBA = JsonBlock("<tool_calls>", "</tool_calls>").format()
 PHI4 = JsonBlock("functools", begins=OBJECT).format()
+
+_LIST, _FENCE = "[", "```json"
+_MARKED = {
+    "<tool_call>": JsonBlock("<tool_call>", "</tool_call>"),
+    "[TOOL_CALLS]": JsonBlock("[TOOL_CALLS]"),
+}
+
+
+def _read_xlam(opener: str, context: Context) -> Grammar:
+    if opener in _MARKED:
+        yield from _MARKED[opener].calls(opener, context)
+        return
+    names = context.calls.names or (NAME,)
+    quoted: Follow = {name: {'"': {",": None}} for name in names}
+    first: Follow = {"{": {'"name"': {":": {'"': quoted}}}}
+    spelled: Follow = {**first, "TOOL_CALLS]": {"[": first}}
+    head: Follow = {"[": first} if opener == _FENCE else spelled
+    if not (yield from opens(opener, head, context)):
+        return
+    stops = context.lexicon.stops("```", *_MARKED)
+    quotes = context.quotes(dict.fromkeys(_MARKED, OBJECT))
+    write = context.out.content.write
+    calls = JsonCalls(context.calls, stops, write, closed=False, quotes=quotes)
+    yield Until(context.lexicon.stops("{"), ignore)
+    if (yield from calls.object()) == DONE:
+        yield from calls.read()
+    if opener == _FENCE:
+        yield Next(stops, keep=None)
+
+
+XLAM = ToolFormat((*_MARKED, _FENCE, _LIST), _read_xlam, ("</tool_call>",))

@@ -26,6 +26,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import cache
 
 from server.parsing.arguments import ArgumentsWriter
+from server.parsing.json_blocks import SPACE
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import last_name, opens
 from server.parsing.markers import NAME, Follow
@@ -33,7 +34,6 @@ from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Framed
 from server.parsing.reader import Ended, Grammar, Next, Sink, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import ALIASES, TYPES
-from server.parsing.sections import SPACE
 from server.parsing.tagged import FORCED, Closing, Tagged
 
 _NAME = re.compile(r"""[^\s"'{}<>()\[\]]+""")
@@ -173,6 +173,11 @@ class KeyValues:
         return "".join(key).strip(), "".join(kind), marker
 
     def _closing(self, context: Context) -> Closing:
+        key = self, context.sound
+        found: Closing = context.lexicon.remember(key, lambda: self._find_closing(context))
+        return found
+
+    def _find_closing(self, context: Context) -> Closing:
         """A value's own tag; a next key is as good; a section's tag is, where the output agrees."""
         lexicon = context.lexicon
         named = filter(None, (self.key, self.call_end, self.separator))

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 
+from server.parsing.json_blocks import Sections
 from server.parsing.output import Calls
-from server.parsing.sections import Sections
 
 _HEADER = re.compile(r"(?:functions\.)?(?P<name>.+?)(?P<index>:\d+)?\Z", re.DOTALL)
 

@@ -38,6 +38,9 @@ def _calls_anywhere(opener: str, context: Context) -> Grammar:
     content = context.out.content
     if not content.written:
         content.unmark("")
+    elif content.fence.is_open:
+        content.unmark(opener)
+        return
     elif not (yield from opens(opener, _head(context), context)):
         return
     quotes = context.quotes({PYTHON: {'{"': None}})
@@ -55,5 +58,9 @@ def _head(context: Context) -> Follow:
     return {'"name"': {":": {'"': quoted}}}
 
 
-FORMAT = ToolFormat((PYTHON,), _calls, leads=("{",))
-LLAMA4 = ToolFormat((PYTHON, "{"), _calls_anywhere)
+def _fenced_head(context: Context) -> Follow:
+    return {"{": _head(context)} if context.calls.names else {}
+
+
+FORMAT = ToolFormat((PYTHON,), _calls, leads=("{",), head=_fenced_head)
+LLAMA4 = ToolFormat((PYTHON, "{"), _calls_anywhere, head=_fenced_head)

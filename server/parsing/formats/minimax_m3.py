@@ -20,20 +20,22 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from server.parsing.arguments import ArgumentsWriter, as_json
+from server.parsing.json_blocks import SPACE
 from server.parsing.lookahead import opens
 from server.parsing.markers import FRAGMENT, NAME, Follow
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Framed
 from server.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until, ignore
 from server.parsing.schemas import STRING, resolve
-from server.parsing.sections import SPACE
 from server.parsing.tagged import Closing, Tagged
 from server.parsing.tools import ToolSchema
 
 TOKEN = "]<]minimax[>["
 _INVOKE = re.compile(r"""<invoke\s+name=["']?([^"'\s]+)["']?\s*\Z""")
+_LONGEST_NAME = 128
 _TAGS = {
-    token: re.compile(rf"{re.escape(token)}<(/?)([^<>\s]{{1,128}})>") for token in (TOKEN, FRAGMENT)
+    token: re.compile(rf"{re.escape(token)}<(/?)([^<>\s]{{1,{_LONGEST_NAME}}})>")
+    for token in (TOKEN, FRAGMENT)
 }
 """By how the token stands in the text: the same characters in other tokens are text."""
 _MAX_DEPTH = 64
@@ -105,81 +107,134 @@ class Elements:
             arguments.end()
             return
         closing = replace(closing, words={**closing.words, opening: None}, nests=(opening,))
-        parts: list[str] = []
+        tool = context.calls.tool or ToolSchema("", {})
+        value = _Value(self.token, tool.properties.get(key, [ANY])[0], tool)
         try:
-            yield Tagged(context.lexicon, replace(closing, forced=(end,)), parts.append)
+            yield Tagged(context.lexicon, replace(closing, forced=(end,)), value.write)
         except Ended:
             arguments.key(key)
-            context.calls.write("".join(parts).strip())
+            context.calls.write(value.written.strip())
             raise
         arguments.key(key)
-        tags = _TAGS[self.token]
-        context.calls.write(_convert("".join(parts), key, tags, context))
+        context.calls.write(value.end())
 
 
 @dataclass(slots=True)
 class _Element:
-    name: str = ""
+    """``schema`` is None where the elements beside it decide what the one around it is."""
+
+    name: str
+    schema: Any
     text: list[str] = field(default_factory=list)
-    children: list[_Element] = field(default_factory=list)
+    children: list[tuple[str, _Element | str]] = field(default_factory=list)
+    """By name; those closed, and of a known schema, as JSON."""
 
 
-def _convert(text: str, key: str, tags: re.Pattern[str], context: Context) -> str:
-    """The JSON of a parameter's text."""
-    tool = context.calls.tool or ToolSchema("", {})
-    return _write(_parse(text, tags), tool.properties.get(key, [ANY])[0], tool)
+class _Value:
+    """A value whose elements become JSON one by one, each when it is closed.
 
+    A closing tag that closes nothing is text.
+    """
 
-def _parse(text: str, tags: re.Pattern[str]) -> _Element:
-    """The elements in a text. A closing tag that closes nothing is text."""
-    stack, start = [_Element()], 0
-    for tag in tags.finditer(text):
-        if tag[1] and tag[2] == stack[-1].name:
-            stack[-1].text.append(text[start : tag.start()])
-            stack.pop()
-        elif not tag[1] and len(stack) < _MAX_DEPTH:
-            stack[-1].text.append(text[start : tag.start()])
-            stack[-1].children.append(_Element(tag[2]))
-            stack.append(stack[-1].children[-1])
-        else:
-            continue
-        start = tag.end()
-    stack[-1].text.append(text[start:])
-    return stack[0]
+    def __init__(self, token: str, schema: Any, tool: ToolSchema) -> None:
+        self._tags = _TAGS[token]
+        self._longest_tag = len(token) + _LONGEST_NAME + 3
+        self._tool = tool
+        self._stack = [_Element("", self._resolve(schema))]
+        self._parts: list[str] = []
+        self._left = ""
+        """What may end with the beginning of a tag."""
 
+    @property
+    def written(self) -> str:
+        return "".join(self._parts)
 
-def _write(element: _Element, schema: Any, tool: ToolSchema) -> str:
-    """The JSON of an element, typed by its schema."""
-    if isinstance(schema, dict) and "$ref" in schema:
-        schema = resolve(schema["$ref"], tool.parameters)
-    allowed = tool.find_kinds(ANY if schema is None else schema)
-    text = "".join(element.text)
-    if not element.children:
-        empty = not text.strip() and "string" not in allowed
-        if empty and allowed & {"array", "object"}:
-            return "[]" if "array" in allowed else "{}"
-        return as_json(text, allowed)
-    listed = all(child.name == "item" for child in element.children)
-    if "array" in allowed and (listed or "object" not in allowed):
-        items = schema.get("items") if isinstance(schema, dict) else None
-        return f"[{', '.join(_write(child, items, tool) for child in element.children)}]"
-    return _write_object(element, schema, tool)
+    def write(self, text: str) -> None:
+        self._parts.append(text)
+        text, start = self._left + text, 0
+        for tag in self._tags.finditer(text):
+            top = self._stack[-1]
+            if tag[1] and tag[2] == top.name:
+                top.text.append(text[start : tag.start()])
+                self._close()
+            elif not tag[1] and len(self._stack) < _MAX_DEPTH:
+                top.text.append(text[start : tag.start()])
+                self._stack.append(_Element(tag[2], self._find_schema(top.schema, tag[2])))
+            else:
+                continue
+            start = tag.end()
+        settled = max(start, len(text) - self._longest_tag)
+        self._stack[-1].text.append(text[start:settled])
+        self._left = text[settled:]
 
+    def end(self) -> str:
+        """The JSON of all of it."""
+        self._stack[-1].text.append(self._left)
+        while len(self._stack) > 1:
+            self._close()
+        return self._as_json(self._stack[0], self._stack[0].schema)
 
-def _write_object(element: _Element, schema: Any, tool: ToolSchema) -> str:
-    """Members by name; those that share one become a list."""
-    members: dict[str, list[str]] = {}
-    known, others = tool.find_members(schema)
-    for child in element.children:
-        written = _write(child, known.get(child.name, [others])[0], tool)
-        members.setdefault(child.name, []).append(written)
-    if stray := "".join(element.text).strip():
-        members.setdefault("$text", []).append(encode_basestring(stray))
-    pairs = []
-    for name, values in members.items():
-        value = values[0] if len(values) == 1 else f"[{', '.join(values)}]"
-        pairs.append(f"{encode_basestring(name)}: {value}")
-    return f"{{{', '.join(pairs)}}}"
+    def _close(self) -> None:
+        """The innermost element is whole."""
+        element = self._stack.pop()
+        whole = element if element.schema is None else self._as_json(element, element.schema)
+        self._stack[-1].children.append((element.name, whole))
+
+    def _resolve(self, schema: Any) -> Any:
+        if isinstance(schema, dict) and "$ref" in schema:
+            schema = resolve(schema["$ref"], self._tool.parameters)
+        return ANY if schema is None else schema
+
+    def _find_schema(self, parent: Any, name: str) -> Any:
+        """Of an element inside one of the schema ``parent``; None where that is not known yet."""
+        if parent is None:
+            return None
+        allowed = self._tool.find_kinds(parent)
+        if "array" not in allowed:
+            return self._member(parent, name)
+        item = self._item(parent)
+        if "object" not in allowed:
+            return item
+        member = self._member(parent, name)
+        return item if item is member else None
+
+    def _item(self, schema: Any) -> Any:
+        return self._resolve(schema.get("items") if isinstance(schema, dict) else None)
+
+    def _member(self, schema: Any, name: str) -> Any:
+        known, others = self._tool.find_members(schema)
+        return self._resolve(known.get(name, [others])[0])
+
+    def _as_json(self, element: _Element, schema: Any) -> str:
+        allowed = self._tool.find_kinds(schema)
+        text = "".join(element.text)
+        if not element.children:
+            empty = not text.strip() and "string" not in allowed
+            if empty and allowed & {"array", "object"}:
+                return "[]" if "array" in allowed else "{}"
+            return as_json(text, allowed)
+        listed = all(name == "item" for name, _ in element.children)
+        if "array" in allowed and (listed or "object" not in allowed):
+            item = self._item(schema)
+            return f"[{', '.join(self._child(child, item) for _, child in element.children)}]"
+        return self._as_object(element, schema, text)
+
+    def _as_object(self, element: _Element, schema: Any, text: str) -> str:
+        """Members by name; those that share one become a list."""
+        members: dict[str, list[str]] = {}
+        for name, child in element.children:
+            written = self._child(child, self._member(schema, name))
+            members.setdefault(name, []).append(written)
+        if stray := text.strip():
+            members.setdefault("$text", []).append(encode_basestring(stray))
+        pairs = []
+        for name, values in members.items():
+            value = values[0] if len(values) == 1 else f"[{', '.join(values)}]"
+            pairs.append(f"{encode_basestring(name)}: {value}")
+        return f"{{{', '.join(pairs)}}}"
+
+    def _child(self, child: _Element | str, schema: Any) -> str:
+        return child if isinstance(child, str) else self._as_json(child, schema)
 
 
 FORMAT = replace(Elements().format(), fragment=TOKEN, fragmented=Elements(FRAGMENT).format())

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from server.parsing.json_blocks import Sections
 from server.parsing.message import ReasoningFormat
 from server.parsing.output import Calls
-from server.parsing.sections import Sections
 
 _PARTS = ("<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<|plamo:constrain|>", "<|plamo:msg|>")
 _NAME_END = "<|plamo:end_tool_name:plamo|>"

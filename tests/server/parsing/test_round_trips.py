@@ -10,10 +10,11 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+import tokenizers
 
 from engine.events import Outcome
 from engine.types import FinishReason
@@ -21,9 +22,9 @@ from server.parsing.fold import Folded, fold
 from server.parsing.formats.harmony import ENDS
 from server.parsing.parser import make_parser
 from server.parsing.registry import reasoning_format, tool_format
-from server.parsing.vocabulary import Vocabulary
+from server.parsing.vocabulary import AddedToken, Vocabulary
 from tests.server.parsing.golden_corpus import filler
-from tests.server.parsing.real_vocabularies import deepseek_v4, folder, template
+from tests.server.parsing.real_vocabularies import deepseek_v4, folder, qwen3_6, template
 from tests.server.parsing.round_trip_writers import WRITTEN, Written
 
 pytestmark = pytest.mark.slow
@@ -134,6 +135,7 @@ def _write_v31(content: str, calls: Sequence[Call]) -> str:
 FORMATS: dict[str, tuple[str, str, str | None, Callable[[str, Sequence[Call]], str]]] = {
     "hermes": ("qwen3", "hermes", "qwen3", _by_template("qwen3")),
     "qwen3_coder": ("qwen3", "qwen3_coder", "qwen3", _write_coder),
+    "qwen3_coder in Qwen 3.6": ("qwen3_6", "qwen3_coder", "qwen3", _write_coder),
     "deepseek_v3": ("deepseek_v3", "deepseek_v3", "deepseek_r1", _by_template("deepseek_v3")),
     "deepseek_v31": ("deepseek_v3", "deepseek_v31", "deepseek_v31", _write_v31),
     "openai": ("gptoss", "openai", "openai_gptoss", _write_harmony),
@@ -147,10 +149,10 @@ ALONE = {"deepseek_v3", "llama3_json"}
 
 @cache
 def _vocabulary(name: str) -> Vocabulary:
-    found = folder(name)
+    found = qwen3_6() if name == "qwen3_6" else folder(name)
     if found is None:
         pytest.skip("python -m tests.server.parsing.real_vocabularies installs them")
-    return Vocabulary.from_directory(found)
+    return Vocabulary.from_directory(found) if isinstance(found, Path) else found
 
 
 def _encode(vocabulary: Vocabulary, text: str, quoted: str, as_token: bool) -> list[int]:
@@ -228,7 +230,7 @@ def _marked_vocabulary(form: Written) -> Vocabulary:
     found = own or folder("qwen3")
     if found is None:
         pytest.skip("python -m tests.server.parsing.real_vocabularies installs them")
-    tokenizer = Tokenizer.from_file(str(found / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer.from_file(str(found / "tokenizer.json"))
     tools, reasoning = tool_format(form.parser), reasoning_format(form.thinks)
     markers = (*tools.markers, *reasoning.markers)
     if tools.fragment:
@@ -237,7 +239,9 @@ def _marked_vocabulary(form: Written) -> Vocabulary:
         markers = (tools.openers[0], tools.closer, *reasoning.markers)
     if not form.is_textual:
         known = tokenizer.get_vocab()
-        tokenizer.add_tokens([AddedToken(m, normalized=False) for m in markers if m not in known])
+        tokenizer.add_tokens(
+            [tokenizers.AddedToken(m, normalized=False) for m in markers if m not in known]
+        )
     return Vocabulary.from_tokenizers(tokenizer)
 
 
@@ -254,3 +258,68 @@ def test_other_formats_in_real_vocabularies(form: Written) -> None:
     long = [{"path": "a", "content": filler(64_000).rstrip("\n")}]
     answer = _read(vocabulary, parsers, vocabulary.encode(form.write("", long)), dice)
     _check(answer, "", long, form.parser)
+
+
+def _write_mistral(version: str, content: str, calls: Sequence[Call]) -> tuple[Any, list[int]]:
+    """Mistral's own library: its tokenizer, and the tokens of an answer."""
+    from mistral_common.protocol.instruct.messages import AssistantMessage
+    from mistral_common.protocol.instruct.tool_calls import FunctionCall, ToolCall
+    from mistral_common.tokens.tokenizers import instruct
+
+    tokenizer = _tekken(version)
+    encoder = getattr(instruct, f"InstructTokenizer{version.upper()}")(tokenizer)
+    written = [
+        ToolCall(id=f"abcdef12{number}", function=FunctionCall(name="write_file", arguments=call))
+        for number, call in enumerate(calls)
+    ]
+    message = AssistantMessage(content=content or None, tool_calls=written)
+    return tokenizer, encoder.encode_assistant_message(message, False)
+
+
+@cache
+def _tekken(version: str) -> Any:
+    """The vocabulary that the library ships, with the special tokens of a version."""
+    data = Path(pytest.importorskip("mistral_common").__file__).parent / "data/tekken_240911.json"
+    from mistral_common.tokens.tokenizers.base import SpecialTokens, TokenizerVersion
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    file = json.loads(data.read_text(encoding="utf-8"))
+    special = [
+        {"rank": rank, "token_str": token.value, "is_control": True}
+        for rank, token in enumerate(SpecialTokens)
+    ]
+    return Tekkenizer(
+        file["vocab"],
+        special,
+        file["config"]["pattern"],
+        file["config"]["default_vocab_size"],
+        file["config"]["default_num_special_tokens"],
+        TokenizerVersion(version),
+    )
+
+
+def _tekken_vocabulary(tokenizer: Any) -> Vocabulary:
+    special = [
+        AddedToken(id, tokenizer.id_to_piece(id), True)
+        for id in range(tokenizer.num_special_tokens)
+    ]
+    return Vocabulary(
+        tokenizer.id_to_byte_piece,
+        special,
+        encode=lambda text: tokenizer.encode(text, bos=False, eos=False),
+        size=tokenizer.n_words,
+    )
+
+
+@pytest.mark.parametrize("version", ["v3", "v7", "v11", "v13"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_calls_as_mistral_common_writes_them(version: str) -> None:
+    dice = random.Random(version)
+    long = [{"path": "a", "content": filler(64_000)}]
+    for content in ("", "I write it.") if version != "v3" else ("",):
+        for calls in (CALLS, long):
+            tokenizer, ids = _write_mistral(version, content, calls)
+            vocabulary = _tekken_vocabulary(tokenizer)
+            for _ in range(3):
+                answer = _read(vocabulary, ("mistral", "mistral"), ids, dice)
+                _check(answer, content, calls, version)
