@@ -34,17 +34,21 @@ def make_conversations(domain: str, seed: int, count: int) -> Iterator[Dialogue]
 def make_bodies(domain: str, seed: int, count: int) -> list[dict[str, Any]]:
     """Chat completions, greedy, each a session of its own."""
     return [
-        {
-            "model": "demo",
-            "messages": _as_sent(made.messages),
-            **({"tools": made.tools} if made.tools else {}),
-            "temperature": 0,
-            "max_tokens": 128,
-            "stream": True,
-            "user": f"{domain}-{seed}-{number}",
-        }
+        as_body(made, f"{domain}-{seed}-{number}")
         for number, made in enumerate(make_conversations(domain, seed, count))
     ]
+
+
+def as_body(made: Dialogue, user: str) -> dict[str, Any]:
+    return {
+        "model": "demo",
+        "messages": _as_sent(made.messages),
+        **({"tools": made.tools} if made.tools else {}),
+        "temperature": 0,
+        "max_tokens": 128,
+        "stream": True,
+        "user": user,
+    }
 
 
 def _as_sent(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -97,11 +101,18 @@ def write_answers(out: Path, domain: str, seed: int, count: int, garbage: bool =
     return out
 
 
-def train(out: Path, data: Path, *more: str, init: Path | None = None, threads: int = 2) -> Path:
+def train(
+    out: Path,
+    data: Path,
+    *more: str,
+    init: Path | None = None,
+    method: str = "eagle3.1",
+    threads: int = 2,
+) -> Path:
     """``eaglegate-train-draft``; a finished draft is left as it is."""
     if (out / "model.safetensors").exists():
         return out
-    start = ("--init", str(init)) if init else ("--method", "eagle3.1")
+    start = ("--init", str(init)) if init else ("--method", method)
     command = [sys.executable, "-m", "training.draft_cli", "--target", str(TARGET), *start]
     command += ["--data", str(data), "--out", str(out), "--threads", str(threads), *more]
     subprocess.run(command, cwd=ROOT, check=True)

@@ -9,6 +9,8 @@ from html import escape
 
 WIDTH, HEIGHT = 520, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 46
+LEFT_OF_GROUPS = 170
+LEGEND_LINE = 12
 COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#475569")
 TICKS = 5
 
@@ -55,12 +57,13 @@ def draw_lines(
     xs = sorted({point.x for line in shown for point in line.points})
     top = max(p.y if p.high is None else p.high for line in shown for p in line.points)
     x = _Scale(xs[0], xs[-1], LEFT + 14, WIDTH - RIGHT - 14, log_x)
-    y = _Scale(0.0, _round_up(top), HEIGHT - BOTTOM, TOP)
+    names = [line.name for line in shown]
+    y = _Scale(0.0, _round_up(top), HEIGHT - BOTTOM, TOP + _legend_height(names))
     parts = [_draw_grid(y), _draw_x_axis(xs, x)]
     for number, line in enumerate(shown):
         parts.append(_draw_line(line, x, y, COLORS[number % len(COLORS)]))
     parts.append(_draw_labels(title, x_label, y_label))
-    parts.append(_draw_legend([line.name for line in shown]))
+    parts.append(_draw_legend(names))
     return _frame(parts, HEIGHT)
 
 
@@ -87,6 +90,53 @@ def draw_intervals(title: str, rows: Sequence[tuple[str, Point, str]], x_label: 
     parts.append(f'<text x="{left}" y="16" class="title">{escape(title)}</text>')
     parts.append(f'<text x="{left}" y="{height - 8}">{escape(x_label)}</text>')
     return _frame(parts, height)
+
+
+def draw_groups(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, Point]]]]) -> str:
+    """A group of rows per name, a row per series: values ``y`` with intervals, side by side."""
+    names = list(dict.fromkeys(series for _, rows in groups for series, _ in rows))
+    points = [point for _, rows in groups for _, point in rows]
+    if not points:
+        return ""
+    ends = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
+    each = 11 * len(names) + 10
+    top = TOP + 20 + _legend_height(names)
+    height = top + each * len(groups) + BOTTOM
+    x = _Scale(min(ends), max(ends), LEFT_OF_GROUPS, WIDTH - RIGHT - 20)
+    parts = [_draw_title(title), _draw_legend(names), _draw_ticks(x, height - BOTTOM + 16)]
+    for number, (name, rows) in enumerate(groups):
+        at = top + each * number
+        parts.append(
+            f'<text x="{LEFT_OF_GROUPS - 8}" y="{at + 4}" class="end">{escape(name)}</text>'
+        )
+        for series, point in rows:
+            place = names.index(series)
+            color = COLORS[place % len(COLORS)]
+            parts.append(_draw_row(f"{name}, {series}", point, x, at + 11 * place, color))
+    return _frame(parts, height)
+
+
+def _draw_row(name: str, point: Point, x: _Scale, at: float, color: str) -> str:
+    low = point.y if point.low is None else point.low
+    high = point.y if point.high is None else point.high
+    return (
+        f'<g stroke="{color}" fill="{color}">'
+        f"<title>{escape(name)}: {point.y:.4g} ({low:.4g} to {high:.4g})</title>"
+        f'<line x1="{x.place(low):.1f}" x2="{x.place(high):.1f}" y1="{at}" y2="{at}"/>'
+        f'<circle cx="{x.place(point.y):.1f}" cy="{at}" r="3"/></g>'
+    )
+
+
+def _draw_ticks(x: _Scale, at: float) -> str:
+    values = [x.low + (x.high - x.low) * tick / TICKS for tick in range(TICKS + 1)]
+    return "".join(
+        f'<text x="{x.place(value):.1f}" y="{at:.0f}" class="mid">{value:.3g}</text>'
+        for value in values
+    )
+
+
+def _draw_title(title: str) -> str:
+    return f'<text x="{LEFT}" y="16" class="title">{escape(title)}</text>'
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:
@@ -145,20 +195,37 @@ def _draw_x_axis(xs: Sequence[float], x: _Scale) -> str:
 def _draw_labels(title: str, x_label: str, y_label: str) -> str:
     middle = (TOP + HEIGHT - BOTTOM) / 2
     return (
-        f'<text x="{LEFT}" y="16" class="title">{escape(title)}</text>'
+        f"{_draw_title(title)}"
         f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 10}" class="mid">{escape(x_label)}</text>'
         f'<text x="14" y="{middle}" class="mid" transform="rotate(-90 14 {middle})">'
         f"{escape(y_label)}</text>"
     )
 
 
+def _place_legend(names: Sequence[str]) -> list[tuple[float, int]]:
+    """Where each name begins, and in which line of the legend."""
+    places: list[tuple[float, int]] = []
+    at, line = float(LEFT + 6), 0
+    for name in names:
+        width = 26 + 6.5 * len(name)
+        if places and at + width > WIDTH:
+            at, line = float(LEFT + 6), line + 1
+        places.append((at, line))
+        at += width
+    return places
+
+
+def _legend_height(names: Sequence[str]) -> int:
+    """Of the lines after the first."""
+    return LEGEND_LINE * _place_legend(names)[-1][1]
+
+
 def _draw_legend(names: Sequence[str]) -> str:
-    out, at = [], float(LEFT + 6)
-    for number, name in enumerate(names):
-        color = COLORS[number % len(COLORS)]
-        out.append(f'<rect x="{at:.0f}" y="24" width="10" height="4" fill="{color}"/>')
-        out.append(f'<text x="{at + 14:.0f}" y="30">{escape(name)}</text>')
-        at += 26 + 6.5 * len(name)
+    out = []
+    for number, (name, (at, line)) in enumerate(zip(names, _place_legend(names), strict=True)):
+        color, y = COLORS[number % len(COLORS)], 24 + LEGEND_LINE * line
+        out.append(f'<rect x="{at:.0f}" y="{y}" width="10" height="4" fill="{color}"/>')
+        out.append(f'<text x="{at + 14:.0f}" y="{y + 6}">{escape(name)}</text>')
     return "".join(out)
 
 

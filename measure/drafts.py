@@ -21,6 +21,7 @@ from measure.statistics import (
     bootstrap_ratio,
     judge_ratio,
 )
+from observability.capture.record import CapturedStep
 
 ALL = "all"
 
@@ -45,17 +46,28 @@ class AnswerFacts:
 
 @dataclass(slots=True)
 class Walk:
-    """One answer replayed at one depth; ``accepted_at[k]`` steps accepted draft k + 1."""
+    """One answer replayed at one depth; ``accepted_at[k]`` steps accepted draft k + 1.
 
-    steps: int = 0
-    accepted: int = 0
+    Whole numbers, but for sampled drafts, which make every number an expectation.
+    """
+
+    steps: float = 0
+    accepted: float = 0
     expected: float = 0.0
     """Accepted drafts expected of the same steps; equals ``accepted`` for greedy answers."""
-    accepted_at: list[int] = field(default_factory=list)
+    accepted_at: list[float] = field(default_factory=list)
 
     @property
-    def delivered(self) -> int:
+    def delivered(self) -> float:
         return self.steps + self.accepted
+
+    def add(self, accepted: int, expected: float) -> None:
+        """One verify step."""
+        self.steps += 1
+        self.accepted += accepted
+        self.expected += expected
+        for at in range(accepted):
+            self.accepted_at[at] += 1
 
 
 def walk_answer(
@@ -73,13 +85,54 @@ def walk_answer(
         expected = sum(chances[position][:depth])
         phase = phases[min(position + 1, len(phases) - 1)]
         for name in (ALL, phase):
-            walk = walks.setdefault(name, Walk(accepted_at=[0] * depth))
-            walk.steps += 1
-            walk.accepted += right
-            walk.expected += expected
-            for at in range(right):
-                walk.accepted_at[at] += 1
+            walks.setdefault(name, Walk(accepted_at=[0] * depth)).add(right, expected)
         position += right + 1
+    return walks
+
+
+def walk_sampled_drafts(
+    chances: Sequence[Sequence[float]], depth: int, phases: Sequence[str]
+) -> dict[str, Walk]:
+    """The same for sampled drafts: expected over all ways to step through the answer.
+
+    ``chances``: by position and depth, that the draft is accepted given those before it. A step
+    begins at a position with a probability, which flows on to where it may end.
+    """
+    walks = {ALL: Walk(accepted_at=[0.0] * depth)}
+    last = len(chances)
+    begins = [1.0, *[0.0] * (last + depth)]
+    for position in range(last):
+        phase = phases[min(position + 1, len(phases) - 1)]
+        reaches = [begins[position]]
+        for at in range(depth):
+            accepted = reaches[-1] * chances[position][at]
+            begins[position + at + 1] += reaches[-1] - accepted
+            reaches.append(accepted)
+        begins[position + depth + 1] += reaches[-1]
+        for name in (ALL, phase):
+            walk = walks.setdefault(name, Walk(accepted_at=[0.0] * depth))
+            walk.steps += reaches[0]
+            walk.accepted += sum(reaches[1:])
+            walk.expected += sum(reaches[1:])
+            for at, reach in enumerate(reaches[1:]):
+                walk.accepted_at[at] += reach
+    return walks
+
+
+def walk_captured(
+    steps: Iterable[CapturedStep], depth: int, phases: Sequence[str]
+) -> dict[str, Walk]:
+    """The verify steps that an engine recorded of one answer, in the form of ``walk_answer``."""
+    known = list(steps)
+    walks = {ALL: Walk(accepted_at=[0] * depth)}
+    position = len(phases) - sum(step.delivered for step in known)
+    for step in known:
+        if step.drafted:
+            phase = phases[min(position, len(phases) - 1)]
+            for name in (ALL, phase):
+                walk = walks.setdefault(name, Walk(accepted_at=[0] * depth))
+                walk.add(step.accepted, float(step.accepted))
+        position += step.delivered
     return walks
 
 
@@ -256,14 +309,63 @@ def _pool_ratio(
     )
 
 
-def estimate_live(
-    steps: Iterable[tuple[str, int, int]],
-) -> Estimate | None:
-    """Acceptance length the capture recorded: (session, verify steps, accepted) per answer."""
-    rows = [row for row in steps if row[1]]
-    ratio = bootstrap_ratio(
-        [float(accepted) for _, _, accepted in rows],
-        [float(count) for _, count, _ in rows],
-        [session for session, _, _ in rows],
+@dataclass(frozen=True, slots=True)
+class ServedLength:
+    """Acceptance length of one slice or phase: as served, as predicted for the same requests."""
+
+    live: Estimate | None
+    predicted: Estimate | None
+    difference: Estimate | None
+    """Live less predicted; requests are paired, sessions resampled."""
+
+    @property
+    def is_inside(self) -> bool | None:
+        """The live length lies within the predicted interval; None without one."""
+        if self.live is None or self.predicted is None or self.predicted.low is None:
+            return None
+        assert self.predicted.high is not None
+        return self.predicted.low <= self.live.value <= self.predicted.high
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "live": self.live,
+            "predicted": self.predicted,
+            "difference": self.difference,
+            "inside": self.is_inside,
+        }
+
+
+def compare_served(
+    served: Sequence[DraftReplay], predicted: Sequence[DraftReplay], depth: int
+) -> dict[str, ServedLength]:
+    """By slice and phase, over the answers that are in both."""
+    by_id = {one.facts.id: one for one in predicted}
+    pairs = [(one, by_id[one.facts.id]) for one in served if one.facts.id in by_id]
+    if not pairs:
+        return {}
+    out = {
+        name: _compare_lengths([pair for pair in pairs if belongs(pair[0].facts)], depth, ALL)
+        for name, belongs in list_slices(one.facts for one, _ in pairs).items()
+    }
+    phases = {name for pair in pairs for one in pair for name in one.walks[depth]} - {ALL}
+    return out | {f"phase {name}": _compare_lengths(pairs, depth, name) for name in sorted(phases)}
+
+
+def _compare_lengths(
+    pairs: Sequence[tuple[DraftReplay, DraftReplay]], depth: int, phase: str
+) -> ServedLength:
+    none = Walk()
+    rows = [
+        (one.walks[depth].get(phase, none), two.walks[depth].get(phase, none)) for one, two in pairs
+    ]
+    sums = [(a.accepted, a.steps, b.accepted, b.steps) for a, b in rows]
+    sessions = [one.facts.session for one, _ in pairs]
+    return ServedLength(
+        _length((one for one, _ in pairs), depth, phase),
+        _length((two for _, two in pairs), depth, phase),
+        bootstrap(
+            list(zip(*sums, strict=True)),
+            lambda sums: sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3],
+            sessions,
+        ),
     )
-    return None if ratio is None else ratio.transform(lambda value: 1 + value)

@@ -69,7 +69,8 @@ def hide_secrets(argv: Sequence[str]) -> list[str]:
 
 
 def write_json(path: Path, report: Any) -> None:
-    options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    options |= orjson.OPT_PASSTHROUGH_DATACLASS
     path.write_bytes(orjson.dumps(report, default=_to_plain, option=options) + b"\n")
 
 
@@ -100,14 +101,15 @@ def format_number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 
-def format_estimate(estimate: Estimate | None) -> str:
+def format_estimate(estimate: Estimate | None, digits: int = 3) -> str:
     """A value with its interval."""
     if estimate is None:
         return ""
+    value = format_number(estimate.value, digits)
     if estimate.low is None or estimate.high is None:
-        return format_number(estimate.value)
-    low, high = format_number(estimate.low), format_number(estimate.high)
-    return f"{format_number(estimate.value)} ({low} to {high})"
+        return value
+    ends = (format_number(end, digits) for end in (estimate.low, estimate.high))
+    return f"{value} ({' to '.join(ends)})"
 
 
 def format_ratio(ratio: Estimate | None) -> str:
@@ -157,7 +159,8 @@ class Page:
         self._parts.append(f"<table><tr>{top}</tr>{body}</table>")
 
     def add_charts(self, charts: Iterable[str]) -> None:
-        self._parts.append(f'<div class="charts">{"".join(charts)}</div>')
+        if drawn := "".join(charts):
+            self._parts.append(f'<div class="charts">{drawn}</div>')
 
     def render(self) -> str:
         return (

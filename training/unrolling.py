@@ -7,6 +7,11 @@ token is accepted exactly if it is the token the target emits there. So which dr
 would be accepted follows from the answer, sampled or not. For sampled answers the probability of
 acceptance is given besides: the target's probability of the draft's token, as far as those before
 it matched.
+
+Drafts that are sampled (``probabilistic``) have no acceptance of their own along an answer, only a
+probability of it. An accepted draft is a token of the answer; of all answers with token x in this
+place, the share in which x was an accepted draft is min(p, q) / p, with p the target's and q the
+draft's probability of x. So the draft is fed the answer's tokens, and that share is given by depth.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from torch import Tensor
 
 from training.checkpoint import load_draft
 from training.drift import measures
-from training.eagle import Draft, own_tokens, unroll
+from training.eagle import Draft, known_tokens, own_tokens, unroll
 from training.target import TargetModel
 
 __all__ = ["DraftHead", "TargetModel", "Trajectory", "UnrolledAnswer", "unroll_answers"]
@@ -36,6 +41,8 @@ class Trajectory:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    drafts_sampled: bool = False
+    """The engine samples its drafts, from the draft's probabilities at the same temperature."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,8 @@ class UnrolledAnswer:
     """By position: how many drafts in a row are the answer's tokens."""
     chances: list[list[float]]
     """By position and depth: the probability that the target emits the draft's token, as far as
-    the drafts before it matched; 1 or 0 for a greedy answer."""
+    the drafts before it matched; 1 or 0 for a greedy answer. Of sampled drafts: that the draft is
+    accepted, given that those before it were; their ``matches`` are empty."""
     drift: list[list[float]]
     """Sums over positions of the measures of ``training.drift``, by measure and depth."""
 
@@ -79,7 +87,11 @@ def unroll_answers(
     sampled = _sampled_from(target, last, trajectory) if trajectory.temperature > 0 else None
     for head in drafts:
         read = [by_layer[layer] for layer in head.draft.shape.layers_read]
-        yield head.name, _unroll_one(target, head, read, ids, trajectory, sampled, depths)
+        if sampled is None or not trajectory.drafts_sampled:
+            found = _unroll_one(target, head, read, ids, trajectory, sampled, depths)
+        else:
+            found = _unroll_sampled_drafts(target, head, read, ids, trajectory, sampled, depths)
+        yield head.name, found
 
 
 def _sampled_from(target: TargetModel, last: Tensor, trajectory: Trajectory) -> Tensor:
@@ -132,3 +144,38 @@ def _unroll_one(
         drift.append(measures(depth, length, prompt).tolist())
     by_measure = [list(values) for values in zip(*drift, strict=True)]
     return UnrolledAnswer(matches.tolist(), chances.tolist(), by_measure)
+
+
+def _unroll_sampled_drafts(
+    target: TargetModel,
+    head: DraftHead,
+    states: list[Tensor],
+    ids: Tensor,
+    trajectory: Trajectory,
+    sampled: Tensor,
+    depths: int,
+) -> UnrolledAnswer:
+    prompt, count, length = len(trajectory.prompt), len(trajectory.answer) - 1, ids.shape[1]
+    rows = torch.arange(prompt - 1, prompt - 1 + count)[None]
+    chances = torch.zeros(count, depths)
+    drift = []
+    given = known_tokens(ids, rows)
+    rope = target.rope(head.draft.shape)
+    for depth in unroll(head.draft, target.embed, states, ids, rows, rope, depths, given):
+        logits = head.draft.lm_head(depth.normed)[0].float() / trajectory.temperature
+        proposed = _to_target_ids(logits.softmax(-1), head.to_target, sampled.shape[-1])
+        where = rows[0] + 2 + depth.depth
+        token = ids[0, where.clamp(max=length - 1)][:, None]
+        at = (where - prompt - 1).clamp(max=len(sampled) - 1)
+        emitted = sampled[at].gather(-1, token).clamp(min=1e-9)
+        share = (proposed.gather(-1, token) / emitted).clamp(max=1.0)[:, 0]
+        chances[:, depth.depth] = torch.where(where < length, share, 0.0)
+        drift.append(measures(depth, length, prompt).tolist())
+    by_measure = [list(values) for values in zip(*drift, strict=True)]
+    return UnrolledAnswer([], chances.tolist(), by_measure)
+
+
+def _to_target_ids(chances: Tensor, to_target: Tensor | None, vocabulary: int) -> Tensor:
+    if to_target is None:
+        return chances
+    return chances.new_zeros(len(chances), vocabulary).index_add_(1, to_target, chances)

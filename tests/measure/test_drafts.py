@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from engine.speculation.drafts import fingerprint_draft
 from engine.types import DecodeStep
 from measure import drafts_command
-from measure.drafts import ALL, AnswerFacts, CostTable, DraftReplay, compare_pair, walk_answer
-from observability.capture.files import write_records
+from measure.drafts import (
+    ALL,
+    AnswerFacts,
+    CostTable,
+    DraftReplay,
+    Walk,
+    compare_pair,
+    compare_served,
+    walk_answer,
+    walk_captured,
+    walk_sampled_drafts,
+)
+from measure.drafts_answers import read_answers
+from observability.capture.files import read_records, write_records
 from observability.capture.record import (
     CapturedChoice,
     CapturedPrompt,
@@ -65,6 +79,119 @@ def test_a_walk_is_what_an_engine_does(depth: int) -> None:
     assert walk.accepted == sum(step.accepted for step in steps)
     deeper = [sum(step.accepted > position for step in steps) for position in range(depth)]
     assert walk.accepted_at == deeper
+
+
+VOCABULARY = 5
+Chain = list[list[float]]
+"""Probabilities of the next token, by the token before it."""
+
+
+def make_chain(seed: int) -> Chain:
+    draw = random.Random(seed)
+    rows = [[draw.random() ** 3 for _ in range(VOCABULARY)] for _ in range(VOCABULARY)]
+    return [[one / sum(row) for one in row] for row in rows]
+
+
+def speculate(
+    target: Chain, draft: Chain, depth: int, count: int, sampled: bool, draw: random.Random
+) -> tuple[list[int], list[CapturedStep]]:
+    """Speculative sampling as it is defined: an answer of ``count`` tokens, and its steps."""
+
+    def pick(weights: list[float]) -> int:
+        return draw.choices(range(VOCABULARY), weights)[0]
+
+    answer, steps = [pick(target[0])], []
+    while len(answer) < count:
+        accepted, last, tokens = 0, answer[-1], []
+        while True:
+            if accepted == depth:
+                tokens.append(pick(target[last]))
+                break
+            p, q = target[last], draft[last]
+            token = pick(q) if sampled else q.index(max(q))
+            q = q if sampled else [float(one == token) for one in range(VOCABULARY)]
+            if draw.random() >= p[token] / q[token]:
+                tokens.append(pick([max(0.0, a - b) for a, b in zip(p, q, strict=True)]))
+                break
+            accepted, last = accepted + 1, token
+            tokens.append(token)
+        tokens = tokens[: count - len(answer)]
+        steps.append(CapturedStep(depth, min(accepted, len(tokens)), len(tokens)))
+        answer += tokens
+    return answer, steps
+
+
+def unroll_chain(
+    target: Chain, draft: Chain, answer: list[int], depth: int, sampled: bool
+) -> tuple[list[int], list[list[float]]]:
+    """What `training.unrolling` gives for models that see one token."""
+    matches, found = [], []
+    for at in range(len(answer) - 1):
+        ahead = answer[at + 1 : at + 1 + depth]
+        pairs = list(zip(answer[at:], ahead, strict=False))
+        if sampled:
+            row = [min(1.0, draft[last][one] / target[last][one]) for last, one in pairs]
+        else:
+            best = [draft[last].index(max(draft[last])) for last, _ in pairs]
+            right = [a == b for a, b in zip(best, ahead, strict=True)]
+            matches.append(next((n for n, one in enumerate(right) if not one), len(right)))
+            alive = matches[-1]
+            row = [
+                target[last][token] if n <= alive else 0.0
+                for n, ((last, _), token) in enumerate(zip(pairs, best, strict=True))
+            ]
+        found.append(row + [0.0] * (depth - len(row)))
+    return matches, found
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy drafts", "sampled drafts"])
+def test_acceptance_of_sampled_answers_is_that_of_speculative_sampling(sampled: bool) -> None:
+    """Predicted from answers of the target alone; lived through by rejection sampling."""
+    target, draft, depth, draw = make_chain(1), make_chain(2), 3, random.Random(3)
+    live, counted, expected = Walk(), Walk(), Walk()
+    for _ in range(1500):
+        _, steps = speculate(target, draft, depth, 30, sampled, draw)
+        live.steps += len(steps)
+        live.accepted += sum(step.accepted for step in steps)
+        answer, _ = speculate(target, target, 1, 30, True, draw)
+        matches, found = unroll_chain(target, draft, answer, depth, sampled)
+        if sampled:
+            walk = walk_sampled_drafts(found, depth, PHASES)[ALL]
+        else:
+            walk = walk_answer(matches, found, depth, PHASES)[ALL]
+        counted.steps += walk.steps
+        counted.accepted += walk.accepted
+        expected.accepted += walk.expected
+    assert counted.accepted / counted.steps == pytest.approx(live.accepted / live.steps, rel=0.03)
+    assert expected.accepted == pytest.approx(counted.accepted, rel=0.03)
+    assert 0.2 < live.accepted / live.steps < 2.5
+
+
+def test_captured_steps_count_as_predicted_ones_do() -> None:
+    """The steps of `test_a_walk_by_hand` as an engine records them; the second drafted nothing."""
+    steps = [CapturedStep(3, 2, 3), CapturedStep(0, 0, 1), CapturedStep(3, 2, 2, 1)]
+    walks = walk_captured(steps, 3, ["reasoning"] * 4 + ["content"] * 3)
+    assert (walks[ALL].steps, walks[ALL].accepted) == (2, 4)
+    assert walks[ALL].accepted_at == [2, 2, 0]
+    assert (walks["reasoning"].steps, walks["content"].steps) == (1, 1)
+
+
+def test_live_acceptance_is_judged_by_the_predicted_interval() -> None:
+    def observe(shares: list[float]) -> list[DraftReplay]:
+        rows = []
+        for number, share in enumerate(shares):
+            facts = AnswerFacts(f"{number}", f"s{number}", "chat", "0-512", (), False, 100)
+            steps = [CapturedStep(3, 3 if at < 25 * share else 0, 1) for at in range(25)]
+            rows.append(DraftReplay(facts, {3: walk_captured(steps, 3, PHASES)}))
+        return rows
+
+    predicted = observe([0.4, 0.5, 0.6] * 8)
+    same = compare_served(predicted, predicted, 3)[ALL]
+    assert same.is_inside and same.difference is not None and same.difference.value == 0
+    worse = compare_served(observe([0.2, 0.3, 0.4] * 8), predicted, 3)["workload chat"]
+    assert worse.is_inside is False
+    assert worse.difference is not None and worse.difference.high is not None
+    assert worse.difference.high < 0
 
 
 def test_steps_belong_to_the_phase_of_their_first_token() -> None:
@@ -199,8 +326,24 @@ def test_drafts_are_compared_on_a_capture(
     assert new["time_per_token_ms"]["4"]["value"] == pytest.approx(14 / lengths[3])
     assert len(new["drift"]["fed-back norm"]) == 4
     (live,) = report["live"]
-    assert (live["draft"], live["depth"], live["live"]["value"]) == ("new", 2, 3.0)
-    assert live["predicted"]["value"] == pytest.approx(lengths[1])
+    assert (live["draft"], live["depth"]) == ("new", 2)
+    assert set(live["slices"]) >= {"all", "workload chat", "phase reasoning", "phase content"}
+    found = live["slices"]["all"]
+    assert found["live"]["value"] == 3.0
+    assert found["predicted"]["value"] == pytest.approx(lengths[1])
+    assert found["difference"]["value"] == pytest.approx(3.0 - lengths[1])
+    page = (out / "report.html").read_text()
+    assert "<script" not in page and "src=" not in page and "http-equiv" not in page
+    assert "broken is refused" in page
+    for title in (
+        "Acceptance length by slice, K = 4",
+        "Acceptance per position",
+        "Predicted time per token",
+        "Tokens per step",
+    ):
+        assert f">{title}</text>" in page, title
+    for svg in re.findall("<svg.*?</svg>", page, re.DOTALL):
+        ElementTree.fromstring(svg)
     assert "eaglegate drafts compare" in report["command"]
 
     one = next(out.glob("unrolled-*.jsonl"))
@@ -209,6 +352,25 @@ def test_drafts_are_compared_on_a_capture(
     assert drafts_command.main(argv) == 0
     again = json.loads((out / "report.json").read_text())
     assert again["drafts"] == report["drafts"]
+
+
+@pytest.mark.slow
+def test_sampled_drafts_at_a_low_temperature_are_greedy_ones(capture: Path) -> None:
+    pytest.importorskip("torch")
+    from training.unrolling import DraftHead, TargetModel, Trajectory, unroll_answers
+
+    target = TargetModel.load(DEMO / "target")
+    heads = [DraftHead.load("eagle3", DEMO / "eagle3", target)]
+    seen = set()
+    for answer in read_answers(read_records(capture))[0]:
+        given = (answer.prompt, answer.choice.token_ids or ())
+        ((_, greedy),) = unroll_answers(target, heads, Trajectory(*given), 3)
+        low = Trajectory(*given, temperature=0.01, drafts_sampled=True)
+        ((_, sampled),) = unroll_answers(target, heads, low, 3)
+        found = [next((n for n, p in enumerate(row) if p < 0.5), 3) for row in sampled.chances]
+        assert found == greedy.matches
+        seen |= set(found)
+    assert len(seen) > 1
 
 
 def test_a_capture_of_hashes_cannot_be_unrolled(

@@ -1,0 +1,228 @@
+"""Does ``eaglegate drafts compare`` predict what drafts do when they serve?
+
+    python -m benchmarks.prediction --out DIR [--requests 48] [--steps 120]
+
+Six drafts of the demo (EAGLE 3 and 3.1 as shipped, a short training of each from another seed, one
+with noise in its weights, one tuned to tools alone) and four kinds of traffic (chat, tools, long
+prompts, sampled chat). All of them are served, one after the other, on the same traffic: drafts of
+one shape take turns in one engine (`POST /admin/draft`). What the first draft's run captured is
+given to ``eaglegate drafts compare``, which predicts all six; what each run captured is its life.
+
+A draft is right where its live acceptance length lies in the predicted interval. The difference of
+the two is given, too, paired by request: for greedy traffic it shows errors far smaller than that
+interval. Every draft has prefixes of its own (`cache_salt`): with those of another draft it would
+read that draft's keys and values.
+
+Parts that are done are left as they are, so that the same command goes on: drafts, captures,
+unrolled answers. Each part alone: ``--only drafts``, ``live`` or ``compare``. With
+``--draft-sample-method probabilistic`` the engine samples its drafts (`--traffic sampled`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.improve_data import TARGET
+from benchmarks.prediction_data import METHODS, make_drafts, make_traffic
+from engine.speculation.drafts import fingerprint_draft
+from measure import drafts_command
+from measure.drafts import ALL, ServedLength, compare_served
+from measure.drafts_answers import observe_served, read_answers
+from measure.drafts_report import format_served
+from measure.report import format_table, write_json
+from measure.servers import demo_flags
+from observability.capture.files import read_records, write_records
+from observability.capture.record import CaptureRecord
+from tests.conftest import ADMIN, RunningGateway, serving
+
+DEPTH = 5
+AT_ONCE = 8
+PREDICTS = "eagle3.1"
+"""The draft whose run is the capture that predictions are made of."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One draft on one kind of traffic, by slice."""
+
+    traffic: str
+    draft: str
+    slices: Mapping[str, ServedLength]
+    expected: Mapping[str, Any] | None
+    """Predicted by the target's probabilities; of sampled traffic."""
+    same_texts: float
+    """Share of answers that are those of the capture."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "traffic": self.traffic,
+            "draft": self.draft,
+            "slices": self.slices,
+            "expected": self.expected,
+            "same_texts": self.same_texts,
+        }
+
+
+async def send_all(url: str, bodies: Sequence[dict[str, Any]]) -> None:
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def send(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+        async with room:
+            answer = await client.post("/v1/chat/completions", json=body | {"stream": False})
+        assert answer.status_code == 200, answer.text
+
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client, asyncio.TaskGroup() as group:
+        for body in bodies:
+            group.create_task(send(client, body))
+
+
+def serve_method(
+    out: Path,
+    labels: Sequence[str],
+    drafts: Mapping[str, Path],
+    bodies: Sequence[dict[str, Any]],
+    sample_method: str,
+) -> None:
+    """Every draft in turn on all traffic, captured in ``out``."""
+    if out.exists():
+        return
+    settings = {"num_speculative_tokens": DEPTH, "draft_sample_method": sample_method}
+    captured = out.with_suffix(".unfinished")
+    shutil.rmtree(captured, ignore_errors=True)
+    flags = list(demo_flags(TARGET, drafts[labels[0]]))
+    flags[-1] = json.dumps(json.loads(flags[-1]) | settings)
+    flags += [*ADMIN, "--responses-store=none", "--capture-share=1", f"--capture={captured}"]
+    with serving(out.with_suffix(".log"), flags) as gateway:
+        for label in labels:
+            swap(gateway, drafts[label])
+            asyncio.run(send_all(gateway.url, [one | {"cache_salt": label} for one in bodies]))
+            print(f"served {label}: {len(bodies)} requests", flush=True)
+    captured.rename(out)
+
+
+def swap(gateway: RunningGateway, draft: Path) -> None:
+    serving_now = httpx.get(f"{gateway.operator}/admin/draft").json()["serving"]
+    wanted = fingerprint_draft(draft)
+    if serving_now["fingerprint"] != wanted:
+        answer = httpx.post(
+            f"{gateway.operator}/admin/draft", json={"path": str(draft)}, timeout=120
+        )
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["serving"]["fingerprint"] == wanted
+
+
+def split(out: Path, drafts: Mapping[str, Path]) -> None:
+    """A file per traffic and draft, in which a request has the same name for every draft."""
+    found: dict[tuple[str, str], list[CaptureRecord]] = {}
+    prints = {fingerprint_draft(path): label for label, path in drafts.items()}
+    for method in METHODS:
+        for record in read_records(out / f"capture-{method}"):
+            user = (record.body or {})["user"]
+            named = replace(record, id=user, session=user)
+            found.setdefault((user.partition("-")[0], prints[record.draft]), []).append(named)
+    for (traffic, label), records in found.items():
+        (out / traffic).mkdir(exist_ok=True)
+        write_records(out / traffic / f"{label}.jsonl", sorted(records, key=lambda one: one.id))
+
+
+def judge(folder: Path, drafts: Mapping[str, Path], sample_method: str) -> Iterator[Judgement]:
+    """The tournament on one kind of traffic, and how it went in life."""
+    argv = ["compare", str(folder / f"{PREDICTS}.jsonl"), f"--out={folder / 'compared'}"]
+    argv += [f"--depth={DEPTH}", f"--draft-sample-method={sample_method}"]
+    argv += [*(f"--draft={label}={path}" for label, path in drafts.items())]
+    status = drafts_command.main(argv)
+    assert status == 0, f"exit status {status}"
+    made = drafts_command.compare(drafts_command.make_parser().parse_args(argv[1:]))
+    report = json.loads((folder / "compared" / "report.json").read_text())
+    texts = {one.facts.id: one.choice.token_ids for one in made.found}
+    for label in drafts:
+        records = read_records(folder / f"{label}.jsonl")
+        served, _ = read_answers(records)
+        live = observe_served(served, DEPTH)
+        same = [one.choice.token_ids == texts[one.facts.id] for one in served]
+        expected = report["drafts"][label]["expected"][str(DEPTH)]
+        yield Judgement(
+            folder.name,
+            label,
+            compare_served(live, made.observe(label), DEPTH),
+            expected if report["sampled"] else None,
+            sum(same) / len(same),
+        )
+
+
+def format_judgements(found: Sequence[Judgement], title: str) -> str:
+    head = ["traffic", "draft", "slice", "live", "predicted", "live - predicted", "inside"]
+    rows = [
+        [one.traffic, one.draft, *format_served(name, served)]
+        for one in found
+        for name, served in one.slices.items()
+        if (name == ALL) == (title == ALL)
+    ]
+    return format_table(head, rows)
+
+
+def count_right(found: Sequence[Judgement]) -> str:
+    """In words."""
+    parts = [(name, one) for each in found for name, one in each.slices.items()]
+    lines = []
+    for title, chosen in (
+        ("draft and traffic", [one for name, one in parts if name == ALL]),
+        ("slice and phase", [one for name, one in parts if name != ALL]),
+    ):
+        judged = [one for one in chosen if one.is_inside is not None]
+        zero = [one for one in chosen if one.difference and not one.difference.excludes(0.0)]
+        lines.append(
+            f"by {title}: {sum(bool(one.is_inside) for one in judged)} of {len(judged)} live "
+            f"lengths lie in the predicted interval; {len(zero)} of {len(chosen)} intervals of "
+            "the difference do not exclude 0"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--requests", type=int, default=48, help="of each kind; of long ones half")
+    parser.add_argument("--steps", type=int, default=120, help="of the drafts that are trained")
+    parser.add_argument("--threads", type=int, default=1, help="of trainings")
+    parser.add_argument("--traffic", nargs="+", default=["chat", "tools", "long", "sampled"])
+    parser.add_argument(
+        "--draft-sample-method", choices=("greedy", "probabilistic"), default="greedy"
+    )
+    parser.add_argument("--only", choices=("drafts", "live", "compare"))
+    given = parser.parse_args()
+    out: Path = given.out.resolve()
+    drafts = make_drafts(out / "drafts", given.steps, given.threads)
+    if given.only in (None, "live"):
+        traffic = make_traffic(given.requests)
+        bodies = [body for name in given.traffic for body in traffic[name]]
+        for method, labels in METHODS.items():
+            captured = out / f"capture-{method}"
+            serve_method(captured, labels, drafts, bodies, given.draft_sample_method)
+    if given.only in (None, "compare"):
+        split(out, drafts)
+        found = [
+            one
+            for name in given.traffic
+            for one in judge(out / name, drafts, given.draft_sample_method)
+        ]
+        write_json(out / "report.json", found)
+        print(format_judgements(found, ALL), format_judgements(found, ""), sep="\n\n")
+        print(f"\n{count_right(found)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
