@@ -2,11 +2,12 @@
 
     python -m benchmarks.prediction --out DIR [--requests 48] [--steps 120]
 
-Six drafts of the demo (EAGLE 3 and 3.1 as shipped, a short training of each from another seed, one
-with noise in its weights, one tuned to tools alone) and four kinds of traffic (chat, tools, long
-prompts, sampled chat). All of them are served, one after the other, on the same traffic: drafts of
-one shape take turns in one engine (`POST /admin/draft`). What the first draft's run captured is
-given to ``eaglegate drafts compare``, which predicts all six; what each run captured is its life.
+Six drafts of the demo (EAGLE 3 and 3.1 as shipped; short trainings of another seed, that of 3.1 on
+chat alone; the latter tuned to tools; one with noise in its weights) and four kinds of traffic
+(chat, tools, long prompts, sampled chat). All of them are served, one after the other, on the same
+traffic: drafts of one shape take turns in one engine (`POST /admin/draft`). What the run of the
+shipped EAGLE 3.1 captured is given to ``eaglegate drafts compare``, which predicts all six; what
+each run captured is its life.
 
 A draft is right where its live acceptance length lies in the predicted interval. The difference of
 the two is given, too, paired by request: for greedy traffic it shows errors far smaller than that
@@ -26,7 +27,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from benchmarks.improve_data import TARGET
 from benchmarks.prediction_data import METHODS, make_drafts, make_traffic
 from engine.speculation.drafts import fingerprint_draft
 from measure import drafts_command
-from measure.drafts import ALL, ServedLength, compare_served
+from measure.drafts import ALL, DraftReplay, ServedLength, compare_served
 from measure.drafts_answers import observe_served, read_answers
 from measure.drafts_report import format_served
 from measure.report import format_table, write_json
@@ -60,17 +61,14 @@ class Judgement:
     slices: Mapping[str, ServedLength]
     expected: Mapping[str, Any] | None
     """Predicted by the target's probabilities; of sampled traffic."""
-    same_texts: float
-    """Share of answers that are those of the capture."""
+    answers: int
+    same_texts: int
+    """Answers that are those of the capture."""
+    same_steps: int
+    """Of these, answers with as many steps and accepted drafts as predicted."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "traffic": self.traffic,
-            "draft": self.draft,
-            "slices": self.slices,
-            "expected": self.expected,
-            "same_texts": self.same_texts,
-        }
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 async def send_all(url: str, bodies: Sequence[dict[str, Any]]) -> None:
@@ -146,18 +144,30 @@ def judge(folder: Path, drafts: Mapping[str, Path], sample_method: str) -> Itera
     report = json.loads((folder / "compared" / "report.json").read_text())
     texts = {one.facts.id: one.choice.token_ids for one in made.found}
     for label in drafts:
-        records = read_records(folder / f"{label}.jsonl")
-        served, _ = read_answers(records)
-        live = observe_served(served, DEPTH)
-        same = [one.choice.token_ids == texts[one.facts.id] for one in served]
+        served, _ = read_answers(read_records(folder / f"{label}.jsonl"))
+        live, predicted = observe_served(served, DEPTH), made.observe(label)
+        alike = {o.facts.id for o in served if o.choice.token_ids == texts[o.facts.id]}
         expected = report["drafts"][label]["expected"][str(DEPTH)]
         yield Judgement(
             folder.name,
             label,
-            compare_served(live, made.observe(label), DEPTH),
+            compare_served(live, predicted, DEPTH),
             expected if report["sampled"] else None,
-            sum(same) / len(same),
+            len(served),
+            len(alike),
+            count_same_steps(live, predicted, alike),
         )
+
+
+def count_same_steps(
+    live: Sequence[DraftReplay], predicted: Sequence[DraftReplay], among: set[str]
+) -> int:
+    def read(observed: Sequence[DraftReplay]) -> dict[str, tuple[float, float]]:
+        walks = {one.facts.id: one.walks[DEPTH][ALL] for one in observed}
+        return {name: (walk.steps, walk.accepted) for name, walk in walks.items() if name in among}
+
+    found = read(predicted)
+    return sum(found[name] == steps for name, steps in read(live).items())
 
 
 def format_judgements(found: Sequence[Judgement], title: str) -> str:
@@ -169,6 +179,14 @@ def format_judgements(found: Sequence[Judgement], title: str) -> str:
         if (name == ALL) == (title == ALL)
     ]
     return format_table(head, rows)
+
+
+def format_exactness(found: Sequence[Judgement]) -> str:
+    rows = [
+        [one.traffic, one.draft, str(one.answers), str(one.same_texts), str(one.same_steps)]
+        for one in found
+    ]
+    return format_table(["traffic", "draft", "answers", "same text", "and same steps"], rows)
 
 
 def count_right(found: Sequence[Judgement]) -> str:
@@ -220,7 +238,7 @@ def main() -> int:
         ]
         write_json(out / "report.json", found)
         print(format_judgements(found, ALL), format_judgements(found, ""), sep="\n\n")
-        print(f"\n{count_right(found)}")
+        print(f"\n{format_exactness(found)}\n\n{count_right(found)}")
     return 0
 
 

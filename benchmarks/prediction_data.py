@@ -18,7 +18,7 @@ DEMO = ROOT / "engine" / "demo"
 SHIPPED = {"eagle3": DEMO / "eagle3", "eagle3.1": DEMO / "eagle3_1"}
 METHODS: Mapping[str, Sequence[str]] = {
     "eagle3": ("eagle3", "eagle3-seed2"),
-    "eagle3.1": ("eagle3.1", "eagle3.1-seed2", "eagle3.1-broken", "eagle3.1-tools"),
+    "eagle3.1": ("eagle3.1", "eagle3.1-chat", "eagle3.1-broken", "eagle3.1-tools"),
 }
 """By method: drafts of one shape, which one engine can serve in turn; the first starts it."""
 LONG_TOKENS = range(1200, 2800)
@@ -34,23 +34,23 @@ SAMPLING: Sequence[dict[str, Any]] = (
 def make_drafts(out: Path, steps: int, threads: int) -> dict[str, Path]:
     """By label. Finished ones are left as they are."""
     out.mkdir(parents=True, exist_ok=True)
-    mixed, tools = out / "mixed.jsonl", out / "tools.jsonl"
+    chat, tools, mixed = (out / f"{name}.jsonl" for name in ("chat", "tools", "mixed"))
     if not mixed.exists():
         write_answers(tools, "tools", 41, 400)
-        chat = write_answers(out / "chat.jsonl", "chat", 42, 400)
+        write_answers(chat, "chat", 42, 400)
         mixed.write_text(tools.read_text() + chat.read_text())
     how = ("--batch-tokens", "2048", "--depths", "4", "--steps")
-    drafts = dict(SHIPPED)
-    for method in METHODS:
-        name = f"{method}-seed2"
-        given = (*how, str(steps), "--seed", "2")
-        drafts[name] = train(out / name, mixed, *given, method=method, threads=threads)
-    given = (*how, str(steps // 2), "--matrix-lr", "0.01")
-    drafts["eagle3.1-tools"] = train(
-        out / "eagle3.1-tools", tools, *given, init=drafts["eagle3.1-seed2"], threads=threads
-    )
-    drafts["eagle3.1-broken"] = break_draft(SHIPPED["eagle3.1"], out / "eagle3.1-broken")
-    return drafts
+    long, short = (*how, str(steps), "--seed", "2"), (*how, str(steps // 2), "--matrix-lr", "0.01")
+    seed2 = train(out / "eagle3-seed2", mixed, *long, method="eagle3", threads=threads)
+    learnt_chat = train(out / "eagle3.1-chat", chat, *long, threads=threads)
+    tuned = train(out / "eagle3.1-tools", tools, *short, init=learnt_chat, threads=threads)
+    broken = break_draft(SHIPPED["eagle3.1"], out / "eagle3.1-broken")
+    return SHIPPED | {
+        "eagle3-seed2": seed2,
+        "eagle3.1-chat": learnt_chat,
+        "eagle3.1-tools": tuned,
+        "eagle3.1-broken": broken,
+    }
 
 
 def break_draft(sound: Path, out: Path) -> Path:

@@ -88,7 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Tournament:
     """What was unrolled; ``fit`` are the drafts that take part."""
 
     options: argparse.Namespace
@@ -110,7 +110,7 @@ class Comparison:
         return observe(self.found, self.results[label], self.depths)
 
 
-def compare(options: argparse.Namespace) -> Comparison:
+def compare(options: argparse.Namespace) -> Tournament:
     """Raises CompareError."""
     if options.depth < 1:
         raise CompareError(f"--depth must be at least 1; given {options.depth}")
@@ -132,10 +132,10 @@ def compare(options: argparse.Namespace) -> Comparison:
         )
     options.out.mkdir(parents=True, exist_ok=True)
     results = unroll_all(options, [one for one in contestants if not one.report.errors], found)
-    return Comparison(options, contestants, found, left_out, cost, results)
+    return Tournament(options, contestants, found, left_out, cost, results)
 
 
-def summarise(made: Comparison) -> dict[str, Any]:
+def summarise(made: Tournament) -> dict[str, Any]:
     """Everything that ``report.json`` says beside the run."""
     options, fit = made.options, made.fit
     observed = {one.label: made.observe(one.label) for one in fit}
@@ -169,7 +169,7 @@ def summarise(made: Comparison) -> dict[str, Any]:
 
 
 def summarise_one(
-    made: Comparison, observed: Sequence[DraftReplay], one: Contestant
+    made: Tournament, observed: Sequence[DraftReplay], one: Contestant
 ) -> dict[str, Any]:
     drift = made.results[one.label].drift(made.found)
     return summarise_draft(observed, made.depths, made.cost, made.options.batch) | {"drift": drift}

@@ -147,7 +147,11 @@ def unroll_chain(
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy drafts", "sampled drafts"])
 def test_acceptance_of_sampled_answers_is_that_of_speculative_sampling(sampled: bool) -> None:
     """Predicted from answers of the target alone; lived through by rejection sampling."""
-    target, draft, depth, draw = make_chain(1), make_chain(2), 3, random.Random(3)
+    target, other, depth, draw = make_chain(1), make_chain(2), 3, random.Random(3)
+    draft = [
+        [0.7 * p + 0.3 * q for p, q in zip(*rows, strict=True)]
+        for rows in zip(target, other, strict=True)
+    ]
     live, counted, expected = Walk(), Walk(), Walk()
     for _ in range(1500):
         _, steps = speculate(target, draft, depth, 30, sampled, draw)
@@ -164,7 +168,7 @@ def test_acceptance_of_sampled_answers_is_that_of_speculative_sampling(sampled: 
         expected.accepted += walk.expected
     assert counted.accepted / counted.steps == pytest.approx(live.accepted / live.steps, rel=0.03)
     assert expected.accepted == pytest.approx(counted.accepted, rel=0.03)
-    assert 0.2 < live.accepted / live.steps < 2.5
+    assert 0.5 < live.accepted / live.steps < 2.5
 
 
 def test_captured_steps_count_as_predicted_ones_do() -> None:
