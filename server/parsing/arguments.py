@@ -20,7 +20,7 @@ from server.parsing.markers import Stops
 from server.parsing.output import Calls
 from server.parsing.reader import Ended, Subgrammar, Until
 from server.parsing.schemas import STRING
-from server.parsing.tools import parse_object, refuse_constant
+from server.parsing.tools import parse_object, read_json
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
@@ -77,7 +77,7 @@ def _number(written: str, fractions: bool) -> str:
 def _container(written: str) -> str:
     """An object or array as written, or as JSON where it is written in Python; else empty."""
     try:
-        json.loads(written, parse_constant=refuse_constant)
+        read_json(written)
         return written
     except (ValueError, RecursionError):
         pass

@@ -11,7 +11,7 @@ and ends at the latest where the next call or the section ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from server.parsing.json_calls import JsonCalls
@@ -61,8 +61,8 @@ class JsonBlock:
             marker = yield from self._block(context).read()
 
     def _block(self, context: Context) -> JsonCalls:
-        again = context.follow(OBJECT, *self.openers)
-        quotes = dict.fromkeys(self.openers, OBJECT) | ({self.closer: again} if self.closer else {})
+        key = self.openers, self.closer
+        quotes = context.remember_quotes(key, lambda: self._find_ends(context))
         return JsonCalls(
             context.calls,
             context.lexicon.stops(*filter(None, (*self.openers, self.closer))),
@@ -70,8 +70,13 @@ class JsonBlock:
             closed=bool(self.closer),
             names=self.names,
             is_keyed=self.is_keyed,
-            quotes=context.quotes(quotes),
+            quotes=quotes,
         )
+
+    def _find_ends(self, context: Context) -> Mapping[str, Follow | None]:
+        """What may end a forgotten string, each with what must follow it."""
+        again = context.follow(OBJECT, *self.openers)
+        return dict.fromkeys(self.openers, OBJECT) | ({self.closer: again} if self.closer else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,8 +171,17 @@ class Quotes:
     Any other marker token in a string is quoted.
     """
 
-    __slots__ = ("closing", "lexicon")
+    __slots__ = ("_stops", "closing", "lexicon")
 
     def __init__(self, lexicon: Lexicon, closing: Mapping[str, Follow | None]) -> None:
         self.lexicon = lexicon
         self.closing = closing
+        self._stops: dict[Stops, Stops] = {}
+
+    def add_to(self, stops: Stops) -> Stops:
+        """Those and the signs that may end a string."""
+        if not self.closing:
+            return stops
+        if stops not in self._stops:
+            self._stops[stops] = self.lexicon.stops(*stops.markers, *self.closing)
+        return self._stops[stops]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -103,6 +103,15 @@ class Context:
     starts_in: Phase
     sound: bool = False
     """A grammar holds the calls: JSON strings are closed, and marker tokens in them quoted."""
+
+    def remember_quotes(
+        self, key: Hashable, closing: Callable[[], Mapping[str, Follow | None]]
+    ) -> Quotes:
+        """``quotes``, made once for each vocabulary and ``key``."""
+        found: Quotes = self.lexicon.remember(
+            ("quotes", key, self.sound), lambda: self.quotes(closing())
+        )
+        return found
 
     def quotes(self, closing: Mapping[str, Follow | None] = MappingProxyType({})) -> Quotes:
         """Of the marker tokens ``closing`` names, those that may end a forgotten string."""

@@ -193,12 +193,7 @@ class JsonValue(_Taking):
         self._to_marker = to_marker
         self._quotes = quotes
         self._plainly = to_marker and stops.pattern is None and quotes is None
-        closing = quotes.closing if quotes else ()
-        self._find = (
-            quotes.lexicon.stops(*stops.markers, *closing).find
-            if quotes and closing
-            else stops.find
-        )
+        self._find = (quotes.add_to(stops) if quotes else stops).find
         self.tokens = stops.tokens
 
     @property

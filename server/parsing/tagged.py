@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from server.parsing.arguments import ArgumentsWriter
@@ -108,7 +109,7 @@ class Tagged:
         return text[after:].partition(">")[2] if tag in self._closing.unfinished else text[after:]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tags:
     """The tags of one format. ``call`` and ``parameter`` are cut where their name begins."""
 
@@ -131,7 +132,7 @@ class Tags:
     doubled: bool = False
     """A tool may be called by its name doubled, as in ``get_weather.get_weather``."""
 
-    @property
+    @cached_property
     def outer(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.section, self.section_end, *self.ends)))
 

@@ -45,13 +45,17 @@ def is_container(text: str) -> bool:
 
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=refuse_constant)
+        return read_json(text)
     except (ValueError, RecursionError):
         return None
 
 
-def refuse_constant(constant: str) -> float:
+def _refuse_constant(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON")
+
+
+read_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
+"""A JSON text as a value. Raises ValueError, also for NaN and Infinity."""
 
 
 class ToolSchema:

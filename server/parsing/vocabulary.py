@@ -193,7 +193,7 @@ class Decoder:
 
     def flush(self) -> str:
         """What an unfinished character becomes when something that is no text follows it."""
-        return self._utf8.decode(b"", final=True)
+        return self._utf8.decode(b"", final=True) if self._utf8.buffer else ""
 
 
 def _ends(folder: Path) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from dataclasses import astuple, dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 from server.parsing.arguments import ArgumentsWriter
 from server.parsing.json_blocks import SPACE
@@ -40,7 +40,7 @@ _NAME = re.compile(r"""[^\s"'{}<>()\[\]]+""")
 """What else stands behind the opening tag is no call, and stays content."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KeyValues:
     """The tags of one format; one that is empty does not exist."""
 
@@ -58,7 +58,7 @@ class KeyValues:
     kind_end: str = ""
     """Around the type of a value, behind its key."""
 
-    @property
+    @cached_property
     def outer(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.call, self.call_end, self.section, self.section_end)))
 
