@@ -53,7 +53,7 @@ class Closing:
 class Tagged:
     """A value up to the closing tag that the rest of the output confirms."""
 
-    __slots__ = ("_closing", "_depth", "_sink", "_stops", "lexicon", "tokens")
+    __slots__ = ("_closing", "_depth", "_sink", "_spell", "_stops", "lexicon", "tokens")
 
     def __init__(self, lexicon: Lexicon, closing: Closing, sink: Sink) -> None:
         self._stops = lexicon.stops(*closing.words)
@@ -62,6 +62,7 @@ class Tagged:
         self._depth = 0
         """Openings of nested sections so far that have not been closed."""
         self.lexicon: Lexicon | None = lexicon
+        self._spell = lexicon.spell
         self.tokens: frozenset[str] = frozenset()
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
@@ -94,14 +95,15 @@ class Tagged:
 
     def _write(self, text: str, end: int) -> tuple[None, str]:
         if end:
-            assert self.lexicon is not None
-            self._sink(self.lexicon.spell(text[:end]))
+            self._sink(self._spell(text[:end]))
         return None, text[end:]
 
     def _ended(self, tag: str) -> str:
         if tag in self._closing.forced:
             return FORCED
-        return DONE if tag in self._closing.implied else self._closing.unfinished.get(tag, tag)
+        if tag in self._closing.implied:
+            return DONE
+        return self._closing.unfinished.get(tag) or self._spell(tag)
 
     def _rest(self, text: str, start: int, after: int, tag: str) -> str:
         if tag in self._closing.implied or tag in self._closing.forced:
@@ -322,7 +324,6 @@ class _Call:
                     words[line + word[:-1]] = _allow_drift(then)
                 else:
                     words[line + word] = then
-                    unfinished[line + word] = tags.parameter_end
             for word in lexicon.words(tags.call_end):
                 words[line + word] = tags.after_call(lexicon)
                 implied.add(line + word)

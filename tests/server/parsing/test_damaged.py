@@ -762,6 +762,21 @@ def test_whole_answers(case):
 
 
 @pytest.mark.parametrize(
+    ("parser", "section"), [("qwen3_coder", "tool_call"), ("seed_oss", "seed:tool_call")]
+)
+def test_closing_tags_that_are_tokens(parser, section):
+    """A vocabulary may have them as added tokens; no parameter is lost for that."""
+    parameters = "".join(
+        f"<parameter={key}>\n{value}\n⟪</parameter>⟫\n" for key, value in WRITTEN.items()
+    )
+    output = f"⟪<{section}>⟫\n<function=write>\n{parameters}⟪</function>⟫\n⟪</{section}>⟫"
+    check(Damage("tokens", parser, output, (("write", WRITTEN, "valid"),)))
+
+
+WRITTEN = {"path": "a", "text": "b"}
+
+
+@pytest.mark.parametrize(
     ("parser", "thinks", "piece"),
     [("openai", "openai_gptoss", " "), ("pythonic", None, "a"), ("hermes", "qwen3", " ")],
 )
