@@ -34,7 +34,7 @@ from typing import Any
 import httpx
 
 from benchmarks.improve_data import TARGET
-from benchmarks.prediction_data import METHODS, make_drafts, make_traffic
+from benchmarks.prediction_data import METHODS, SHIPPED, make_drafts, make_traffic
 from engine.speculation.drafts import fingerprint_draft
 from measure import drafts_command
 from measure.drafts import ALL, DraftReplay, ServedLength, compare_served
@@ -92,15 +92,13 @@ def serve_method(
     sample_method: str,
 ) -> None:
     """Every draft in turn on all traffic, captured in ``out``."""
-    if out.exists():
-        return
     settings = {"num_speculative_tokens": DEPTH, "draft_sample_method": sample_method}
-    captured = out.with_suffix(".unfinished")
+    captured = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(captured, ignore_errors=True)
     flags = list(demo_flags(TARGET, drafts[labels[0]]))
     flags[-1] = json.dumps(json.loads(flags[-1]) | settings)
     flags += [*ADMIN, "--responses-store=none", "--capture-share=1", f"--capture={captured}"]
-    with serving(out.with_suffix(".log"), flags) as gateway:
+    with serving(out.with_name(f"{out.name}.log"), flags) as gateway:
         for label in labels:
             swap(gateway, drafts[label])
             asyncio.run(send_all(gateway.url, [one | {"cache_salt": label} for one in bodies]))
@@ -123,8 +121,9 @@ def split(out: Path, drafts: Mapping[str, Path]) -> None:
     """A file per traffic and draft, in which a request has the same name for every draft."""
     found: dict[tuple[str, str], list[CaptureRecord]] = {}
     prints = {fingerprint_draft(path): label for label, path in drafts.items()}
-    for method in METHODS:
-        for record in read_records(out / f"capture-{method}"):
+    captures = [path for method in METHODS if (path := out / f"capture-{method}").is_dir()]
+    for captured in captures:
+        for record in read_records(captured):
             user = (record.body or {})["user"]
             named = replace(record, id=user, session=user)
             found.setdefault((user.partition("-")[0], prints[record.draft]), []).append(named)
@@ -207,7 +206,39 @@ def count_right(found: Sequence[Judgement]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def choose_drafts(given: argparse.Namespace, out: Path) -> dict[str, Path]:
+    """Only what is shipped needs no training."""
+    drafts = {label: SHIPPED[label] for label in given.drafts if label in SHIPPED}
+    if len(drafts) == len(given.drafts):
+        return drafts
+    made = make_drafts(out / "drafts", given.steps, given.threads)
+    return {label: made[label] for label in given.drafts}
+
+
+def serve_all(given: argparse.Namespace, out: Path, drafts: Mapping[str, Path]) -> None:
+    traffic = make_traffic(given.requests)
+    bodies = [body for name in given.traffic for body in traffic[name]]
+    for method, labels in METHODS.items():
+        chosen = [label for label in labels if label in drafts]
+        captured = out / f"capture-{method}"
+        if chosen and not captured.exists():
+            serve_method(captured, chosen, drafts, bodies, given.draft_sample_method)
+
+
+def compare_all(given: argparse.Namespace, out: Path, drafts: Mapping[str, Path]) -> None:
+    split(out, drafts)
+    found = [
+        one
+        for name in given.traffic
+        for one in judge(out / name, drafts, given.draft_sample_method)
+    ]
+    write_json(out / "report.json", found)
+    print(format_judgements(found, ALL), format_judgements(found, ""), sep="\n\n")
+    print(f"\n{format_exactness(found)}\n\n{count_right(found)}")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    known = [label for labels in METHODS.values() for label in labels]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -215,30 +246,24 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=48, help="of each kind; of long ones half")
     parser.add_argument("--steps", type=int, default=120, help="of the drafts that are trained")
     parser.add_argument("--threads", type=int, default=1, help="of trainings")
+    parser.add_argument("--drafts", nargs="+", default=known, help=f"{PREDICTS} and others")
     parser.add_argument("--traffic", nargs="+", default=["chat", "tools", "long", "sampled"])
     parser.add_argument(
         "--draft-sample-method", choices=("greedy", "probabilistic"), default="greedy"
     )
     parser.add_argument("--only", choices=("drafts", "live", "compare"))
-    given = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    given = make_parser().parse_args()
     out: Path = given.out.resolve()
-    drafts = make_drafts(out / "drafts", given.steps, given.threads)
+    out.mkdir(parents=True, exist_ok=True)
+    drafts = choose_drafts(given, out)
     if given.only in (None, "live"):
-        traffic = make_traffic(given.requests)
-        bodies = [body for name in given.traffic for body in traffic[name]]
-        for method, labels in METHODS.items():
-            captured = out / f"capture-{method}"
-            serve_method(captured, labels, drafts, bodies, given.draft_sample_method)
+        serve_all(given, out, drafts)
     if given.only in (None, "compare"):
-        split(out, drafts)
-        found = [
-            one
-            for name in given.traffic
-            for one in judge(out / name, drafts, given.draft_sample_method)
-        ]
-        write_json(out / "report.json", found)
-        print(format_judgements(found, ALL), format_judgements(found, ""), sep="\n\n")
-        print(f"\n{format_exactness(found)}\n\n{count_right(found)}")
+        compare_all(given, out, drafts)
     return 0
 
 
