@@ -141,11 +141,20 @@ def judge(folder: Path, drafts: Mapping[str, Path], sample_method: str) -> Itera
     assert status == 0, f"exit status {status}"
     made = drafts_command.compare(drafts_command.make_parser().parse_args(argv[1:]))
     report = json.loads((folder / "compared" / "report.json").read_text())
-    texts = {one.facts.id: one.choice.token_ids for one in made.found}
+    captured = {one.facts.id: one for one in made.found}
     for label in drafts:
         served, _ = read_answers(read_records(folder / f"{label}.jsonl"))
+        alike = {
+            o.facts.id
+            for o in served
+            if o.choice.token_ids == captured[o.facts.id].choice.token_ids
+        }
+        # A capture knows phases to the step, and steps differ: of the same text they are the same.
+        served = [
+            replace(one, facts=captured[one.facts.id].facts) if one.facts.id in alike else one
+            for one in served
+        ]
         live, predicted = observe_served(served, DEPTH), made.observe(label)
-        alike = {o.facts.id for o in served if o.choice.token_ids == texts[o.facts.id]}
         expected = report["drafts"][label]["expected"][str(DEPTH)]
         yield Judgement(
             folder.name,
