@@ -201,6 +201,8 @@ def main() -> None:
     if NAMES[-1] in costs and not options.rust.is_file():
         print(f"{NAMES[-1]} is left out: there is no {options.rust} (--rust)")
         del costs[NAMES[-1]]
+    if not costs:
+        return
     chunks: dict[str, float] = {}
     with ExitStack() as alive:
         servers = [alive.enter_context(running(name, options.rust)) for name in costs]
