@@ -40,7 +40,7 @@ TOOLS, CHAT, REFERENCE = 160, 30, 150
 """Requests: of the new domain and of chat before the loop has enough, and of older traffic."""
 LIVE_TOOLS, LIVE_CHAT = 100, 40
 """Other prompts, sent again and again until the end."""
-BUSY_S, QUIET_S = 0.1, 4.0
+BUSY_S, QUIET_S = 0.1, 15.0
 """Between two requests of one client of three: during a canary, and else."""
 GARBAGE, FORGETFUL = "garbage", "forgetful"
 
