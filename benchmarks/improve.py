@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -168,7 +167,10 @@ class Demonstration:
         }
 
     def write_config(self) -> None:
-        """``pause_s``: after the first candidate only those that are queued."""
+        """``pause_s``: after the first candidate only those that are queued.
+
+        ``slice_margin``: a slot has four or five chats, and the comparison had fifty.
+        """
         how = ["--batch-tokens", "2048", "--depths", str(DEPTH)]
         content = {
             "state": str(self.state),
@@ -178,7 +180,7 @@ class Demonstration:
             "window": {"answers": TOOLS - 10, "sessions": 100, "pause_s": 86400},
             "tune": {"steps": self.tune_steps, "keep_share": 0.8, "arguments": how},
             "gate": {"targets": ["workload tools"], "depth": DEPTH, "limit": 200},
-            "canary": {"slot_s": 15, "max_s": 3600},
+            "canary": {"slot_s": 15, "max_s": 3600, "slice_margin": 0.15},
             "poll_s": 1,
         }
         self.config.write_text(yaml.safe_dump(content))
@@ -247,8 +249,6 @@ async def read_plain_texts(run: Demonstration, base: Path) -> dict[str, str]:
 async def demonstrate(run: Demonstration) -> dict[str, Any]:
     base = run.train_base()
     texts = await read_plain_texts(run, base)
-    for left in ("capture", "state", "store"):
-        shutil.rmtree(run.out / left, ignore_errors=True)
     run.write_config()
     kept: tuple[str, ...] = ("--draft-store", str(run.out / "store"), "--improve", str(run.config))
     kept += ("--capture", str(run.out / "capture"), "--capture-share", "1")
