@@ -44,6 +44,7 @@ UNDECIDED = {
     *("bare_after_text", "bare_after_thought", "open_fence", "open_fence_two"),
     *("fenced_answer", "fenced_answer_two", "fenced_answer_then_call"),
     *("fenced_answer_after_thought", "fenced_answer_left_open"),
+    *("fenced_json_in_tags", "bare_fence_in_tags"),
 }
 """Cases of other formats where a marker is text until what follows decides."""
 SHORT = 250
