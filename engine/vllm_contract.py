@@ -43,7 +43,6 @@ class Area(StrEnum):
     SCHEDULER = "scheduler"
     WORKER = "worker"
     SWAP = "swap"
-    PRELOAD = "preload"
 
 
 LOST = {
@@ -56,7 +55,6 @@ LOST = {
     "refused beside a draft, steps without drafts still run the draft model, drafts cannot be "
     "swapped",
     Area.SWAP: "drafts cannot be swapped in the running engine",
-    Area.PRELOAD: "the engine process imports vLLM only after the gateway has: a slower start",
 }
 """What is lost where an area is broken."""
 
@@ -218,15 +216,6 @@ PARTS: dict[Area, dict[str, str]] = {
             finalize_layerwise_reload(+)
             get_layerwise_info(layer)
             _place_kernel_tensors(layer info)
-        """,
-    },
-    Area.PRELOAD: {
-        "v1/engine/utils.py": """
-            CoreEngineProcManager: processes
-            module: get_mp_context
-        """,
-        "v1/engine/core.py": """
-            EngineCoreProc.run_engine_core(+)
         """,
     },
 }

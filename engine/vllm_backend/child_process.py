@@ -1,8 +1,4 @@
-"""The engine's child processes: how they start, how they end, and what they log.
-
-On a CPU vLLM spawns its engine process: a new Python, which imports for seconds what the gateway
-has imported for seconds. ``EnginePreload`` starts that Python first, so that both import at the
-same time.
+"""The engine's child processes: how they end, and what they log.
 
 vLLM's engine core does not notice that its front end was killed and waits for requests for ever;
 and on its way out Python searches all it has loaded for cycles, for longer than vLLM waits. So the
@@ -18,29 +14,18 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
-import importlib
-import io
-import json
-import logging
 import multiprocessing
 import os
 import re
-import socket
-import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import context, popen_spawn_posix, reduction, resource_tracker, spawn, util
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from engine.orphan import die_with_parent
-from engine.vllm_backend import environment
-from engine.vllm_contract import Area, find_broken
-
-log = logging.getLogger(__name__)
 
 
 def exit_with_parent() -> None:
@@ -48,198 +33,6 @@ def exit_with_parent() -> None:
     if multiprocessing.parent_process() is not None:
         atexit.register(gc.freeze)
         die_with_parent()
-
-
-ENGINE_MODULES = (
-    "vllm.v1.engine.core",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.worker.cpu_worker",
-)
-"""What an engine process on a CPU needs; nothing that changes vLLM when it is imported."""
-PRELOAD = "import sys; sys.path[:] = {}; from {} import await_engine; await_engine({}, {}, {})"
-
-
-class EnginePreload:
-    """A Python that imports vLLM and waits for an engine to run. The first engine that starts takes
-    it; later ones, such as those of a restart, are spawned as vLLM does.
-
-    It gets what ``multiprocessing`` writes to a process it spawns, and the environment and the
-    standard streams of that moment. Where libraries would have read another environment as they
-    were loaded, it is not taken. It ends with its parent, or when nothing has taken it.
-    """
-
-    def __init__(self, variables: dict[str, str], modules: Sequence[str] = ENGINE_MODULES) -> None:
-        """``variables``: the environment the engine is expected to get."""
-        self._variables = variables
-        self._executable = spawn.get_executable()
-        self._channel, theirs = socket.socketpair()
-        fds = (theirs.fileno(), resource_tracker.getfd() or 0)
-        *options, _, mark = spawn.get_command_line()
-        program = PRELOAD.format(sys.path, __name__, *fds, list(modules))
-        quiet = subprocess.DEVNULL
-        with theirs:
-            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                [*options, program, mark],
-                pass_fds=fds, env=variables, stdin=quiet, stdout=quiet, stderr=quiet,
-            )  # fmt: skip
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process, until an engine takes it."""
-        return None if self._process is None else self._process.pid
-
-    def create_context(self) -> context.SpawnContext:
-        """A context of ``multiprocessing`` whose first process is this one."""
-        made: Any = context.SpawnContext()
-        made.Process = self._create_process
-        return made  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        """End the process if no engine has taken it."""
-        process, self._process = self._process, None
-        if process is not None:
-            self._channel.close()
-            process.kill()
-            process.wait()
-
-    def launch(self, engine: BaseProcess) -> PreloadedPopen | None:
-        """Run ``engine`` in the process; None where it cannot be taken."""
-        process = self._process
-        if process is None or process.poll() is not None or not self._fits():
-            return None
-        launched = PreloadedPopen(process)
-        try:
-            payload = _pickle_process(engine, launched)
-        except Exception:  # spawning it says what is wrong
-            return None
-        variables = json.dumps(dict(os.environ)).encode()
-        self._process = None
-        with suppress(OSError):  # it has ended: the engine's start fails as with any other process
-            socket.send_fds(self._channel, [len(variables).to_bytes(4, "little")], [1, 2])
-            self._channel.sendall(variables + payload)
-        launched.watch(self._channel.detach())
-        return launched
-
-    def _fits(self) -> bool:
-        select = environment.select_read_at_load
-        before, now = select(self._variables), select(os.environ)
-        changed = sorted(name for name, _ in before.items() ^ now.items())
-        if changed:
-            log.debug("the preloaded engine process has another %s", ", ".join(set(changed)))
-        return not changed and spawn.get_executable() == self._executable
-
-    def _create_process(self, *args: Any, **kwargs: Any) -> EngineProcess:
-        process = EngineProcess(*args, **kwargs)
-        process.preload = self
-        return process
-
-
-@contextmanager
-def use_preload(preload: EnginePreload | None) -> Iterator[None]:
-    """Have vLLM start its engine in the preloaded process, where it would spawn one."""
-    if preload is None or Area.PRELOAD in find_broken():
-        yield
-        return
-    from vllm.v1.engine import utils
-
-    original = utils.get_mp_context
-
-    def choose_context() -> Any:
-        chosen = original()
-        return preload.create_context() if chosen.get_start_method() == "spawn" else chosen
-
-    utils.get_mp_context = choose_context
-    try:
-        yield
-    finally:
-        utils.get_mp_context = original
-        preload.close()
-
-
-class EngineProcess(context.SpawnProcess):
-    """Runs in a preloaded process where there is one, else in a spawned one."""
-
-    preload: EnginePreload | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "preload"}
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:
-        launched = process_obj.preload and process_obj.preload.launch(process_obj)
-        return launched or popen_spawn_posix.Popen(process_obj)
-
-    def run(self) -> None:
-        exit_with_parent()
-        super().run()
-
-
-class PreloadedPopen:
-    """What ``multiprocessing`` asks of a process it has started."""
-
-    method = "spawn"
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
-        self.poll, self.terminate, self.kill = process.poll, process.terminate, process.kill
-
-    def watch(self, channel: int) -> None:
-        """``channel`` is at its end when the process is, and shows the process our own end."""
-        self.sentinel = channel
-        self.close = util.Finalize(self, os.close, (channel,))
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.returncode
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def duplicate_for_child(self, _fd: int) -> int:
-        raise NotImplementedError("the process runs already")
-
-
-def _pickle_process(engine: BaseProcess, launched: PreloadedPopen) -> bytes:
-    """As ``popen_spawn_posix`` does."""
-    out = io.BytesIO()
-    context.set_spawning_popen(launched)  # type: ignore[arg-type]
-    try:
-        reduction.dump(spawn.get_preparation_data(engine.name), out)
-        reduction.dump(engine, out)
-    finally:
-        context.set_spawning_popen(None)
-    return out.getvalue()
-
-
-def await_engine(channel_fd: int, tracker_fd: int, modules: Sequence[str]) -> None:
-    """The preloaded process: import, wait for an engine, and become it."""
-    gc.disable()  # what is imported stays
-    with suppress(Exception):  # what cannot be imported fails again in the engine, which says so
-        for name in modules:
-            importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
-    channel = socket.socket(fileno=channel_fd)
-    size, streams, _, _ = socket.recv_fds(channel, 4, 2)
-    if not size:  # the parent has left
-        return
-    os.environ.clear()
-    os.environ.update(json.loads(_receive(channel, int.from_bytes(size, "little"))))
-    for number, stream in enumerate(streams, 1):
-        os.dup2(stream, number)
-        os.close(stream)
-    spawn.spawn_main(pipe_handle=channel.detach(), tracker_fd=tracker_fd)
-
-
-def _receive(channel: socket.socket, size: int) -> bytes:
-    with io.BytesIO() as out:
-        while out.tell() < size and (part := channel.recv(size - out.tell())):
-            out.write(part)
-        return out.getvalue()
 
 
 GIVE_UP_POLL_S = 0.1

@@ -37,13 +37,7 @@ from engine.types import (
     Step,
 )
 from engine.vllm_backend import steering, translate
-from engine.vllm_backend.child_process import (
-    ChildLog,
-    EnginePreload,
-    kill_loading,
-    redact_cause,
-    use_preload,
-)
+from engine.vllm_backend.child_process import ChildLog, kill_loading, redact_cause
 from engine.vllm_backend.outputs import StepOutputProcessor, take_over
 from engine.vllm_backend.statistics import BatchedStatLogger
 from engine.vllm_backend.step_queue import StepQueue
@@ -79,7 +73,7 @@ class VllmEngine:
     """See ``engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
     ``planning="auto"`` chooses the depth of requests that bring none at every step.
-    ``stream_interval_s``: see ``step_queue.SinkFlusher``. ``preload`` becomes the engine process.
+    ``stream_interval_s``: see ``step_queue.SinkFlusher``.
     Without ``echo`` the log of vLLM and its child processes is captured for error reports only.
     """
 
@@ -91,10 +85,8 @@ class VllmEngine:
         adapters: Mapping[str, str] = NO_ADAPTERS,
         planning: str = "off",
         stream_interval_s: float | None = None,
-        preload: EnginePreload | None = None,
     ) -> None:
         self._arguments = arguments
-        self._preload = preload
         self._adapters = {
             name: LoRARequest(name, number, path)
             for number, (name, path) in enumerate(adapters.items(), start=1)
@@ -255,7 +247,7 @@ class VllmEngine:
     def _load(self) -> AsyncLLM:
         """Blocks for seconds to minutes: runs in a thread."""
         config = self._arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-        with self._log.capture(), use_preload(self._preload):
+        with self._log.capture():
             return AsyncLLM.from_vllm_config(
                 config,
                 usage_context=UsageContext.OPENAI_API_SERVER,

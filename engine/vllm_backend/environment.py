@@ -7,19 +7,7 @@ imported, before anything in it imports vLLM.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
-from collections.abc import Mapping
-from pathlib import Path
-
-OPENMP = re.compile("lib(omp|gomp|iomp)")
-
-READ_AT_LOAD = (
-    "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMEXPR_", "OMP_", "PYTHON",
-    "TORCHINDUCTOR_COMPILE_", "TORCHINDUCTOR_CPP_", "TRANSFORMERS_",
-)  # fmt: skip
-"""How variables begin that libraries read when they are loaded, and not again."""
 
 
 def prepare() -> None:
@@ -53,39 +41,6 @@ def prepare_cpu(tensor_parallel: int, threads: int | None = None) -> None:
         _set_default("VLLM_CPU_OMP_THREADS_BIND", bind_cores(sorted(list_cores()), tensor_parallel))
     if threads is not None:
         _set_default("OMP_NUM_THREADS", str(threads))
-
-
-def predict_engine_environment(demo: bool) -> dict[str, str]:
-    """What this module and vLLM (``CpuPlatform``) will have set for the engine process on a CPU, of
-    the variables that libraries read when they are loaded.
-
-    Known before vLLM is imported. A wrong guess does no harm: see ``child_process.EnginePreload``.
-    """
-    wanted = {
-        "NUMEXPR_MAX_THREADS": str(len(list_cores())),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
-    }
-    given = os.environ.get("LD_PRELOAD", "")
-    if library := _find_libgomp(given):
-        wanted["LD_PRELOAD"] = f"{given}:{library}" if given else library
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return (offline if demo else {}) | os.environ | wanted
-
-
-def select_read_at_load(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_LOAD)}
-
-
-def _find_libgomp(preloaded: str) -> str:
-    """PyTorch's own, unless another OpenMP is preloaded."""
-    torch = importlib.util.find_spec("torch")
-    if torch is None or torch.origin is None or OPENMP.search(preloaded):
-        return ""
-    folder = Path(torch.origin).parent
-    places = (folder.parent / "torch.libs", folder / "lib")
-    found = (str(file) for place in places for file in place.glob("libgomp*.so*"))
-    return next(found, "")
 
 
 def list_cores() -> set[int]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import yaml
@@ -19,9 +19,6 @@ from server.cli.observing import CaptureSettings
 from server.errors import ConfigError
 from server.flags import ENV_PREFIX, add_arguments, flag, read_into, setting
 from server.settings import Settings, read_settings
-
-if TYPE_CHECKING:
-    from engine.vllm_backend.child_process import EnginePreload
 
 ALIASES = {"VLLM_API_KEY": "api_key"}
 """Names from elsewhere that mean the same."""
@@ -186,8 +183,6 @@ class CommandLine:
     argv: list[str]
     model: ModelArguments | None = None
     """With workers: the engine's flags are theirs."""
-    preload: EnginePreload | None = None
-    """A process that the first engine may run in."""
 
     @property
     def remote(self) -> bool:

@@ -395,4 +395,3 @@ def _freeze() -> None:
     """What start-up made lives on: the collector need not walk a million objects of it again."""
     gc.collect()
     gc.freeze()
-    gc.enable()

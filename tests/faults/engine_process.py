@@ -30,10 +30,7 @@ async def next_one(gateway_pid: int, last: int | None) -> int:
 
 
 def is_engine(pid: int) -> bool:
-    """Not a preloaded process that no engine has taken: it calls itself an engine at once when one
-    does."""
-    shown = title(pid)
-    return TITLE in shown or ("--multiprocessing-fork" in shown and "await_engine" not in shown)
+    return any(mark in title(pid) for mark in (TITLE, "--multiprocessing-fork"))
 
 
 def kill(gateway_pid: int, how: signal.Signals = signal.SIGKILL) -> bool:

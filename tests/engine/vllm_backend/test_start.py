@@ -19,9 +19,7 @@ from engine.errors import EngineDead, EngineStartError
 from engine.speculation.accounting import Account
 from engine.types import EngineRequest
 from engine.vllm_backend.arguments import DEMO, make_demo_arguments
-from engine.vllm_backend.child_process import EnginePreload
 from engine.vllm_backend.engine import VllmEngine
-from engine.vllm_backend.environment import predict_engine_environment
 from tests.engine.vllm_backend.conftest import SMALL
 
 pytestmark = pytest.mark.slow
@@ -61,22 +59,6 @@ async def test_a_draft_that_kills_the_engine_is_found_before_ready(tmp_path: Pat
     layers = {"eagle_aux_hidden_state_layer_ids": [2, 4, 4]}
     error = await start_error(speculative_config=draft(tmp_path / "d", **layers))
     assert "size" in str(error)
-
-
-async def test_vllm_runs_its_engine_in_a_preloaded_process() -> None:
-    """The guess of its environment is right, so that it is taken; the text is the same."""
-    asked = greedy("a", (5, 6, 7), 24)
-    async with running(**SMALL) as engine:
-        spawned = await run(engine, asked)
-    preload = EnginePreload(predict_engine_environment(demo=True))
-    waiting = preload.pid
-    engine = VllmEngine(make_demo_arguments(**SMALL), preload=preload)
-    await engine.start()
-    try:
-        assert [process.pid for process in engine._processes] == [waiting]
-        assert (await run(engine, asked)).token_ids == spawned.token_ids
-    finally:
-        await engine.aclose()
 
 
 async def test_a_killed_engine_ends_its_requests_with_exact_accounts() -> None:
