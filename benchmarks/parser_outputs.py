@@ -103,7 +103,7 @@ OUTPUTS: dict[str, Callable[[Value], str]] = {
     "lfm2": lambda v: f"<|tool_call_start|>[write({v.key}={v.python})]<|tool_call_end|>",
     "olmo3": lambda v: f"<function_calls>\nwrite({v.key}={v.python})\n</function_calls>",
     "seed_oss": lambda v: (
-        "<seed:tool_call>\n<function=write>\n<parameter={v.key}>\n"
+        f"<seed:tool_call>\n<function=write>\n<parameter={v.key}>\n"
         f"{v.text}\n</parameter>\n</function>\n</seed:tool_call>"
     ),
     "xlam": lambda v: f'[{{"name": "write", "arguments": {_json(v)}}}]',
