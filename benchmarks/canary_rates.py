@@ -62,13 +62,11 @@ def describe(number: int, canary: dict[str, Any]) -> str:
 
 
 async def measure(out: Path, canaries: int, slot_s: float, blocks: int) -> Counter[str]:
-    flags = list(demo_flags(TARGET, DRAFT))
-    speculation = json.loads(flags[-1]) | {"num_speculative_tokens": DEPTH}
-    flags = [*flags[:-1], json.dumps(speculation), "--responses-store=none", *ADMIN]
-    flags += ["--draft-store", str(out / "store")]
+    flags = demo_flags(TARGET, DRAFT, num_speculative_tokens=DEPTH)
+    flags += ("--responses-store=none", *ADMIN, "--draft-store", str(out / "store"))
     rules = {"slot_s": slot_s, "max_s": 2 * slot_s * blocks}
     seen: Counter[str] = Counter()
-    with serving(out / "serve.log", tuple(flags)) as gateway:
+    with serving(out / "serve.log", flags) as gateway:
         traffic = Traffic(gateway.url, {}, pause_s=BUSY_S)
         going = asyncio.create_task(traffic.go_on(make_traffic()["live"], 3))
         client = GatewayClient(gateway.operator)

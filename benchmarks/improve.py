@@ -141,9 +141,8 @@ class Demonstration:
         return Ledger(self.state / "ledger.sqlite3")
 
     def flags(self, draft: Path) -> tuple[str, ...]:
-        flags = list(demo_flags(TARGET, draft))
-        speculation = json.loads(flags[-1]) | {"num_speculative_tokens": DEPTH}
-        return (*flags[:-1], json.dumps(speculation), "--responses-store=none", *ADMIN)
+        speculation = demo_flags(TARGET, draft, num_speculative_tokens=DEPTH)
+        return (*speculation, "--responses-store=none", *ADMIN)
 
     def train_base(self) -> Path:
         """Chat alone, from nothing."""

@@ -92,12 +92,11 @@ def serve_method(
     sample_method: str,
 ) -> None:
     """Every draft in turn on all traffic, captured in ``out``."""
-    settings = {"num_speculative_tokens": DEPTH, "draft_sample_method": sample_method}
     captured = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(captured, ignore_errors=True)
-    flags = list(demo_flags(TARGET, drafts[labels[0]]))
-    flags[-1] = json.dumps(json.loads(flags[-1]) | settings)
-    flags += [*ADMIN, "--responses-store=none", "--capture-share=1", f"--capture={captured}"]
+    settings = {"num_speculative_tokens": DEPTH, "draft_sample_method": sample_method}
+    flags = demo_flags(TARGET, drafts[labels[0]], **settings)
+    flags += (*ADMIN, "--responses-store=none", "--capture-share=1", f"--capture={captured}")
     with serving(out.with_name(f"{out.name}.log"), flags) as gateway:
         for label in labels:
             swap(gateway, drafts[label])

@@ -52,12 +52,16 @@ class Setting:
         return self.url, self.flags
 
 
-def demo_flags(target: Path, draft: Path) -> tuple[str, ...]:
-    """The demo with every flag named, so that it also runs without its draft."""
+def demo_flags(target: Path, draft: Path, **settings: Any) -> tuple[str, ...]:
+    """The demo with every flag named, so that it also runs without its draft.
+
+    ``settings`` are further keys of ``--speculative-config``.
+    """
     speculation = {
         "method": "eagle3",
         "model": str(draft),
         "num_speculative_tokens": DEMO_DEPTH,
+        **settings,
     }
     return (
         str(target),
