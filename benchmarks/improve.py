@@ -39,8 +39,9 @@ TOOLS, CHAT, REFERENCE = 160, 30, 150
 """Requests: of the new domain and of chat before the loop has enough, and of older traffic."""
 LIVE_TOOLS, LIVE_CHAT = 100, 40
 """Other prompts, sent again and again until the end."""
-BUSY_S, QUIET_S = 0.1, 15.0
-"""Between two requests of one client of three: during a canary, and else."""
+BUSY_S, QUIET_S = 0.1, 30.0
+"""Between two requests of one client: during a canary, and else."""
+CLIENTS = 6
 GARBAGE, FORGETFUL = "garbage", "forgetful"
 
 
@@ -256,7 +257,7 @@ async def demonstrate(run: Demonstration) -> dict[str, Any]:
         bodies = make_traffic()
         say("serving; the loop waits for traffic")
         await traffic.send_all(bodies["mixed"], 16)
-        going = asyncio.create_task(traffic.go_on(bodies["live"], 3))
+        going = asyncio.create_task(traffic.go_on(bodies["live"], CLIENTS))
         try:
             candidates = await run_candidates(run, gateway, traffic)
         finally:

@@ -5,12 +5,15 @@ in random order make a *block*. What a block tells of a metric is one number: th
 arms' means over sessions (of logarithms, for ratios). Sessions within a slot are alike and share
 its load, so blocks are the independent units, never requests or steps.
 
+A block weighs as much as its sessions make it precise: the difference of means of n and m sessions
+has a variance in proportion to 1/n + 1/m. A quiet hour cannot drown a busy one.
+
 The mean of the blocks' differences has a confidence *sequence*: intervals that hold the true value
 at all times at once with probability 1 - alpha, so that stopping at the first clear answer is
 sound. It is the anytime-valid t interval: the e-process of the t test with a normal mixture over
 the effect size and the right Haar prior over the scale (Lai 1976; Perez-Ortiz et al. 2022), exact
-for normal differences of unknown variance. Differences are clipped and their variance has a floor,
-so that neither an outlier nor a run of equal blocks decides.
+for normal differences of unknown variance in proportion to 1 / weight. Differences are clipped and
+their variance has a floor, so that neither an outlier nor a run of equal blocks decides.
 """
 
 from __future__ import annotations
@@ -83,21 +86,38 @@ class Interval:
     blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class BlockDifference:
+    """What one block tells of one metric."""
+
+    value: float
+    weight: float = 1.0
+    """1 / variance, but for a factor that all blocks share."""
+
+
 def find_interval(
-    values: Sequence[float], alpha: float, floor: float = 0.0, spread: float = SPREAD
+    found: Sequence[BlockDifference], alpha: float, floor: float = 0.0, spread: float = SPREAD
 ) -> Interval:
-    """The interval after these blocks; it is without ends while there are too few."""
-    count = len(values)
+    """The interval after these blocks; it is without ends while there are too few.
+
+    The t test of a line through the origin: sqrt(weight) * value on sqrt(weight). Weights are in
+    units of the first block's, which is known before anything is tested. ``floor`` is the least
+    standard deviation of a block of mean weight.
+    """
+    count = len(found)
     if count < 2:
-        return Interval(values[0] if values else 0.0, -math.inf, math.inf, count)
-    mean, scale = fmean(values), 1 + count * spread
+        return Interval(found[0].value if found else 0.0, -math.inf, math.inf, count)
+    weights = [one.weight / found[0].weight for one in found]
+    total = math.fsum(weights)
+    mean = math.fsum(w * one.value for w, one in zip(weights, found, strict=True)) / total
+    scale = 1 + total * spread
     growth = (math.sqrt(scale) / alpha) ** (2 / count)
     if growth >= scale:
         return Interval(mean, -math.inf, math.inf, count)
     squared_t = (count - 1) * (growth - 1) / (1 - growth / scale)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    deviation = max(math.sqrt(squares / (count - 1)), floor)
-    reach = deviation * math.sqrt(squared_t / count)
+    squares = math.fsum(w * (one.value - mean) ** 2 for w, one in zip(weights, found, strict=True))
+    deviation = max(math.sqrt(squares / (count - 1)), floor * math.sqrt(total / count))
+    reach = deviation * math.sqrt(squared_t / total)
     return Interval(mean, mean - reach, mean + reach, count)
 
 
@@ -112,14 +132,15 @@ class SlotPair:
     control: Mapping[str, SessionValues]
     candidate: Mapping[str, SessionValues]
 
-    def compare(self, guardrail: Guardrail) -> float | None:
+    def compare(self, guardrail: Guardrail) -> BlockDifference | None:
         """The oriented difference; None where an arm has no session with a value."""
         names = (self.slices if guardrail.by_slice else set()) or {guardrail.metric}
         found = [one for name in sorted(names) if (one := self._subtract(name, guardrail.scale))]
         weight = math.fsum(weight for weight, _ in found)
         if not weight:
             return None
-        return guardrail.orient(math.fsum(w * difference for w, difference in found) / weight)
+        mean = math.fsum(w * difference for w, difference in found) / weight
+        return BlockDifference(guardrail.orient(mean), weight)
 
     def _subtract(self, metric: str, scale: Scale) -> tuple[float, float] | None:
         """The candidate's mean minus the control's, after its weight: the precision it has."""
@@ -208,7 +229,9 @@ class CanaryTest:
         self.blocks = 0
         self._sessions: set[Hashable] = set()
         self._guardrails = {one.metric: one for one in (rules.primary, *rules.guardrails)}
-        self._differences: dict[str, list[float]] = {name: [] for name in self._guardrails}
+        self._differences: dict[str, list[BlockDifference]] = {
+            name: [] for name in self._guardrails
+        }
 
     def add(self, block: SlotPair) -> None:
         self.blocks += 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from improve.sequential import (
+    BlockDifference,
     CanaryFindings,
     CanaryRules,
     CanaryTest,
@@ -146,17 +147,48 @@ def test_a_loss_within_the_margin_is_no_reason_to_roll_back() -> None:
 
 
 def test_the_interval_holds_at_all_times_at_once() -> None:
+    assert count_misses(lambda draws: np.ones(100)) <= 0.1 * 400
+
+
+def test_the_interval_holds_where_blocks_differ_in_size() -> None:
+    """Tenfold by day and night, and at random."""
+    daily = 10 ** np.sin(np.arange(100) / 8)
+    assert count_misses(lambda draws: daily * draws.lognormal(0, 0.5, 100)) <= 0.1 * 400
+
+
+def count_misses(weigh: Callable[[np.random.Generator], np.ndarray]) -> int:
+    """Of 400 runs of 100 blocks those whose interval at 0.1 once did not hold the true mean."""
     draws, missed = np.random.default_rng(5), 0
     for _ in range(400):
-        values = (0.3 + draws.standard_normal(100)).tolist()
-        intervals = (find_interval(values[:count], 0.1) for count in range(2, 101))
+        weights = weigh(draws)
+        values = 0.3 + draws.standard_normal(100) / np.sqrt(weights)
+        found = make_blocks(values.tolist(), weights.tolist())
+        intervals = (find_interval(found[:count], 0.1) for count in range(2, 101))
         missed += any(not one.low <= 0.3 <= one.high for one in intervals)
-    assert missed <= 0.1 * 400
+    return missed
+
+
+def make_blocks(
+    values: Sequence[float], weights: Sequence[float] | None = None
+) -> list[BlockDifference]:
+    return [*map(BlockDifference, values, weights or [1.0] * len(values))]
+
+
+def test_a_block_of_few_sessions_says_little() -> None:
+    """Failed tool calls, 14 in a hundred: most slots have fifty, some have two."""
+    draws = np.random.default_rng(7)
+    sizes = [2 if draws.random() < 0.3 else 50 for _ in range(60)]
+    shares = [np.subtract(*draws.binomial(size, 0.14, 2)) / size for size in sizes]
+    weighed = find_interval(make_blocks(shares, [size / 2 for size in sizes]), 0.1)
+    equal = find_interval(make_blocks(shares), 0.1)
+    assert weighed.high - weighed.low < 0.6 * (equal.high - equal.low)
+    assert weighed.low > -0.05
 
 
 def test_the_interval_shrinks_as_the_root_of_the_blocks() -> None:
     values = np.random.default_rng(1).standard_normal(1600).tolist()
-    widths = [one.high - one.low for one in [find_interval(values[:n], 0.05) for n in (100, 1600)]]
+    found = make_blocks(values)
+    widths = [one.high - one.low for one in [find_interval(found[:n], 0.05) for n in (100, 1600)]]
     assert 3 < widths[0] / widths[1] < 4.5
 
 
@@ -169,20 +201,20 @@ def judge(blocks: Sequence[SlotPair]) -> CanaryFindings:
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_few_blocks_say_nothing(count: int) -> None:
-    interval = find_interval([0.1] * count, 0.05)
+    interval = find_interval(make_blocks([0.1] * count), 0.05)
     assert (interval.low, interval.high) == (-math.inf, math.inf)
 
 
 def test_equal_blocks_do_not_decide_at_once() -> None:
     """Without a floor, no variance would mean no doubt."""
-    interval = find_interval([0.001] * 6, 0.05, floor=0.01)
+    interval = find_interval(make_blocks([0.001] * 6), 0.05, floor=0.01)
     assert interval.low < 0 < interval.high
 
 
 def test_one_outlier_is_clipped() -> None:
     guardrail = Guardrail("tpot", higher_is_better=False, margin=0.05)
     block = SlotPair({"tpot": {"a": [1.0]}}, {"tpot": {"a": [1000.0]}})
-    assert block.compare(guardrail) == -1.0
+    assert block.compare(guardrail) == BlockDifference(-1.0, 0.5)
 
 
 def test_a_session_counts_once_however_many_requests_it_has() -> None:
@@ -190,7 +222,7 @@ def test_a_session_counts_once_however_many_requests_it_has() -> None:
     block = SlotPair(
         {"failed": {"a": [0.0], "b": [0.0]}}, {"failed": {"a": [1.0] * 100, "b": [0.0]}}
     )
-    assert block.compare(guardrail) == -0.5
+    assert block.compare(guardrail) == BlockDifference(-0.5, 1.0)
 
 
 def test_a_metric_without_values_does_not_stop_a_promotion() -> None:
