@@ -32,7 +32,7 @@ from measure.drafts_answers import (
 )
 from measure.drafts_report import DraftsReport
 from measure.report import describe_run
-from observability.capture.files import make_cipher, read_keys, read_records
+from observability.capture.files import add_key_file_argument, load_cipher, read_records
 from observability.capture.record import CaptureError
 
 DEMO = Path(__file__).parent.parent / "engine" / "demo"
@@ -47,15 +47,20 @@ def main(argv: Sequence[str]) -> int:
         return 2 if wrong else 0
     options = make_parser().parse_args(argv[1:])
     try:
-        found = summarise(compare(options))
+        write_report(compare(options), argv)
     except (CompareError, CaptureError, OSError, ValueError) as error:
         print(f"eaglegate drafts: {error}", file=sys.stderr)
         return 1
-    report = DraftsReport(describe_run("drafts", argv), found)
-    report.write(options.out)
-    print(report.render_text())
-    print(f"\n{options.out}/report.json\n{options.out}/report.html")
     return 0
+
+
+def write_report(made: Tournament, argv: Sequence[str]) -> None:
+    """To its folder, and to the terminal. Raises OSError."""
+    folder = made.options.out
+    report = DraftsReport(describe_run("drafts", argv), summarise(made))
+    report.write(folder)
+    print(report.render_text())
+    print(f"\n{folder}/report.json\n{folder}/report.html")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -70,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--depth", type=int, default=7, help="deepest K to unroll (default: 7)")
     parser.add_argument("--limit", type=int, help="answers to read, from the first on")
-    parser.add_argument("--key-file", type=Path, help="Fernet keys of an encrypted capture")
+    add_key_file_argument(parser)
     parser.add_argument(
         "--cost-table",
         type=Path,
@@ -121,8 +126,7 @@ def compare(options: argparse.Namespace) -> Tournament:
     contestants = [inspect(text, options.target, options.depth) for text in options.draft]
     if len({one.label for one in contestants}) < len(contestants):
         raise CompareError("two drafts have the same label: write LABEL=FOLDER")
-    cipher = make_cipher(read_keys(options.key_file) if options.key_file else [])
-    records = read_records(options.capture, cipher)
+    records = read_records(options.capture, load_cipher(options.key_file))
     drafts_sampled = options.draft_sample_method == PROBABILISTIC
     found, left_out = read_answers(records, options.limit, drafts_sampled=drafts_sampled)
     if not found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import shlex
 import sys
 import time
@@ -34,14 +33,13 @@ from measure.replay_report import ReplayReport, make_report
 from measure.report import describe_run
 from measure.servers import DEMO, ServerError, Setting, demo_flags
 from measure.statistics import Verdict
-from observability.capture.files import make_cipher, read_records
+from observability.capture.files import add_key_file_argument, load_cipher, read_records
 from observability.capture.record import CaptureError
 
 EPILOG = """\
 --against is a URL; a JSON object of fields, which goes to the first URL, such as
 '{"num_speculative_tokens": 1}'; or `serve FLAGS`, a server this starts (`serve` alone: the demo).
 Two are compared with each other, one with the recorded run. Definitions: docs/measure.md."""
-KEY_FILE = "EAGLEGATE_CAPTURE_KEY_FILE"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,13 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what")
     what.add_argument("--requests", type=int, help="the first so many of the capture")
     what.add_argument("--warmup", type=int, default=4, help="requests before, to each setting")
-    what.add_argument(
-        "--key-file",
-        type=Path,
-        default=os.environ.get(KEY_FILE),
-        metavar="FILE",
-        help=f"Fernet keys of an encrypted capture [{KEY_FILE}]",
-    )
+    add_key_file_argument(what)
     judge = parser.add_argument_group("verdict")
     judge.add_argument(
         "--margin", type=float, default=MARGIN, help="relative difference that matters"
@@ -119,8 +111,8 @@ def make_plan(options: argparse.Namespace) -> ReplayPlan:
     """Raises BenchError, CaptureError, ValueError."""
     if len(options.against) > 2:
         raise BenchError("--against: one (against the recorded run) or two (against each other)")
-    keys = Path(options.key_file).read_text().split() if options.key_file else []
-    records = list(read_records(options.file, make_cipher(keys), say))[: options.requests]
+    cipher = load_cipher(options.key_file)
+    records = list(read_records(options.file, cipher, say))[: options.requests]
     requests: list[ReplayRequest] = list(read_requests(records))
     if not requests:
         raise BenchError(f"{options.file} holds no request")

@@ -15,9 +15,9 @@ import orjson
 from cryptography.fernet import MultiFernet
 
 from observability.capture.files import (
+    add_key_file_argument,
     list_files,
-    make_cipher,
-    read_keys,
+    load_cipher,
     read_lines,
     read_records,
     write_records,
@@ -31,14 +31,12 @@ from observability.capture.record import (
     strip_ours,
 )
 
-KEY_FILE_VARIABLE = "EAGLEGATE_CAPTURE_KEY_FILE"
-
 
 def main(argv: Sequence[str]) -> int:
     """Exit status 1 for a capture that cannot be read."""
     options = _make_parser().parse_args(argv)
     try:
-        options.run(options, make_cipher(read_keys(options.key_file) if options.key_file else []))
+        options.run(options, load_cipher(options.key_file))
     except (CaptureError, OSError, ValueError) as error:
         print(f"eaglegate capture: {error}", file=sys.stderr)
         return 1
@@ -54,12 +52,7 @@ def _make_parser() -> argparse.ArgumentParser:
     def add(name: str, run: Callable[..., None], help_: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help_, description=help_)
         command.add_argument("file", type=Path, metavar="FILE", help="a capture file or its folder")
-        command.add_argument(
-            "--key-file",
-            type=Path,
-            default=os.environ.get(KEY_FILE_VARIABLE),
-            help=f"Fernet keys of an encrypted capture [{KEY_FILE_VARIABLE}]",
-        )
+        add_key_file_argument(command)
         command.set_defaults(run=run)
         return command
 

@@ -6,6 +6,8 @@ rest. With a key, a line is the Fernet token (AES-128-CBC with HMAC-SHA256) of t
 
 from __future__ import annotations
 
+import argparse
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from observability.capture.record import (
 )
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
+KEY_FILE_VARIABLE = "EAGLEGATE_CAPTURE_KEY_FILE"
 _TOKEN = b"gAAAA"
 """How every Fernet token begins."""
 _GZIP = b"\x1f\x8b"
@@ -35,6 +38,21 @@ def read_keys(path: Path) -> list[str]:
     """Fernet keys, one per line. Raises OSError."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def add_key_file_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--key-file",
+        type=Path,
+        default=os.environ.get(KEY_FILE_VARIABLE),
+        metavar="FILE",
+        help=f"Fernet keys of an encrypted capture [{KEY_FILE_VARIABLE}]",
+    )
+
+
+def load_cipher(key_file: Path | None) -> MultiFernet | None:
+    """Of the keys in that file. Raises OSError, and ValueError for a wrong key."""
+    return make_cipher(read_keys(key_file)) if key_file else None
 
 
 def write_records(
