@@ -1,4 +1,8 @@
-"""What the parser makes of engine steps: a closed union of small classes."""
+"""What the parser makes of engine steps: a closed union of small classes.
+
+None of them ever changes. Those that come with every token are not declared frozen: making a frozen
+one takes three times as long.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +56,17 @@ class Repair(StrEnum):
     """They were inside one parameter that the tool does not have."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ReasoningDelta:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ContentDelta:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ToolCallStart:
     """Opens call ``index`` (0, 1, ... per answer); id and name appear here and nowhere else."""
 
@@ -73,7 +77,7 @@ class ToolCallStart:
     """A custom tool, whose argument is one text."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ToolCallDelta:
     """The next piece of the arguments' JSON, or of a custom tool's text; never empty."""
 
@@ -81,7 +85,7 @@ class ToolCallDelta:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ToolCallEnd:
     """Ends a call. ``written`` is what the model wrote where ``repairs`` have changed it."""
 

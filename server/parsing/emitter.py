@@ -36,11 +36,13 @@ class Emitter:
         self._parts.append(text)
 
     def event(self, event: ParserEvent) -> None:
-        self._join()
+        if self._parts:
+            self._join()
         self._events.append(event)
 
     def drain(self) -> list[ParserEvent]:
-        self._join()
+        if self._parts:
+            self._join()
         events, self._events = self._events, []
         return events
 
@@ -54,17 +56,16 @@ class Emitter:
         self._parts.append(text)
 
     def _join(self) -> None:
-        if not self._parts:
-            return
-        text = self._parts[0] if len(self._parts) == 1 else "".join(self._parts)
-        self._parts.clear()
+        parts = self._parts
+        text = parts[0] if len(parts) == 1 else "".join(parts)
+        parts.clear()
         if not text:
             return
         if self.fragment:
             text = self.spell(text)
-        if self._make is ReasoningDelta:
-            self._events.append(ReasoningDelta(text))
+        if self._make is ToolCallDelta:
+            self._events.append(ToolCallDelta(self._index, text))
         elif self._make is ContentDelta:
             self._events.append(ContentDelta(text))
         else:
-            self._events.append(ToolCallDelta(self._index, text))
+            self._events.append(ReasoningDelta(text))

@@ -19,6 +19,9 @@ from server.parsing.stop import StopText
 from server.parsing.tools import OfferedTools
 from server.parsing.vocabulary import Vocabulary
 
+_REASONING = Phase.REASONING
+"""Looking up a member of an enumeration costs more than the rest of a test, for every token."""
+
 
 class TextReader(Protocol):
     """What a parser hands text and marker tokens to."""
@@ -71,6 +74,7 @@ class Parser:
         self._decoder = decoder
         self._reader = reader
         self._output = output
+        self._drain = output.drain
         self._stop = stop
         self._singly = singly
         self._sink = stop.text if stop else reader.text
@@ -90,23 +94,25 @@ class Parser:
     def feed(self, token_ids: Sequence[int]) -> list[ParserEvent]:
         """The events of the tokens of one step, or of any part of the output."""
         structure, start = self._structure, 0
-        if len(token_ids) == 1 and token_ids[0] not in structure:
-            self._text(token_ids)
-            return self._output.drain()
+        if not self._singly and len(token_ids) == 1 and token_ids[0] not in structure:
+            if self._output.phase is _REASONING:
+                self.reasoning_tokens += 1
+            self._sink(self._decoder.text(token_ids))
+            return self._drain()
         for at, token_id in enumerate(token_ids):
             if token_id in structure:
                 self._text(token_ids[start:at])
                 self._marker(structure[token_id])
                 start = at + 1
         self._text(token_ids[start:])
-        return self._output.drain()
+        return self._drain()
 
     def flush(self, finish: FinishReason) -> list[ParserEvent]:
         """The events of what was held back, and of a call that the end cut short."""
         if self._stop and not self.stopped:
             self._stop.settle()
         self._reader.end(finish is FinishReason.STOP and not self.stopped)
-        return self._output.drain()
+        return self._drain()
 
     def finish_reason(self, finish: FinishReason) -> str:
         """The client's finish reason, after ``flush``: finished calls turn stop into tool_calls."""
@@ -121,7 +127,7 @@ class Parser:
         if self._singly:
             self._one_by_one(token_ids)
             return
-        if self._output.phase is Phase.REASONING:
+        if self._output.phase is _REASONING:
             self.reasoning_tokens += len(token_ids)
         self._sink(self._decoder.text(token_ids))
 
@@ -133,7 +139,7 @@ class Parser:
                 return
             before = output.phase
             self._sink(self._decoder.text((token_id,)))
-            if before is Phase.REASONING or output.phase is Phase.REASONING:
+            if before is _REASONING or output.phase is _REASONING:
                 self.reasoning_tokens += 1
 
     def _marker(self, marker: str | None) -> None:
@@ -149,7 +155,7 @@ class Parser:
             return
         before = self._output.phase
         self._reader.marker(marker)
-        self.reasoning_tokens += Phase.REASONING in (before, self._output.phase)
+        self.reasoning_tokens += before is _REASONING or self._output.phase is _REASONING
 
 
 def make_parser(

@@ -64,6 +64,8 @@ class ToolSchema:
     def __init__(self, name: str, parameters: Any) -> None:
         self.name = name
         self._given = parameters
+        self._allowed: dict[str | None, frozenset[str]] = {}
+        """By parameter; None is any that the schema does not name."""
         self._kinds: dict[int, frozenset[str]] = {}
         self._members: dict[int, tuple[Mapping[str, Any], Any]] = {}
         """By the identity of parts of the parameters' schema, which live as long as this."""
@@ -89,8 +91,11 @@ class ToolSchema:
 
     def kinds(self, parameter: str) -> frozenset[str]:
         """The JSON types the schema allows for a parameter."""
-        schemas = self.properties.get(parameter, [self._additional])
-        return frozenset[str]().union(*map(self.find_kinds, schemas))
+        name = parameter if parameter in self.properties else None
+        if name not in self._allowed:
+            schemas = [self._additional] if name is None else self.properties[name]
+            self._allowed[name] = frozenset[str]().union(*map(self.find_kinds, schemas))
+        return self._allowed[name]
 
     def find_kinds(self, schema: Any) -> frozenset[str]:
         """The JSON types that a part of the parameters' schema allows, read once."""

@@ -91,6 +91,12 @@ class BareKeys:
         return marker
 
     def _closing(self, context: Context) -> Closing:
+        found: Closing = context.lexicon.remember(
+            (self, context.sound), lambda: self._find_closing(context)
+        )
+        return found
+
+    def _find_closing(self, context: Context) -> Closing:
         """A string ends at its own token, or where the call is over and the output agrees."""
         after: Follow = dict.fromkeys(",:}]")
         after[NAME] = {":": context.follow(None, self.quote)}

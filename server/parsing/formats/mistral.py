@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 import string
+from collections.abc import Mapping
 
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import last_name
@@ -22,11 +23,12 @@ from server.parsing.message import Context, ToolFormat
 from server.parsing.reader import Grammar, JsonValue, Next, Subgrammar, Until
 
 CALL, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_SIGNS = string.ascii_letters + string.digits
 
 
 def _calls(opener: str, context: Context) -> Grammar:
     content = context.out.content.write
-    quotes = _quotes(context)
+    quotes = context.remember_quotes(CALL, lambda: _find_ends(context))
     marker = opener
     while marker == CALL:
         marker = yield Next(context.lexicon.stops(CALL, ARGUMENTS, CALL_ID), keep=None)
@@ -36,16 +38,16 @@ def _calls(opener: str, context: Context) -> Grammar:
                 context.calls, stops, content, closed=False, quotes=quotes
             ).read()
         elif marker != CALL:
-            marker = yield from _named(marker, context)
+            marker = yield from _named(marker, quotes, context)
 
 
-def _quotes(context: Context) -> Quotes:
+def _find_ends(context: Context) -> Mapping[str, Follow]:
     """A string is given up for the next call only where a whole beginning of one follows."""
     named: Follow = {'{"': None} | context.follow(None, ARGUMENTS, CALL_ID)
-    return context.quotes({CALL: {"[": {'{"': None}, NAME: named}})
+    return {CALL: {"[": {'{"': None}, NAME: named}}
 
 
-def _named(first: str, context: Context) -> Subgrammar:
+def _named(first: str, quotes: Quotes, context: Context) -> Subgrammar:
     """A name, perhaps an id, and arguments: DONE where those end."""
     name: list[str] = []
     own: list[str] = []
@@ -58,14 +60,14 @@ def _named(first: str, context: Context) -> Subgrammar:
     if not "".join(name).strip():
         return marker
     context.calls.begin("".join(name).strip(), "".join(own).strip() or None)
-    marker = yield from _arguments(marker, context)
+    marker = yield from _arguments(marker, quotes, context)
     context.calls.close()
     return marker
 
 
-def _arguments(marker: str, context: Context) -> Subgrammar:
+def _arguments(marker: str, quotes: Quotes, context: Context) -> Subgrammar:
     stops = context.lexicon.stops(CALL)
-    value = JsonValue(stops, context.calls.write_json, quotes=_quotes(context))
+    value = JsonValue(stops, context.calls.write_json, quotes=quotes)
     if marker == "{":
         value.plain(marker)
         return (yield value)
@@ -77,7 +79,11 @@ def _arguments(marker: str, context: Context) -> Subgrammar:
 
 
 def _new_id() -> str:
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+    drawn, found = secrets.randbelow(len(_SIGNS) ** 9), ""
+    for _ in range(9):
+        drawn, at = divmod(drawn, len(_SIGNS))
+        found += _SIGNS[at]
+    return found
 
 
 FORMAT = ToolFormat((CALL,), _calls, (ARGUMENTS, CALL_ID), framing="", new_id=_new_id)

@@ -99,21 +99,18 @@ class Pythonic:
 
     def _list(self, stops: Stops, context: Context) -> Grammar:
         """Behind the opening bracket."""
-        while (char := (yield Next(stops, keep=None))) not in ("]", *stops.markers):
-            if char == ",":
-                yield Next(stops)
-            elif (yield from self._call(context, stops)) in stops.markers:
-                return
-        if char == "]":
-            yield Next(stops)
+        names = context.lexicon.stops("(", "]", self.start, self.end)
+        marker = ""
+        while marker != "]" and marker not in stops.markers:
+            parts: list[str] = []
+            marker = yield Until(names, parts.append)
+            name = _skip_commas("".join(parts)).rstrip()
+            if marker == "(" and _NAME.fullmatch(name):
+                marker = yield from self._call(name, context, stops)
+            elif name:
+                context.out.content.write(name + ("" if marker in stops.markers else marker))
 
-    def _call(self, context: Context, stops: Stops) -> Subgrammar:
-        parts: list[str] = []
-        marker = yield Until(context.lexicon.stops("(", self.start, self.end), parts.append)
-        name = "".join(parts).strip()
-        if marker != "(" or not _NAME.fullmatch(name):
-            context.out.content.write(f"{name}{marker if marker == '(' else ''}")
-            return marker
+    def _call(self, name: str, context: Context, stops: Stops) -> Subgrammar:
         context.calls.begin(name)
         arguments = ArgumentsWriter(context.calls)
         try:
@@ -126,21 +123,20 @@ class Pythonic:
         return marker
 
     def _arguments(self, arguments: ArgumentsWriter, context: Context, stops: Stops) -> Subgrammar:
-        while (char := (yield Next(stops, keep=None))) not in (")", *stops.markers):
-            if char == ",":
-                yield Next(stops)
-                continue
-            key: list[str] = []
-            marker = yield Until(context.lexicon.stops("=", ")", self.start, self.end), key.append)
+        keys = context.lexicon.stops("=", ")", self.start, self.end)
+        while True:
+            parts: list[str] = []
+            marker = yield Until(keys, parts.append)
+            key = _skip_commas("".join(parts))
             if marker != "=":
-                arguments.verbatim("".join(key))
+                if key:
+                    arguments.verbatim(key)
                 return marker
-            if not _NAME.fullmatch("".join(key).strip()):
-                arguments.verbatim("".join([*key, "="]))
+            if _NAME.fullmatch(key.rstrip()):
+                yield from self._value(key.rstrip(), arguments, context, stops)
+            else:
+                arguments.verbatim(key + marker)
                 yield Literal(context.calls.write, stops.tokens)
-                continue
-            yield from self._value("".join(key).strip(), arguments, context, stops)
-        return (yield Next(stops)) if char == ")" else char
 
     def _value(
         self, key: str, arguments: ArgumentsWriter, context: Context, stops: Stops
@@ -168,6 +164,14 @@ def _fenced_head(context: Context) -> Follow:
     called: Follow = {"(": None}
     names = context.calls.names
     return {"[": dict.fromkeys(names, called)} if names else {}
+
+
+def _skip_commas(text: str) -> str:
+    """``text`` behind the commas and the white space that separate it from what precedes it."""
+    text = text.lstrip()
+    while text.startswith(","):
+        text = text[1:].lstrip()
+    return text
 
 
 def _unquote(value: str, allowed: frozenset[str]) -> str:
