@@ -101,10 +101,12 @@ class Parser:
             return self._drain()
         for at, token_id in enumerate(token_ids):
             if token_id in structure:
-                self._text(token_ids[start:at])
+                if start < at:
+                    self._text(token_ids[start:at])
                 self._marker(structure[token_id])
                 start = at + 1
-        self._text(token_ids[start:])
+        if start < len(token_ids):
+            self._text(token_ids[start:])
         return self._drain()
 
     def flush(self, finish: FinishReason) -> list[ParserEvent]:
@@ -122,7 +124,7 @@ class Parser:
         return "length" if self.stopped and calls.truncated else "tool_calls"
 
     def _text(self, token_ids: Sequence[int]) -> None:
-        if not token_ids or (self._stop and self._stop.stopped):
+        if self._stop and self._stop.stopped:
             return
         if self._singly:
             self._one_by_one(token_ids)
@@ -143,7 +145,7 @@ class Parser:
                 self.reasoning_tokens += 1
 
     def _marker(self, marker: str | None) -> None:
-        if marker is None or self.stopped:
+        if marker is None or (self._stop and self._stop.stopped):
             return
         unfinished = self._decoder.flush()
         if unfinished:
