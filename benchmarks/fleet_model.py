@@ -23,7 +23,7 @@ from functools import partial
 from itertools import cycle
 
 from engine.fleet.routing import Assignment, LoadBalancer, PrefixMemory, hash_blocks
-from engine.fleet.settings import RoutingSettings
+from engine.fleet.types import RoutingSettings
 from engine.types import EngineRequest, Sampling
 
 

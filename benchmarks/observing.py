@@ -36,8 +36,8 @@ from engine.scripted import ScriptedEngine, steps
 from engine.speculation.policy import SpeculationPolicy
 from engine.types import EngineInfo, EngineRequest, SpeculationInfo, Step
 from observability.capture.capture import RequestCapture
+from observability.capture.files import GATHER_S, CaptureFolder, CaptureLimits
 from observability.capture.redaction import Redactor, SaltedHashes, load_salt
-from observability.capture.writer import GATHER_S, CaptureFolder, CaptureLimits
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
 from observability.logs import AccessLog

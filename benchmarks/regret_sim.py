@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.speculation.planner.planner import DepthPlanner
+from engine.speculation.planner import DepthPlanner
 
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from engine.fleet.status import WorkerStatus
+from engine.fleet.types import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo
 from observability.metrics.planner import summarize_planner

@@ -15,7 +15,7 @@ from engine.base import (
     SupportsPlanning,
     SupportsUnclaimed,
 )
-from engine.fleet.status import WorkerStatus
+from engine.fleet.types import WorkerStatus
 from engine.observer import Observation, RequestFacts
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo, EngineRequest

@@ -11,10 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 
-from server.apis.chat import route as chat
-from server.apis.completions import route as completions
-from server.apis.messages import route as messages
-from server.apis.operations import admin, invocations, status, tokens
+from server.apis import generation
+from server.apis.operations import admin, status, tokens
 from server.apis.responses import route as responses
 from server.apis.responses.background import BackgroundRuns
 from server.apis.shared.gateway import Gateway
@@ -43,15 +41,7 @@ def create_app(
     prefix = gateway.root_path.rstrip("/")
     servers = [{"url": prefix}] if prefix else None
     app = FastAPI(title="eaglegate", docs_url=None, redoc_url=None, servers=servers)
-    for room in (
-        admin,
-        chat,
-        completions,
-        invocations,
-        messages,
-        status,
-        tokens,
-    ):
+    for room in (admin, generation, status, tokens):
         app.include_router(room.router(gateway))
     app.include_router(responses.router(gateway, runs))
     app.router.routes.extend(more_routes)

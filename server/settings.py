@@ -11,7 +11,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from engine.fleet.settings import FleetSettings, RoutingSettings
+from engine.fleet.types import FleetSettings, RoutingSettings
 from engine.remote.upstream import ConnectionSettings
 from engine.supervision.policy import SupervisionTimeouts
 from server.access.admission import AdmissionLimits

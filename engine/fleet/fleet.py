@@ -27,9 +27,8 @@ from engine.errors import (
     RequestRejected,
 )
 from engine.fleet.discovery import DiscoveryError, WorkerSource
-from engine.fleet.routing import Assignment, LoadBalancer, RoutingReason
-from engine.fleet.settings import FleetSettings
-from engine.fleet.status import WorkerStatus
+from engine.fleet.routing import Assignment, LoadBalancer
+from engine.fleet.types import FleetSettings, RoutingReason, WorkerStatus
 from engine.fleet.worker import IncompatibleWorker, Worker
 from engine.supervision.policy import (
     LossCause,

@@ -22,10 +22,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from hashlib import blake2b
 
-from engine.fleet.settings import RoutingSettings
+from engine.fleet.types import RoutingReason, RoutingSettings
 from engine.types import EngineRequest
 
 
@@ -134,21 +133,6 @@ class PrefixMemory:
 
     def __len__(self) -> int:
         return len(self._blocks)
-
-
-class RoutingReason(StrEnum):
-    """Why a request went to a worker."""
-
-    SESSION = "session"
-    """The worker of its session."""
-    PREFIX = "prefix"
-    """The worker that knows most of its prompt; of equals, the least loaded one."""
-    HASH = "hash"
-    """No worker knows its prompt: the first worker by hash."""
-    SPILLED = "spilled"
-    """The worker it belonged to was overloaded."""
-    LEAST = "least"
-    """The prompt is shorter than a block: the least loaded worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from random import random
 
 from engine.base import Engine, SupportsCounters
 from engine.errors import EngineError
-from engine.fleet.settings import BreakerSettings, FleetSettings
-from engine.fleet.status import WorkerCounters, WorkerState
+from engine.fleet.types import BreakerSettings, FleetSettings, WorkerCounters, WorkerState
 from engine.speculation.accounting import Totals
 from engine.supervision.policy import LossCause, now
 from engine.supervision.pool import EngineSession, PoisonIsolation, close_engine

@@ -5,15 +5,291 @@ It reads files and the facts of this machine alone: nothing is loaded, nothing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from engine.machine import Machine, check_hub
-from engine.preflight.checks import OBSTACLES, REMARKS
-from engine.preflight.context import EnginePlan, list_facts, make_context, make_plan
+from engine.preflight.context import (
+    EnginePlan,
+    PreflightContext,
+    format_bytes,
+    get_stored_scheme,
+    list_facts,
+    make_context,
+    make_plan,
+)
 from engine.speculation.inspection import SpeculationReport
+from engine.speculation.inspection.checkpoint import (
+    NotDownloaded,
+    NotInspectable,
+    open_model,
+    read_json,
+)
+from engine.speculation.inspection.weights import InvalidCheckpoint, TensorEntry, read_header
+from engine.vllm_contract import describe_broken
 
 __all__ = ["EnginePlan", "PreflightReport", "make_plan", "preflight"]
+
+
+TOKENIZERS = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "tiktoken.model",
+    "spiece.model", "vocab.json", "vocab.txt",
+)  # fmt: skip
+CPU_BACKENDS = ("CPU_ATTN", "CPU_MLA", "AMX_MLA")
+GPU_ONLY = ("modelopt", "nvfp4", "fp_quant")
+
+
+def check_vllm_installed(scene: PreflightContext) -> Iterator[str]:
+    if scene.machine.platform == "none":
+        yield "vLLM is not installed: pip install 'eaglegate[cpu]' or 'eaglegate[cuda]'"
+
+
+def check_model(scene: PreflightContext) -> Iterator[str]:
+    if scene.found.problem:
+        yield f"the model cannot be read: {scene.found.problem}"
+    elif not scene.found.downloaded and scene.plan.load_format != "dummy":
+        why = scene.hub()
+        if why:
+            yield format_missing(f"the model {scene.plan.model}", why)
+
+
+def is_absent(name: str | None) -> bool:
+    try:
+        return name is not None and open_model(name) is None
+    except NotDownloaded:
+        return True
+    except (NotInspectable, InvalidCheckpoint):
+        return False
+
+
+def format_missing(what: str, why: str) -> str:
+    return f"{what} is not on this machine and cannot be downloaded: {why}"
+
+
+def check_draft(scene: PreflightContext) -> Iterator[str]:
+    if scene.draft is None:
+        return
+    yield from (f"the draft cannot work: {finding}" for finding in scene.draft.errors)
+    if not scene.draft.inspected and not scene.draft.errors and is_absent(scene.draft.draft):
+        why = scene.hub()
+        if why:
+            yield format_missing(f"the draft {scene.draft.draft}", why)
+
+
+def check_adapters(scene: PreflightContext) -> Iterator[str]:
+    stored = scene.found.checkpoint
+    packed = scene.plan.quantization or get_stored_scheme(scene.found)
+    base = {} if stored is None or packed else stored.tensors
+    for name, folder in scene.plan.adapters.items():
+        problems = inspect_adapter(Path(folder), scene.plan.max_lora_rank, base)
+        yield from (f"the adapter {name} cannot be loaded: {problem}" for problem in problems)
+
+
+def check_tokenizer(scene: PreflightContext) -> Iterator[str]:
+    path = scene.found.path if scene.found.downloaded else None
+    if path is None or scene.plan.tokenizer not in (None, scene.plan.model):
+        return
+    if not any((path / name).exists() for name in TOKENIZERS):
+        yield f"{path} holds no tokenizer ({', '.join(TOKENIZERS[:3])}, ...)"
+
+
+def check_devices(scene: PreflightContext) -> Iterator[str]:
+    workers, machine = scene.plan.workers, scene.machine
+    if scene.plan.executor == "ray":
+        return
+    if machine.platform == "cuda" and not machine.gpus:
+        yield "vLLM is installed for GPUs and this machine has none: pip install 'eaglegate[cpu]'"
+    elif machine.platform == "cuda" and workers > len(machine.gpus):
+        yield f"{workers} workers need as many GPUs, and there are {len(machine.gpus)}"
+    elif machine.platform == "cpu" and workers > machine.cores:
+        yield f"{workers} workers need a core each, and there are {machine.cores}; there is no GPU"
+
+
+def check_memory(scene: PreflightContext) -> Iterator[str]:
+    """Weights split over tensor and pipeline ranks; the draft's over tensor ranks."""
+    checkpoint, plan, machine = scene.found.checkpoint, scene.plan, scene.machine
+    if checkpoint is None or not checkpoint.num_bytes:
+        return
+    copies = plan.data_parallel_size
+    if machine.gpus:
+        ranks = plan.tensor_parallel_size * plan.pipeline_parallel_size
+        need = checkpoint.num_bytes / ranks + scene.draft_bytes / plan.tensor_parallel_size
+        room = min(gpu.free for gpu in machine.gpus) * plan.gpu_memory_utilization
+        where = "of each GPU"
+    else:
+        need = copies * (checkpoint.num_bytes + scene.draft_bytes + (plan.kv_cache_bytes or 0))
+        room, where = machine.free_memory, "of memory"
+    if need > room:
+        given = f"weights (and KV cache, where given) need {format_bytes(need)} {where}"
+        yield f"{given}, {format_bytes(room)} are free"
+
+
+def check_length(scene: PreflightContext) -> Iterator[str]:
+    asked = scene.plan.max_model_len
+    most = scene.found.target.max_positions if scene.found.target else None
+    if asked is not None and most is not None and asked > most:
+        yield f"max_model_len is {asked}, the model supports {most}"
+
+
+def check_head_division(scene: PreflightContext) -> Iterator[str]:
+    size, target = scene.plan.tensor_parallel_size, scene.found.target
+    heads = target.config.get("num_attention_heads") if target else None
+    if isinstance(heads, int) and heads % size:
+        yield f"the model's {heads} attention heads do not divide over {size} ranks"
+
+
+def check_attention_backend(scene: PreflightContext) -> Iterator[str]:
+    name = scene.plan.attention_backend
+    if name and scene.machine.platform == "cpu" and name not in CPU_BACKENDS:
+        yield f"attention backend {name} does not run on CPUs; vLLM uses its CPU backend instead"
+
+
+def check_cpu_scheme(scene: PreflightContext) -> Iterator[str]:
+    scheme = f"{scene.plan.quantization or ''} {get_stored_scheme(scene.found) or ''}".lower()
+    if scene.machine.platform == "cpu" and any(word in scheme for word in GPU_ONLY):
+        yield f"the quantization scheme {scheme.strip()} needs a GPU"
+
+
+def check_other_nodes(scene: PreflightContext) -> Iterator[str]:
+    plan = scene.plan
+    if plan.executor == "ray":
+        yield "Ray places the workers; the capacity of the cluster was not checked"
+    elif plan.nodes > 1:
+        yield f"{plan.nodes} nodes: only this node was checked, with {plan.workers} of the workers"
+
+
+def check_inspected(scene: PreflightContext) -> Iterator[str]:
+    if scene.found.unread:
+        yield f"the model's files were not inspected: {scene.found.unread}"
+
+
+def check_not_a_draft(scene: PreflightContext) -> Iterator[str]:
+    verifier = scene.found.raw.get("speculators_config", {}).get("verifier", {})
+    if verifier:
+        yield (
+            f"{scene.plan.model} is a draft in the speculators format; "
+            f"vLLM would serve {verifier.get('name_or_path')} with it"
+        )
+
+
+def check_download(scene: PreflightContext) -> Iterator[str]:
+    if not scene.found.downloaded and scene.hub() is None:
+        yield f"{scene.plan.model} is not on this machine; serve would download it"
+
+
+Check = Callable[[PreflightContext], Iterator[str]]
+OBSTACLES: tuple[Check, ...] = (
+    check_vllm_installed,
+    check_model,
+    check_tokenizer,
+    check_draft,
+    check_adapters,
+    check_devices,
+    check_memory,
+    check_length,
+    check_head_division,
+)
+
+
+def check_contract(_: PreflightContext) -> Iterator[str]:
+    yield from describe_broken()
+
+
+REMARKS: tuple[Check, ...] = (
+    check_contract,
+    check_attention_backend,
+    check_cpu_scheme,
+    check_other_nodes,
+    check_inspected,
+    check_not_a_draft,
+    check_download,
+)
+
+
+CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+"""Where vLLM looks for them, in this order."""
+UNSUPPORTED = {
+    "use_dora": "DoRA",
+    "lora_bias": "biases",
+    "alora_invocation_tokens": "activated LoRA",
+    "layer_replication": "layer replication",
+    "use_bdlora": "block-diagonal LoRA",
+    "use_qalora": "QALoRA",
+}
+"""By the member of the configuration that asks for it."""
+PREFIX = "base_model.model."
+Tensors = Mapping[str, TensorEntry]
+
+
+def inspect_adapter(folder: Path, max_rank: int, base: Tensors) -> Iterator[str]:
+    """What is wrong with it; ``base`` are the model's own tensors, empty when they are unknown."""
+    try:
+        if not (folder / CONFIG).is_file():
+            raise InvalidCheckpoint(
+                "config-absent", f"{folder} holds no {CONFIG}", "name its folder"
+            )
+        config = read_json(folder / CONFIG, "config-malformed")
+        yield from check_config(config, max_rank)
+        yield from check_weights(folder, base)
+    except InvalidCheckpoint as fault:
+        yield f"{fault.found}; {fault.advice}"
+
+
+def check_config(config: Mapping[str, Any], max_rank: int) -> Iterator[str]:
+    if (kind := config.get("peft_type", "LORA")) != "LORA":
+        yield f"its peft_type is {kind!r}; vLLM loads LoRA adapters alone"
+    pattern = config.get("rank_pattern") or {}
+    for rank in {config.get("r"), *(pattern.values() if isinstance(pattern, Mapping) else ())}:
+        if not isinstance(rank, int) or rank <= 0:
+            yield f"its rank r is {rank!r}, not a positive integer"
+        elif rank > max_rank:
+            yield f"its rank is {rank}, more than --max-lora-rank {max_rank}: raise that"
+    for name, what in UNSUPPORTED.items():
+        if config.get(name):
+            yield f"it has {name}, and vLLM does not support {what}"
+    if saved := config.get("modules_to_save"):
+        yield f"it replaces whole modules ({', '.join(map(str, saved))}), which vLLM does not load"
+
+
+def check_weights(folder: Path, base: Tensors) -> Iterator[str]:
+    """Raises InvalidCheckpoint."""
+    file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if file is None:
+        raise InvalidCheckpoint(
+            "weights-absent", f"{folder} holds no {WEIGHTS[0]}", "copy the weights there"
+        )
+    if file.suffix != ".safetensors":
+        return
+    tensors = read_header(file)
+    pairs = [(name, entry, find_base(name, base)) for name, entry in tensors.items()]
+    if base and not any(original for _, _, original in pairs):
+        yield f"none of the layers in {file.name} is one of this model's: it is another model's"
+    wrong = [
+        name for name, entry, original in pairs if original and not fits(name, entry, original)
+    ]
+    if wrong:
+        yield (
+            f"{wrong[0]} ({len(wrong)} such) has the shape {tensors[wrong[0]].shape}, which does "
+            "not fit this model's layer: it is another model's"
+        )
+
+
+def find_base(name: str, base: Tensors) -> TensorEntry | None:
+    """The model's tensor that a tensor of the adapter belongs to."""
+    module = name.removeprefix(PREFIX).rpartition(".lora_")[0]
+    return base.get(f"{module}.weight")
+
+
+def fits(name: str, entry: TensorEntry, original: TensorEntry) -> bool:
+    """A is rank times inputs, B outputs times rank; the model's tensor is outputs times inputs."""
+    if len(entry.shape) != 2 or len(original.shape) != 2:
+        return True
+    if ".lora_A." in name:
+        return entry.shape[1] == original.shape[1]
+    return entry.shape[0] == original.shape[0] if ".lora_B." in name else True
 
 
 @dataclass(frozen=True, slots=True)

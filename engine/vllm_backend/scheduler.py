@@ -11,7 +11,7 @@ deepest request in it asks for, and every request keeps as many drafts as it ask
 Two features of vLLM are off, because they count drafts that were never made: padding requests with
 -1 after a prefix-cache hit, and zeros for drafts near the end of the context.
 
-With a planner (``--depth auto``, engine/speculation/planner) requests without a depth of their own
+With a planner (``--depth auto``, speculation/planner.py) requests without a depth of their own
 get the one that pays: ``planning.py`` asks it at every step.
 
 A step in which no request drafts skips the draft model altogether (``worker.py``) and so leaves

@@ -17,6 +17,7 @@ from cryptography.fernet import MultiFernet
 from engine.events import Phase
 from engine.observer import RequestFacts
 from engine.types import EngineRequest, Sampling, SpeculationInfo, Step
+from observability.capture.files import CaptureCounts, CaptureFolder, CaptureWriter
 from observability.capture.record import (
     CapturedChoice,
     CapturedPrompt,
@@ -26,7 +27,6 @@ from observability.capture.record import (
     format_record,
 )
 from observability.capture.redaction import Decode, Redactor, SaltedHashes
-from observability.capture.writer import CaptureCounts, CaptureFolder, CaptureWriter
 from observability.observation import ChoiceRecord, RequestRecord
 from observability.sequence import SequenceTimeline
 

@@ -1,16 +1,28 @@
-"""Files of capture records: plain, gzipped or encrypted, and cut at any byte.
+"""Capture files: written off the event loop, bounded in size and age; read back by commands.
 
-Each record is one line, so that a file is readable to its last whole record whatever became of the
-rest. With a key, a line is the Fernet token (AES-128-CBC with HMAC-SHA256) of the record.
+One thread empties a bounded queue, some times a second: waking it for each request would cost more
+than the writing. What does not fit, or cannot be written, is dropped and
+counted; nothing waits for it. A record is one ``write``; a record that was written in part, as on a
+full disk, is taken back. Files are ``capture-TIME-PID-N.jsonl``, mode 0600 in a folder of 0700.
+
+A record is one line, so that a file is readable to its last whole record, however it was cut off.
+With a key, a line is the Fernet token (AES-128-CBC with HMAC-SHA256) of the record; rotated files
+may be gzipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import time
 import zlib
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
@@ -21,6 +33,25 @@ from observability.capture.record import (
     format_record,
     parse_record,
 )
+
+logger = logging.getLogger(__name__)
+
+QUEUE_REQUESTS = 2048
+QUEUE_BYTES = 64 << 20
+GATHER_S = 0.2
+"""From the first request that ends until those that ended meanwhile are written."""
+PARTS = 16
+"""A file holds at most this part of all bytes and of the age, so that the oldest can go alone."""
+LARGEST_PART = 64 << 20
+PRUNE_EVERY_S = 60.0
+RETRY_S = 10.0
+"""After a write that failed, records are dropped this long before the disk is tried again."""
+LOG_EVERY_S = 60.0
+CLOSE_S = 5.0
+
+QUEUE, DISK, SIZE, FAULT = REASONS = ("queue", "disk", "size", "fault")
+"""Why a record was dropped."""
+
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 KEY_FILE_VARIABLE = "EAGLEGATE_CAPTURE_KEY_FILE"
@@ -141,3 +172,193 @@ def decrypt_line(line: bytes, cipher: MultiFernet | None, file: Path) -> bytes:
         return cipher.decrypt(line)
     except InvalidToken:
         raise DamagedRecord("damaged, or encrypted with another key") from None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureLimits:
+    """``max_bytes`` of all files together; files older than ``max_age_s`` are deleted."""
+
+    max_bytes: int = 1 << 30
+    max_age_s: float = 7 * 86400.0
+
+    @property
+    def part_bytes(self) -> int:
+        return max(1, min(LARGEST_PART, self.max_bytes // PARTS))
+
+
+class CaptureFolder:
+    """The files of one writer, and the age and size of all files in its folder."""
+
+    def __init__(
+        self, directory: Path, limits: CaptureLimits, wall: Callable[[], float] = time.time
+    ) -> None:
+        """Raises OSError."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = directory
+        self.limits = limits
+        self._wall = wall
+        self._file = -1
+        self._path = directory
+        self._size = 0
+        self._opened = 0.0
+        self._others = 0
+        """Bytes of all other files, when last counted."""
+        self._pruned = 0.0
+        self._number = 0
+        self.prune()
+
+    def append(self, line: bytes) -> None:
+        """Write one record, in one system call but for a disk that fills.
+
+        Raises OSError; then nothing of it is left in the file.
+        """
+        if self._file < 0 or self._is_full(len(line)):
+            self._open_next()
+        if self._others + self._size + len(line) > self.limits.max_bytes or (
+            self._wall() - self._pruned > PRUNE_EVERY_S
+        ):
+            self.prune(len(line))
+        try:
+            rest = line
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            self._take_back()
+            raise
+        self._size += len(line)
+
+    def _is_full(self, more: int) -> bool:
+        old = self._wall() - self._opened > self.limits.max_age_s / PARTS
+        large = self._size > 0 and self._size + more > self.limits.part_bytes
+        return old or large or os.fstat(self._file).st_nlink == 0
+
+    def _open_next(self) -> None:
+        self.close()
+        self._number += 1
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self._wall()))
+        name = f"capture-{stamp}-{os.getpid()}-{self._number:04}.jsonl"
+        path = self._directory / name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o600)
+        self._path, self._size, self._opened = path, 0, self._wall()
+        self.prune()
+
+    def _take_back(self) -> None:
+        """Cut what was written of a record that did not fit; else begin another file."""
+        try:
+            os.ftruncate(self._file, self._size)
+        except OSError:
+            self.close()
+
+    def prune(self, more: int = 0) -> None:
+        """Delete the oldest files until ``more`` bytes fit, and every file past its age."""
+        self._pruned = now = self._wall()
+        found = []
+        for path in self._directory.iterdir():
+            if path.name.endswith(SUFFIXES) and not (self._file >= 0 and path == self._path):
+                try:
+                    found.append((path.stat().st_mtime, path.name, path.stat().st_size, path))
+                except FileNotFoundError:
+                    continue
+        self._others = sum(size for _, _, size, _ in found)
+        for changed, _, size, path in sorted(found):
+            fits = self._others + self._size + more <= self.limits.max_bytes
+            if fits and now - changed <= self.limits.max_age_s:
+                break
+            path.unlink(missing_ok=True)
+            self._others -= size
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureCounts:
+    """Since the start."""
+
+    records: int
+    bytes: int
+    dropped: dict[str, int]
+
+
+class CaptureWriter:
+    """``put`` never waits; ``format`` turns an item into a line, on the writer's thread."""
+
+    def __init__(self, folder: CaptureFolder, format: Callable[[Any], bytes]) -> None:
+        self._folder = folder
+        self._format = format
+        self._queue: deque[tuple[Any, int]] = deque()
+        self._ready, self._closing = Event(), Event()
+        self._put_bytes = self._taken_bytes = 0
+        self._records = 0
+        self._bytes = 0
+        self._dropped = Counter(dict.fromkeys(REASONS, 0))
+        self._retry_at = 0.0
+        self._log_at = 0.0
+        self._thread = Thread(target=self._run, name="capture", daemon=True)
+        self._thread.start()
+
+    def put(self, item: Any, size: int) -> None:
+        """``size`` is about what the item holds in memory, in bytes."""
+        waiting = self._put_bytes - self._taken_bytes
+        if waiting + size > QUEUE_BYTES or len(self._queue) >= QUEUE_REQUESTS:
+            self._drop(QUEUE, "the writer is behind")
+            return
+        self._queue.append((item, size))
+        self._put_bytes += size
+        if not self._ready.is_set():
+            self._ready.set()
+
+    def counts(self) -> CaptureCounts:
+        dropped = dict(self._dropped)
+        return CaptureCounts(self._records, self._bytes, dropped)
+
+    def close(self) -> None:
+        """Write what waits, for a few seconds at most."""
+        self._closing.set()
+        self._ready.set()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._ready.wait()
+            self._closing.wait(GATHER_S)
+            self._ready.clear()
+            self._write_all()
+        self._write_all()  # what came between that and the closing
+        self._folder.close()
+
+    def _write_all(self) -> None:
+        while self._queue:
+            item, size = self._queue.popleft()
+            self._taken_bytes += size
+            try:
+                self._write(item)
+            except Exception as error:
+                self._drop(FAULT, type(error).__name__)
+
+    def _write(self, item: Any) -> None:
+        if time.monotonic() < self._retry_at:
+            self._drop(DISK, "the last write failed")
+            return
+        line = self._format(item) + b"\n"
+        if len(line) > self._folder.limits.part_bytes:
+            self._drop(SIZE, f"{len(line)} bytes are more than a file may hold")
+            return
+        try:
+            self._folder.append(line)
+        except OSError as error:
+            self._retry_at = time.monotonic() + RETRY_S
+            self._drop(DISK, os.strerror(error.errno) if error.errno else str(error))
+            return
+        self._records += 1
+        self._bytes += len(line)
+
+    def _drop(self, reason: str, why: str) -> None:
+        self._dropped[reason] += 1
+        if time.monotonic() >= self._log_at:
+            self._log_at = time.monotonic() + LOG_EVERY_S
+            total = self._dropped.total()
+            logger.warning("capture dropped a request: %s (%d since the start)", why, total)

@@ -18,10 +18,10 @@ from prometheus_client.registry import Collector
 from engine.base import (
     DraftSwap,
 )
-from engine.fleet.status import WorkerStatus
+from engine.fleet.types import WorkerStatus
 from engine.speculation.accounting import Totals
 from engine.types import EngineInfo
-from observability.capture.writer import CaptureCounts
+from observability.capture.files import CaptureCounts
 from observability.labels import LABELS, Labels, TelemetrySettings
 from observability.nvml import GpuMonitor
 from observability.observation import DecodeProgress, RequestRecord

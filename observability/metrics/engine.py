@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from engine.fleet.status import WorkerState, WorkerStatus
+from engine.fleet.types import WorkerState, WorkerStatus
 from engine.types import EngineInfo
 from observability.labels import OTHER
 from observability.metrics.base import MetricGroup, Samples

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from engine.base import ResilientEngine
-from engine.fleet.status import WorkerStatus
+from engine.fleet.types import WorkerStatus
 from engine.speculation.swap import DraftManager
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo

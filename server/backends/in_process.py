@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineStartError
-from engine.fleet.status import WorkerStatus
+from engine.fleet.types import WorkerStatus
 from engine.machine import inspect_machine
 from engine.preflight import make_plan, preflight
 from engine.speculation.drafts import DraftPlan, DraftStore

@@ -12,7 +12,7 @@ from engine.base import Engine
 from engine.errors import EngineStartError, redact
 from engine.fleet import Fleet, FleetSettings, RoutingSettings
 from engine.fleet.discovery import DiscoveryError, DnsSource, FileSource, StaticSource, WorkerSource
-from engine.fleet.status import WorkerStatus
+from engine.fleet.types import WorkerStatus
 from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
 from engine.rendering import ModelFiles, TemplateRenderer, UnsupportedModel
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts

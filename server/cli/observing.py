@@ -10,9 +10,8 @@ from pathlib import Path
 from improve.config import ConfigInvalid, read_config
 from improve.process import ImproveProcess
 from observability.capture.capture import FULL, HASHES, MODES, RequestCapture
-from observability.capture.files import make_cipher
+from observability.capture.files import CaptureFolder, CaptureLimits, make_cipher
 from observability.capture.redaction import Redactor, SaltedHashes, load_salt
-from observability.capture.writer import CaptureFolder, CaptureLimits
 from observability.middleware import NoTracing, Tracing
 from server.apis.responses.encryption import read_keys
 from server.errors import ConfigError

@@ -31,9 +31,8 @@ from engine.speculation.accounting import Account
 from engine.types import EngineRequest, FinishReason, Step
 from server.access.budget import charge
 from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow
-from server.generation.deadline import Deadline
 from server.generation.grammar import Parser, answer_constraint
-from server.generation.job import Job, PromptSource
+from server.generation.job import Deadline, Job, PromptSource
 from server.generation.pipeline import Pipeline
 from server.generation.prompt import (
     Conversation,

@@ -1,17 +1,21 @@
-"""Job: a validated request. Frozen, every field has a value and a meaning."""
+"""Job: a validated request. Frozen, every field has a value and a meaning. And its deadline."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 from engine.observer import CHAT, REASONING, STRUCTURED, TOOLS, WORKLOADS
 from engine.types import Constraint, EngineRequest, Sampling
 from server.access.keys import Caller
+from server.errors import DeadlineExceeded
 from server.generation.prompt import Conversation, Prompt, Side, fit
 from server.generation.text_grammar import TextGrammar
 
@@ -208,3 +212,49 @@ class Job:
             cache_salt=self.cache_salt,
             affinity=self.caller.session or self.affinity,
         )
+
+
+Yielded = TypeVar("Yielded")
+
+
+class Deadline:
+    """``at`` is in the event loop's time, None for no deadline. Belongs to the running loop."""
+
+    def __init__(self, timeout_s: float | None, arrived: float) -> None:
+        """``arrived`` by ``time.perf_counter()``."""
+        self._timeout_s = timeout_s
+        self.at: float | None = None
+        if timeout_s is not None:
+            spent = time.perf_counter() - arrived
+            self.at = asyncio.get_running_loop().time() + timeout_s - spent
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Raises DeadlineExceeded inside the block when the deadline passes."""
+        timeout = asyncio.timeout_at(self.at)
+        try:
+            async with timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise DeadlineExceeded(
+                f"The request did not finish within {self._timeout_s:g} s (x-request-timeout or "
+                "--request-timeout-s)."
+            ) from None
+
+    def enforce(self, source: AsyncGenerator[Yielded, None]) -> AsyncGenerator[Yielded, None]:
+        """``source``, closed with DeadlineExceeded when the deadline passes."""
+        return source if self.at is None else self._enforce(source)
+
+    async def _enforce(
+        self, source: AsyncGenerator[Yielded, None]
+    ) -> AsyncGenerator[Yielded, None]:
+        async with aclosing(source) as items:
+            while True:
+                async with self.limit():
+                    try:
+                        item = await anext(items)
+                    except StopAsyncIteration:
+                        return
+                yield item

@@ -4,6 +4,8 @@ The first batch of events is awaited before the status line, so that what the en
 still a proper HTTP error; after a grace the stream opens anyway and comments keep it alive. A
 watcher listens for the client all the while: when it leaves, the work is cancelled, which closes
 the engine's generator. The same holds for answers that are not streamed.
+
+The functions that write server-sent events are here, too.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 from starlette.responses import Response
@@ -22,7 +24,6 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.errors import EngineError
 from engine.events import Batch, BatchSink, Event
 from server.errors import GatewayError, ReaderTooSlow, from_engine, openai_body
-from server.http import sse
 from server.http.middleware import CLOSED_WRITER, BodyWriter, find_writer
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,26 @@ logger = logging.getLogger(__name__)
 Batches = AsyncGenerator[Batch, None]
 ErrorBody = Callable[[GatewayError], dict[str, Any]]
 Headers = tuple[tuple[bytes, bytes], ...]
+
+
+SSE_CONTENT_TYPE: Final = b"text/event-stream; charset=utf-8"
+SSE_HEADERS: Final = (
+    (b"content-type", SSE_CONTENT_TYPE),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+SSE_DONE: Final = b"data: [DONE]\n\n"
+SSE_KEEP_ALIVE: Final = b": keep-alive\n\n"
+
+
+def frame(data: Any) -> bytes:
+    """One unnamed event with JSON data."""
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def named_frame(event: str, data: Any) -> bytes:
+    """One event with a name and JSON data."""
+    return b"event: " + event.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
 
 
 class StreamEncoder(Protocol):
@@ -153,7 +174,7 @@ class StreamedResponse(DisconnectAwareResponse):
 
     async def _stream(self, first: asyncio.Future[Batch], batches: Batches, send: Send) -> None:
         stream = _EventStream(send, self._writer, self._timing.reader_s)
-        await stream.open(sse.HEADERS)
+        await stream.open(SSE_HEADERS)
         keeper = asyncio.create_task(stream.keep_alive(self._timing.keep_alive_s))
         try:
             await stream.write(self._encoder.encode(*await first))
@@ -188,7 +209,7 @@ class ReplayedResponse(DisconnectAwareResponse):
 
     async def _answer(self, frames: AsyncGenerator[Any, None], send: Send) -> None:
         stream = _EventStream(send, self._writer, self._timing.reader_s)
-        await stream.open(sse.HEADERS)
+        await stream.open(SSE_HEADERS)
         keeper = asyncio.create_task(stream.keep_alive(self._timing.keep_alive_s))
         try:
             async for frame in frames:
@@ -243,7 +264,7 @@ class _EventStream:
             await asyncio.sleep(max(0.0, self._last + interval_s - self._clock()))
             if self._clock() - self._last >= interval_s:
                 with suppress(ReaderTooSlow):  # the next write of the stream finds out, too
-                    await self.write(sse.KEEP_ALIVE)
+                    await self.write(SSE_KEEP_ALIVE)
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:

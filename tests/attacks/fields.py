@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from server.apis.chat.request import ChatRequest
-from server.apis.completions.request import CompletionRequest
+from server.apis.completions.to_job import CompletionRequest
 from server.apis.messages.request import CountTokensRequest, MessagesRequest
 from server.apis.operations.tokens import DetokenizeRequest, TokenizeRequest
 from server.apis.responses.conversations import ConversationRequest

@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from engine.events import ContentDelta, Finish, ReasoningDelta, ToolCallStart, Usage
-from engine.fleet.status import WorkerState, WorkerStatus
+from engine.fleet.types import WorkerState, WorkerStatus
 from engine.observer import Ending, RequestFacts
 from engine.speculation.accounting import Totals
 from engine.types import (

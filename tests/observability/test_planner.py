@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.speculation.planner.planner import DepthPlanner
+from engine.speculation.planner import DepthPlanner
 from observability.labels import TelemetrySettings
 from observability.metrics.planner import summarize_planner
 from observability.pages import render_metrics, summarize_speculation

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from engine.fleet.routing import RoutingReason
-from engine.fleet.status import WorkerState, WorkerStatus
+from engine.fleet.types import RoutingReason, WorkerState, WorkerStatus
 from engine.speculation.accounting import Totals
 from observability.labels import TelemetrySettings
 from observability.metrics.engine import MOST

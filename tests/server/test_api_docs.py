@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.apis.chat.request import ChatRequest
-from server.apis.completions.request import CompletionRequest
+from server.apis.completions.to_job import CompletionRequest
 from server.apis.messages.request import MessagesRequest
 from server.apis.responses.request import ResponsesRequest
 

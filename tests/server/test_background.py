@@ -21,8 +21,7 @@ from server.apis.responses.background import (
     ResponseSnapshot,
 )
 from server.errors import StoreFailed
-from server.http.response import ReplayedResponse, StreamTiming
-from server.http.sse import KEEP_ALIVE
+from server.http.response import KEEP_ALIVE, ReplayedResponse, StreamTiming
 from tests.server.conftest import Lab, call
 from tests.server.test_responses import URL, said
 

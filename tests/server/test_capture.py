@@ -19,10 +19,9 @@ from engine.observer import Ending
 from engine.scripted import Pause
 from engine.types import DecodeStep, FinishReason, Step
 from observability.capture.capture import RequestCapture
-from observability.capture.files import make_cipher, read_records
+from observability.capture.files import CaptureFolder, CaptureLimits, make_cipher, read_records
 from observability.capture.record import CaptureRecord
 from observability.capture.redaction import Redactor, SaltedHashes, load_salt
-from observability.capture.writer import CaptureFolder, CaptureLimits
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
 from observability.middleware import TelemetryMiddleware

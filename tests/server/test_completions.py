@@ -9,9 +9,8 @@ import pytest
 
 from engine.events import ContentDelta, LogprobsDelta, TokensDelta
 from engine.types import FinishReason, PositionLogprobs, Step, TokenLogprob
-from server.apis.completions.request import CompletionRequest
 from server.apis.completions.response import CompletionFold
-from server.apis.completions.to_job import make_completion_job
+from server.apis.completions.to_job import CompletionRequest, make_completion_job
 from server.apis.shared.route import make_encoding_context
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from engine.fleet.settings import RoutingSettings
+from engine.fleet.types import RoutingSettings
 from server.access.admission import AdmissionLimits
 from server.cli.command_line import gather_arguments
 from server.cli.serve import store_limits

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.rendering.files import ModelFiles
-from engine.rendering.renderer import TemplateRenderer
+from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.keys import ApiKey, KeyRing, hash_key

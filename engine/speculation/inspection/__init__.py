@@ -1,7 +1,7 @@
 """Draft inspection: what a draft is and whether it fits, from config.json and headers alone.
 
 ``inspect_draft`` loads nothing and takes under a second. A new rule is a function and a row of its
-module's table in ``rules/``.
+module's table (``*_rules.py``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.speculation.inspection import (
+    config_rules,
+    general_rules,
+    layer_rules,
+    tensor_rules,
+    vocabulary_rules,
+)
 from engine.speculation.inspection.case import (
     MODEL_FREE,
     DraftFinding,
@@ -29,14 +36,13 @@ from engine.speculation.inspection.checkpoint import (
     read_config,
 )
 from engine.speculation.inspection.configs import TargetConfig, get_int, read_draft, read_target
-from engine.speculation.inspection.rules import config, general, layers, tensors, vocabulary
 from engine.speculation.inspection.weights import InvalidCheckpoint
 
 __all__ = ["DraftFinding", "Severity", "SpeculationReport", "inspect_draft"]
 
-ALWAYS: tuple[InspectionRule, ...] = general.SETTINGS_RULES + general.OTHER_METHOD_RULES
-EAGLE3_CONFIG: tuple[InspectionRule, ...] = config.RULES + layers.RULES
-EAGLE3_TENSORS: tuple[InspectionRule, ...] = tensors.RULES + vocabulary.RULES
+ALWAYS: tuple[InspectionRule, ...] = general_rules.SETTINGS_RULES + general_rules.OTHER_METHOD_RULES
+EAGLE3_CONFIG: tuple[InspectionRule, ...] = config_rules.RULES + layer_rules.RULES
+EAGLE3_TENSORS: tuple[InspectionRule, ...] = tensor_rules.RULES + vocabulary_rules.RULES
 
 
 def inspect_draft(

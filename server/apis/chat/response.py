@@ -29,7 +29,7 @@ from server.apis.shared.response import (
 )
 from server.errors import GatewayError, openai_body
 from server.generation.job import Job
-from server.http import sse
+from server.http.response import SSE_DONE, frame
 from server.parsing.fold import AnswerFold
 
 PLAIN: Final = b'},"logprobs":null,"finish_reason":null}]'
@@ -134,15 +134,15 @@ class ChatStream:
         ends = list(self._ends.values())
         metrics = answer_metrics(ends, self._job, self._rendering)
         if not (self._job.include_usage or metrics):
-            return sse.DONE
+            return SSE_DONE
         last: dict[str, Any] = {"choices": [], **metrics}
         if self._job.include_usage:
             last["usage"] = usage_object({i: e.usage for i, e in self._ends.items()}, self._job.n)
-        return self._head + b"," + orjson.dumps(last)[1:] + b"\n\n" + sse.DONE
+        return self._head + b"," + orjson.dumps(last)[1:] + b"\n\n" + SSE_DONE
 
     def fail(self, error: GatewayError) -> bytes:
         """OpenAI's error object as a frame; SDKs raise it as an APIError."""
-        return sse.frame(openai_body(error)) + sse.DONE
+        return frame(openai_body(error)) + SSE_DONE
 
     def _carry(self, delta: UsageDelta) -> None:
         """The frames of this step have the usage so far."""

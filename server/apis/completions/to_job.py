@@ -1,19 +1,59 @@
-"""Completion request to Job."""
+"""Request model of POST /v1/completions, and the Job it becomes."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Annotated, ClassVar
 
-from server.apis.completions.request import MAX_PROMPTS, CompletionRequest
+from pydantic import Field
+
 from server.apis.shared.constraints import content_constraint
+from server.apis.shared.fields import (
+    UNSUPPORTED_VLLM,
+    ResponseFormat,
+    SamplingFields,
+    TokenId,
+)
+from server.apis.shared.request import Many
 from server.apis.shared.to_job import make_job, make_sampling, read_prompt_logprobs, resolve_model
 from server.errors import InvalidRequest
 from server.generation.job import Job, PromptSource, ServedModel
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's; a completion without a limit would run to the end of the context."""
+
+
+MAX_PROMPTS = 1024
+
+PromptText = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
+PROMPT_BOUNDS = Field(min_length=1, max_length=MAX_PROMPTS)
+
+
+class CompletionRequest(SamplingFields):
+    """OpenAI's fields, and the extensions known from ``vllm serve``."""
+
+    model: str | None = None
+    prompt: (
+        PromptText
+        | TokenIds
+        | Annotated[Many[PromptText], PROMPT_BOUNDS]
+        | Annotated[Many[TokenIds], PROMPT_BOUNDS]
+    )
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0 goes with ``echo``: the prompt alone, for its log probabilities."""
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: int | None = None
+    response_format: ResponseFormat | None = None
+    add_special_tokens: bool | None = None
+
+    refused: ClassVar[Mapping[str, str]] = UNSUPPORTED_VLLM | {
+        "prompt_embeds": "this gateway takes text and token ids",
+        "suffix": "this model cannot fill in the middle; put all text in 'prompt'",
+    }
 
 
 def make_completion_job(

@@ -19,7 +19,7 @@ from engine.events import (
 from server.apis.shared.response import EncodingContext
 from server.errors import GatewayError, anthropic_body
 from server.generation.job import Job
-from server.http import sse
+from server.http.response import named_frame
 from server.parsing.fold import AnswerCall, AnswerFold, AnswerPart
 from server.parsing.tools import parse_object
 
@@ -93,7 +93,7 @@ class MessageStream:
 
     def fail(self, error: GatewayError) -> bytes:
         """Anthropic's error event ends a stream."""
-        return sse.named_frame("error", anthropic_body(error))
+        return named_frame("error", anthropic_body(error))
 
     def _encode(self, event: Event) -> bytes:
         match event:
@@ -110,7 +110,7 @@ class MessageStream:
             case PromptEcho(token_ids, _):
                 message = _message(self._job, len(token_ids))
                 start = {"type": "message_start", "message": message}
-                return sse.named_frame("message_start", start)
+                return named_frame("message_start", start)
             case Finish():
                 return self._stop() + self._finish(event)
             case _:
@@ -122,20 +122,20 @@ class MessageStream:
         self._open = kind
         self._delta = _delta_prefix(kind, self._index)
         start = {"type": "content_block_start", "index": self._index, "content_block": block}
-        return closed + sse.named_frame("content_block_start", start)
+        return closed + named_frame("content_block_start", start)
 
     def _stop(self) -> bytes:
         if self._open is None:
             return b""
         self._open = None
         stop = {"type": "content_block_stop", "index": self._index}
-        return sse.named_frame("content_block_stop", stop)
+        return named_frame("content_block_stop", stop)
 
     def _finish(self, finish: Finish) -> bytes:
         delta = {"type": "message_delta", "delta": _end(finish), "usage": _usage(finish)}
         if (metrics := self._rendering.metrics(self._job, finish)) is not None:
             delta["metrics"] = metrics
-        return sse.named_frame("message_delta", delta)
+        return named_frame("message_delta", delta)
 
 
 def _delta_prefix(kind: type[Event], index: int) -> bytes:

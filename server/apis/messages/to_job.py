@@ -15,8 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 from engine.types import Sampling
-from server.apis.messages.blocks import system_message, template_messages
-from server.apis.messages.request import CountTokensRequest, MessagesRequest, MessageTool
+from server.apis.messages.request import (
+    CountTokensRequest,
+    MessagesRequest,
+    MessageTool,
+    system_message,
+    template_messages,
+)
 from server.apis.shared import tools
 from server.apis.shared.constraints import NO_CONSTRAINT, schema_constraint
 from server.apis.shared.template import (

@@ -19,8 +19,7 @@ from server.apis.responses.response_items import ReasoningStyle, ResponseEvent
 from server.apis.shared.response import EncodingContext
 from server.errors import GatewayError, InvalidRequest, StoreFailed
 from server.generation.job import Job
-from server.http import sse
-from server.http.response import Batches, to_gateway_error
+from server.http.response import Batches, named_frame, to_gateway_error
 from server.store.base import ResponseStore
 
 logger = logging.getLogger(__name__)
@@ -284,7 +283,7 @@ def _render_snapshot(frame: ResponseSnapshot, response: dict[str, Any]) -> bytes
             if key not in VARYING or key in then
         }
     event = {"type": frame.type, "response": response, "sequence_number": frame.number}
-    return sse.named_frame(frame.type, event)
+    return named_frame(frame.type, event)
 
 
 class BackgroundRuns:

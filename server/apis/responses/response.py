@@ -32,7 +32,7 @@ from server.apis.responses.response_items import (
 from server.apis.shared.response import EncodingContext, list_logprobs
 from server.errors import GatewayError
 from server.generation.job import Job
-from server.http import sse
+from server.http.response import named_frame
 
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
@@ -245,7 +245,7 @@ class ResponseStream:
     def _frame(self, event: ResponseEvent) -> bytes:
         event["sequence_number"] = self._number
         self._number += 1
-        return sse.named_frame(event["type"], event)
+        return named_frame(event["type"], event)
 
 
 class ResponseFold:

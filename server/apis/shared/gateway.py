@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.base import AppliedDepth, SupportsPlanning
-from engine.fleet.status import WorkerStatus
+from engine.fleet.types import WorkerStatus
 from engine.observer import NullObserver, Observer
 from engine.speculation.swap import DraftManager
 from engine.supervision.policy import EngineLoss

@@ -21,9 +21,8 @@ from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Model, read_body, read_json, validate
 from server.apis.shared.response import EncodingContext
 from server.errors import Forbidden
-from server.generation.deadline import Deadline
 from server.generation.generate import events
-from server.generation.job import Job, ServedModel
+from server.generation.job import Deadline, Job, ServedModel
 from server.generation.pipeline import Pipeline
 from server.generation.prompt import context_overflow
 from server.http.response import ErrorBody, Fold, FoldedResponse, StreamedResponse, StreamEncoder

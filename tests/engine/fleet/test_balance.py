@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from engine.fleet.routing import (
     RoutingCandidate,
-    RoutingReason,
     RoutingRequest,
     choose_least_loaded,
     choose_worker,
     compute_bound,
     order_by_hash,
 )
-from engine.fleet.settings import RoutingSettings
+from engine.fleet.types import RoutingReason, RoutingSettings
 
 RULES = RoutingSettings(epsilon=0.25, slack=0.0)
 NAMES = [f"worker-{i}" for i in range(8)]

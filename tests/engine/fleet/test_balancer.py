@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fleet.routing import (
-    LoadBalancer,
-    OutputEstimate,
-    PrefixMemory,
-    RoutingReason,
-    WorkerLoad,
-    hash_blocks,
-)
-from engine.fleet.settings import RoutingSettings
+from engine.fleet.routing import LoadBalancer, OutputEstimate, PrefixMemory, WorkerLoad, hash_blocks
+from engine.fleet.types import RoutingReason, RoutingSettings
 from engine.types import EngineRequest, Sampling
 
 RULES = RoutingSettings(block=4, key_blocks=2, memory_blocks=64, slack=1e9)

@@ -18,8 +18,7 @@ from engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
-from engine.fleet.settings import BreakerSettings
-from engine.fleet.status import WorkerState
+from engine.fleet.types import BreakerSettings, WorkerState
 from engine.scripted import DEFAULT_INFO
 from engine.speculation.accounting import Account, Totals
 from engine.supervision.policy import RecoveryOutcome

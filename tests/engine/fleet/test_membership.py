@@ -10,7 +10,7 @@ import pytest
 from engine.errors import (
     EngineStartError,
 )
-from engine.fleet.status import WorkerState
+from engine.fleet.types import WorkerState
 from engine.scripted import DEFAULT_INFO
 from tests.engine.fleet.town import town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until

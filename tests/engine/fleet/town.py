@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from engine.errors import EngineDead, EngineError, EngineStartError, EngineUnreachable
 from engine.fleet import Fleet, FleetSettings, RoutingSettings
 from engine.fleet.discovery import DiscoveryError
-from engine.fleet.settings import BreakerSettings
+from engine.fleet.types import BreakerSettings
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from engine.speculation.accounting import Totals
 from engine.supervision.policy import SupervisionTimeouts

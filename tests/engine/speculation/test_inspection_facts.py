@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.speculation.inspection.case import METHODS, MTP_METHODS
+from engine.speculation.inspection.config_rules import CONVERTED
 from engine.speculation.inspection.configs import (
     ARCHITECTURES,
     FROM_TOP,
@@ -26,8 +27,7 @@ from engine.speculation.inspection.configs import (
     LAYER_PART,
     convert_as_vllm,
 )
-from engine.speculation.inspection.rules.config import CONVERTED
-from engine.speculation.inspection.rules.general import KEYS, MOST_DRAFTED
+from engine.speculation.inspection.general_rules import KEYS, MOST_DRAFTED
 
 SPEC = find_spec("vllm")
 pytestmark = pytest.mark.skipif(SPEC is None, reason="vLLM is not installed")

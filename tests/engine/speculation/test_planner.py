@@ -18,9 +18,9 @@ from benchmarks.regret_sim import (
     run,
     step_ms,
 )
-from engine.speculation.planner.cost import StepCostModel
-from engine.speculation.planner.planner import DepthPlanner, DepthReason, PlannerSettings
-from engine.speculation.planner.survival import START, SurvivalEstimator
+from engine.speculation.planner import DepthPlanner, DepthReason, PlannerSettings
+from engine.speculation.step_cost import StepCostModel
+from engine.speculation.survival import START, SurvivalEstimator
 
 DEPTH = 7
 

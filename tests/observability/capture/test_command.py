@@ -10,9 +10,14 @@ import pytest
 from cryptography.fernet import Fernet
 
 from observability.capture.command import main
-from observability.capture.files import make_cipher, read_records, write_records
+from observability.capture.files import (
+    CaptureFolder,
+    CaptureLimits,
+    make_cipher,
+    read_records,
+    write_records,
+)
 from observability.capture.record import format_record
-from observability.capture.writer import CaptureFolder, CaptureLimits
 from tests.observability.capture.test_record import RECORD
 
 SECOND = replace(RECORD, id="req-2", key="others", session="s2", session_id="s2", arrived=1.7e9)

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from observability.capture import writer as module
-from observability.capture.files import read_records
+from observability.capture import files as module
+from observability.capture.files import CaptureFolder, CaptureLimits, CaptureWriter, read_records
 from observability.capture.record import CaptureRecord, format_record
-from observability.capture.writer import CaptureFolder, CaptureLimits, CaptureWriter
 
 RECORD = CaptureRecord(messages=({"role": "user", "content": "x" * 500},), id="r")
 LINE = format_record(RECORD) + b"\n"
@@ -84,7 +83,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from observability.capture import writer as module
-from observability.capture.writer import CaptureFolder, CaptureLimits, CaptureWriter
+from observability.capture.files import CaptureFolder, CaptureLimits, CaptureWriter
 module.RETRY_S = 0.0
 line, folder = sys.argv[1].encode(), Path(sys.argv[2])
 size = 10 * (len(line) + 1) + len(line) // 2
@@ -116,7 +115,7 @@ def test_a_full_disk_costs_nothing_but_the_capture(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from observability.capture.writer import CaptureFolder, CaptureLimits
+from observability.capture.files import CaptureFolder, CaptureLimits
 folder = CaptureFolder(Path(sys.argv[2]), CaptureLimits())
 print("ready", flush=True)
 while True:

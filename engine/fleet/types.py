@@ -1,8 +1,13 @@
-"""Fleet settings: what an operator may decide about routing, circuit breakers and maintenance."""
+"""Types of the fleet: what an operator may decide, and what operators and metrics see."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.speculation.accounting import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +65,64 @@ class FleetSettings:
     """Pause before a request returns to a worker it has been to."""
     balance: RoutingSettings = field(default_factory=RoutingSettings)
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
+
+
+class RoutingReason(StrEnum):
+    """Why a request went to a worker."""
+
+    SESSION = "session"
+    """The worker of its session."""
+    PREFIX = "prefix"
+    """The worker that knows most of its prompt; of equals, the least loaded one."""
+    HASH = "hash"
+    """No worker knows its prompt: the first worker by hash."""
+    SPILLED = "spilled"
+    """The worker it belonged to was overloaded."""
+    LEAST = "least"
+    """The prompt is shorter than a block: the least loaded worker."""
+
+
+class WorkerState(StrEnum):
+    """What a worker does."""
+
+    SERVING = "serving"
+    PROBING = "probing"
+    """Starting or coming back: it has not passed its probe yet."""
+    OPEN = "open"
+    """Its circuit is open: it gets no requests for a while."""
+    DRAINING = "draining"
+    """Removed from the sources: it finishes its in-flight requests."""
+
+
+@dataclass(slots=True)
+class WorkerCounters:
+    """Requests that were sent to a worker."""
+
+    reasons: Counter[RoutingReason] = field(default_factory=Counter)
+    """How many, by routing reason."""
+    tokens: int = 0
+    retried: int = 0
+    """Moved to another worker before their first token."""
+    continued: int = 0
+    """Moved to another worker after their first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A snapshot; counts are since the worker joined, ``counted`` since its process began."""
+
+    name: str
+    state: WorkerState
+    reason: str
+    """Why it does not serve; empty when it does."""
+    running: int
+    outstanding: float
+    """Tokens it has yet to process (``engine/fleet/routing.py``)."""
+    requests: Mapping[str, int]
+    """Requests sent to it, by ``RoutingReason``."""
+    tokens: int
+    retried: int
+    continued: int
+    openings: int
+    counted: Totals | None
+    """Its own speculation counters; None where it reports none."""

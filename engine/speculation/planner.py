@@ -1,7 +1,7 @@
 """Depth of every step: the most expected committed tokens per expected second.
 
 A step verifies d_r draft tokens of each of B requests and then drafts K more for all of them. With
-survivals S_rj (survival.py) and step time c (cost.py) the rate to maximise is
+survivals S_rj (survival.py) and step time c (step_cost.py) the rate to maximise is
 
     (B + sum over r, j <= d_r of S_rj) / c(B, sum of d_r, K),   0 <= d_r <= K.
 
@@ -29,8 +29,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.speculation.planner.cost import StepCostModel
-from engine.speculation.planner.survival import SurvivalEstimator
+from engine.speculation.step_cost import StepCostModel
+from engine.speculation.survival import SurvivalEstimator
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
