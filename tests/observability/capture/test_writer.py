@@ -82,7 +82,7 @@ def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from observability.capture import writer as module
+from observability.capture import files as module
 from observability.capture.files import CaptureFolder, CaptureLimits, CaptureWriter
 module.RETRY_S = 0.0
 line, folder = sys.argv[1].encode(), Path(sys.argv[2])
