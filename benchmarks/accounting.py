@@ -15,8 +15,12 @@ from dataclasses import dataclass, field
 from prometheus_client import REGISTRY
 
 from benchmarks.drive import Outcome, render, run, running, speculation
-from engine.speculation.accounting import Totals
-from engine.types import Constraint, EngineRequest, Sampling
+from engine.types import (
+    Constraint,
+    EngineRequest,
+    Sampling,
+    Totals,
+)
 from engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer

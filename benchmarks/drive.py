@@ -8,8 +8,16 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.speculation.accounting import Account, Totals
-from engine.types import EngineRequest, FinishReason, PositionLogprobs, Sampling
+from engine.speculation.accounting import (
+    Account,
+)
+from engine.types import (
+    EngineRequest,
+    FinishReason,
+    PositionLogprobs,
+    Sampling,
+    Totals,
+)
 from engine.vllm_backend.arguments import DEMO_SPECULATION, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer

@@ -46,9 +46,10 @@ from observability.pages import make_routes
 from observability.telemetry import Telemetry
 from server.apis.shared.gateway import Gateway
 from server.app import create_app
-from server.generation.grammar import ParserFactory, Vocabulary
+from server.generation.grammar import ParserFactory
 from server.generation.job import ServedModel
 from server.generation.pipeline import Pipeline
+from server.parsing.vocabulary import Vocabulary
 
 DEMO = File(__file__).parent.parent / "engine" / "demo" / "target"
 INFO = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="scripted"))

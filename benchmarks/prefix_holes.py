@@ -17,8 +17,10 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.drive import QUESTIONS, Outcome, at, greedy, run, running, speculation
-from engine.speculation.accounting import Totals
-from engine.types import EngineRequest
+from engine.types import (
+    EngineRequest,
+    Totals,
+)
 from engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer

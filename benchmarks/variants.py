@@ -42,10 +42,11 @@ from server.access.keys import ApiKey, KeyRing, hash_key
 from server.apis.shared.gateway import Gateway
 from server.app import create_app
 from server.generation import generate
-from server.generation.grammar import ParserFactory, Vocabulary
+from server.generation.grammar import ParserFactory
 from server.generation.job import ServedModel
 from server.generation.pipeline import Pipeline
 from server.http.middleware import FastWriteMiddleware
+from server.parsing.vocabulary import Vocabulary
 from server.store.sql import SqlResponseStore
 
 KEY = "eg-benchmark-key-0123456789abcdef"

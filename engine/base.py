@@ -6,9 +6,14 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from engine.speculation.accounting import Totals
 from engine.supervision.policy import EngineLoss, PostMortem
-from engine.types import EngineInfo, EngineRequest, Health, Step
+from engine.types import (
+    EngineInfo,
+    EngineRequest,
+    Health,
+    Step,
+    Totals,
+)
 
 
 class Engine(Protocol):
@@ -172,4 +177,20 @@ class DraftSource(Protocol):
 
     def watch(self, listener: DraftListener) -> None:
         """Call it after every swap."""
+        ...
+
+
+class DraftControl(DraftSource, Protocol):
+    """Exchanges the draft at an operator's word. All raise DraftRefused and EngineError."""
+
+    async def swap(self, source: str, *, trial: bool = False) -> DraftSwap:
+        """Serve the draft in the folder ``source``; a trial ends with a restart."""
+        ...
+
+    async def rollback(self) -> DraftSwap:
+        """End a trial, or serve the draft before."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """The versions and the last swaps."""
         ...

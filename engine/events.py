@@ -10,8 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.speculation.accounting import Totals
-from engine.types import DecodeStep, PositionLogprobs
+from engine.types import (
+    DecodeStep,
+    PositionLogprobs,
+    Totals,
+)
 
 
 class Phase(StrEnum):

@@ -23,9 +23,6 @@ from engine.events import Event
 
 EventCallback = Callable[[Event], None]
 
-CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
-"""The workloads a request is counted under when it names no other."""
-
 
 class Ending(StrEnum):
     """How a request that had begun came to its end."""

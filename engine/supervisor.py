@@ -26,7 +26,6 @@ from engine.base import (
     SwapsDrafts,
 )
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
-from engine.speculation.accounting import Totals
 from engine.supervision.continuation import is_seeded
 from engine.supervision.policy import (
     LossCause,
@@ -45,7 +44,12 @@ from engine.supervision.pool import (
     close_engine,
 )
 from engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
-from engine.types import EngineInfo, EngineRequest, Health
+from engine.types import (
+    EngineInfo,
+    EngineRequest,
+    Health,
+    Totals,
+)
 
 log = logging.getLogger(__name__)
 

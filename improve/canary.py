@@ -24,11 +24,13 @@ from engine.base import (
 from engine.errors import EngineError
 from engine.events import Outcome
 from engine.observer import Ending
-from engine.speculation.accounting import Totals
 from engine.speculation.drafts import (
     DraftRefused,
 )
 from engine.speculation.swap import DraftManager, DraftSwapBusy
+from engine.types import (
+    Totals,
+)
 from improve.sequential import (
     BY_SLICE,
     CanaryFindings,

@@ -18,7 +18,9 @@ import httpx
 import orjson
 from tqdm import tqdm
 
-from engine.speculation.accounting import Totals
+from engine.types import (
+    Totals,
+)
 from measure.counters import Counters, parse_counters
 from measure.datasets import Session, take_block
 from measure.figures import Block, Goal

@@ -13,7 +13,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.speculation.accounting import Totals
+from engine.types import (
+    Totals,
+)
 
 SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
 POSITION = re.compile(r'position="(\d+)"')

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.speculation.accounting import Totals
+from engine.types import (
+    Totals,
+)
 from measure.statistics import (
     Estimate,
     Summary,

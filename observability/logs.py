@@ -9,12 +9,10 @@ from typing import Any, TextIO
 
 import orjson
 
-from observability.middleware import HttpExchange
+from observability.middleware import QUIET, HttpExchange
 from observability.observation import RequestRecord
 
 ACCESS = "eaglegate.access"
-QUIET = frozenset({"/", "/health", "/ready", "/metrics", "/debug/speculation"})
-"""Polled all day: logged when the level is debug."""
 MAX_PATH = 200
 
 

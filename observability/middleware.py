@@ -15,6 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from observability.observation import NOT_SENT, RequestObservation, RequestRecord
 from observability.sequence import MonotonicClock
 
+QUIET = frozenset({"/", "/health", "/ready", "/metrics", "/debug/speculation"})
+"""Polled all day: logged when the level is debug."""
+
 
 @dataclass(slots=True)
 class HttpExchange:

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from engine.events import Outcome, Phase, Repair, Usage
 from engine.observer import Ending, EventCallback, RequestFacts
-from engine.speculation.accounting import Totals
+from engine.types import (
+    Totals,
+)
 from observability.labels import NO_DRAFT, OTHER, Labels
 from observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
 

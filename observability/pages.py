@@ -16,8 +16,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from engine.fleet.types import WorkerStatus
-from engine.speculation.accounting import Totals
-from engine.types import EngineInfo
+from engine.types import (
+    EngineInfo,
+    Totals,
+)
 from observability.metrics.planner import summarize_planner
 from observability.telemetry import Telemetry
 from observability.windows import ALL, KINDS, SlidingWindow, WindowSums

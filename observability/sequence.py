@@ -20,8 +20,16 @@ from engine.events import (
     ToolCallStart,
     Usage,
 )
-from engine.speculation.accounting import Totals, spread_account, sum_steps, trim_decode
-from engine.types import EngineRequest, Step
+from engine.speculation.accounting import (
+    spread_account,
+    sum_steps,
+    trim_decode,
+)
+from engine.types import (
+    EngineRequest,
+    Step,
+    Totals,
+)
 
 MonotonicClock = Callable[[], float]
 

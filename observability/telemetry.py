@@ -17,8 +17,11 @@ from engine.base import (
 )
 from engine.fleet.types import WorkerStatus
 from engine.observer import Observation, RequestFacts
-from engine.speculation.accounting import Totals
-from engine.types import EngineInfo, EngineRequest
+from engine.types import (
+    EngineInfo,
+    EngineRequest,
+    Totals,
+)
 from observability.capture.capture import RequestCapture
 from observability.capture.redaction import Decode
 from observability.labels import (

@@ -12,7 +12,9 @@ from functools import reduce
 from operator import add
 
 from engine.events import Phase
-from engine.speculation.accounting import Totals
+from engine.types import (
+    Totals,
+)
 from observability.labels import Labels, TelemetrySettings
 from observability.observation import DecodeProgress, RequestRecord, SliceNames
 from observability.sequence import PhaseShare

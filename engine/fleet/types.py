@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.speculation.accounting import Totals
+from engine.types import (
+    Totals,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,16 @@ from random import random
 from engine.base import Engine, SupportsCounters
 from engine.errors import EngineError
 from engine.fleet.types import BreakerSettings, FleetSettings, WorkerCounters, WorkerState
-from engine.speculation.accounting import Totals
 from engine.supervision.policy import LossCause, now
 from engine.supervision.pool import EngineSession, PoisonIsolation, close_engine
 from engine.supervision.recovery import FailureKind
-from engine.types import EngineInfo, EngineRequest, Health, Sampling
+from engine.types import (
+    EngineInfo,
+    EngineRequest,
+    Health,
+    Sampling,
+    Totals,
+)
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,9 @@ from engine.remote.reading import (
     read_object,
     read_optional_object,
 )
-from engine.speculation.accounting import Totals, intern_step
+from engine.speculation.accounting import (
+    intern_step,
+)
 from engine.types import (
     DecodeStep,
     EngineInfo,
@@ -31,6 +33,7 @@ from engine.types import (
     FinishReason,
     PositionLogprobs,
     Step,
+    Totals,
     UndraftedReason,
 )
 from engine.vllm_fields import FINISH

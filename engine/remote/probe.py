@@ -33,13 +33,16 @@ from engine.remote.reading import (
     read_optional_object,
 )
 from engine.remote.upstream import LocalModel
-from engine.speculation.accounting import Totals, intern_step
+from engine.speculation.accounting import (
+    intern_step,
+)
 from engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,
     Sampling,
     SpeculationInfo,
+    Totals,
     UndraftedReason,
 )
 

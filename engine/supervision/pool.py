@@ -15,7 +15,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass
 
 from engine.base import Engine, SupportsUnclaimed
-from engine.speculation.accounting import Totals
 from engine.supervision.policy import (
     LossLog,
     RecoveryObserver,
@@ -24,7 +23,12 @@ from engine.supervision.policy import (
     now,
 )
 from engine.supervision.recovery import FailureKind, InFlightRequest, RequestRecovery, Submission
-from engine.types import EngineInfo, EngineRequest, Step
+from engine.types import (
+    EngineInfo,
+    EngineRequest,
+    Step,
+    Totals,
+)
 
 log = logging.getLogger(__name__)
 

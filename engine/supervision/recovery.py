@@ -23,10 +23,18 @@ from engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
-from engine.speculation.accounting import Totals, sum_steps
+from engine.speculation.accounting import (
+    sum_steps,
+)
 from engine.supervision.continuation import Continuation, ReplayDiverged
 from engine.supervision.policy import RecoveryObserver, RecoveryOutcome, SupervisionTimeouts, now
-from engine.types import EngineRequest, FinishReason, Step, StepSink
+from engine.types import (
+    EngineRequest,
+    FinishReason,
+    Step,
+    StepSink,
+    Totals,
+)
 
 log = logging.getLogger(__name__)
 

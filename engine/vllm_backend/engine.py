@@ -27,7 +27,6 @@ from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from engine.machine import count_oom_kills, is_stopped
-from engine.speculation.accounting import Totals
 from engine.supervision.policy import PostMortem
 from engine.types import (
     EngineInfo,
@@ -35,6 +34,7 @@ from engine.types import (
     Health,
     Sampling,
     Step,
+    Totals,
 )
 from engine.vllm_backend import steering, translate
 from engine.vllm_backend.child_process import ChildLog, kill_loading, redact_cause

@@ -34,8 +34,15 @@ from vllm.v1.engine.output_processor import (
 from vllm.v1.metrics.stats import IterationStats
 
 from engine.errors import EngineFailed
-from engine.speculation.accounting import Totals, sum_steps
-from engine.types import DecodeStep, FinishReason, Step
+from engine.speculation.accounting import (
+    sum_steps,
+)
+from engine.types import (
+    DecodeStep,
+    FinishReason,
+    Step,
+    Totals,
+)
 from engine.vllm_backend import translate
 from engine.vllm_backend.step_queue import SinkFlusher, StepQueue
 from engine.vllm_backend.translate import AccountReader

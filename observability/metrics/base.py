@@ -19,8 +19,10 @@ from engine.base import (
     DraftSwap,
 )
 from engine.fleet.types import WorkerStatus
-from engine.speculation.accounting import Totals
-from engine.types import EngineInfo
+from engine.types import (
+    EngineInfo,
+    Totals,
+)
 from observability.capture.files import CaptureCounts
 from observability.labels import LABELS, Labels, TelemetrySettings
 from observability.nvml import GpuMonitor

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 from engine.base import (
     DraftSwap,
 )
-from engine.speculation.accounting import Totals
+from engine.types import (
+    Totals,
+)
 from observability.labels import LABELS, Labels
 from observability.metrics.base import MetricGroup, Samples
 from observability.observation import DecodeProgress, RequestRecord

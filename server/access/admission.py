@@ -23,8 +23,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from server.access.budget import (
+    Requester,
+)
 from server.access.fair_order import FairQueue, Flow, Priority, ServiceRate
-from server.access.keys import Requester
 from server.errors import GatewayError, TooManyRequests
 
 Clock = Callable[[], float]

@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from server.access.fair_order import Priority
 from server.errors import TooManyRequests
 
 Clock = Callable[[], float]
@@ -240,3 +241,24 @@ class RequestBudget:
 
 charge: ContextVar[RequestCharge] = ContextVar("charge", default=RequestBudget(1 << 62).open())  # noqa: B039
 """Of the request at hand; set at the door."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """``name`` is the API key's public name, None without keys."""
+
+    name: str | None = None
+    priority: Priority = Priority.NORMAL
+    quota: KeyQuota | None = None
+    concurrency: int | None = None
+    """Requests of this key at a time; None for no bound."""
+    deadline: float | None = None
+    """By the admission's clock; a request that cannot make it is refused."""
+    weight: float = 1.0
+    client: str = ""
+    """The address of the client, which stands for a key where there are none."""
+
+    @property
+    def flow(self) -> str:
+        """Whose share the request counts in."""
+        return f"client {self.client}" if self.name is None else f"key {self.name}"

@@ -34,7 +34,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.access.budget import KeyQuota
+from server.access.budget import KeyQuota, Requester
 from server.access.fair_order import Priority
 from server.errors import ConfigError, Unauthenticated
 
@@ -237,27 +237,6 @@ def _to_timestamp(expires: datetime | date) -> float:
     if not isinstance(expires, datetime):
         expires = datetime.combine(expires, datetime.min.time()) + timedelta(days=1)
     return (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()
-
-
-@dataclass(frozen=True, slots=True)
-class Requester:
-    """``name`` is the API key's public name, None without keys."""
-
-    name: str | None = None
-    priority: Priority = Priority.NORMAL
-    quota: KeyQuota | None = None
-    concurrency: int | None = None
-    """Requests of this key at a time; None for no bound."""
-    deadline: float | None = None
-    """By the admission's clock; a request that cannot make it is refused."""
-    weight: float = 1.0
-    client: str = ""
-    """The address of the client, which stands for a key where there are none."""
-
-    @property
-    def flow(self) -> str:
-        """Whose share the request counts in."""
-        return f"client {self.client}" if self.name is None else f"key {self.name}"
 
 
 @dataclass(frozen=True, slots=True)

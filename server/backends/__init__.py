@@ -16,10 +16,10 @@ from engine.speculation.swap import DraftManager
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.cli.command_line import CommandLine
-from server.generation.grammar import Vocabulary
 from server.generation.pipeline import ConstraintProbe
 from server.generation.prompt import Renderer
 from server.parsing.fallback import ParserFallback
+from server.parsing.vocabulary import Vocabulary
 
 
 class Backend(Protocol):

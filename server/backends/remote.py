@@ -20,7 +20,7 @@ from engine.types import EngineInfo
 from server.cli.command_line import CommandLine, ModelArguments, refuse_unknown_parsers
 from server.errors import ConfigError
 from server.flags import make_part
-from server.generation.grammar import Vocabulary
+from server.parsing.vocabulary import Vocabulary
 from server.settings import Settings
 
 PROBE_S = 3.0

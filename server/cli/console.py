@@ -9,7 +9,7 @@ from typing import TextIO
 
 from engine.types import EngineInfo
 from server.access.keys import KeyRing
-from server.generation.grammar import ParserFactory
+from server.generation.pipeline import AnswerFormat
 from server.http.cross_origin import parse_names
 from server.settings import Settings
 
@@ -63,7 +63,7 @@ EXAMPLE = "What is 84 - 37?"
 
 
 def format_banner(
-    url: str, operator: str, model: str, info: EngineInfo, parsers: ParserFactory, seconds: float
+    url: str, operator: str, model: str, info: EngineInfo, parsers: AnswerFormat, seconds: float
 ) -> str:
     """URL, model, speculation and why, a line to paste, and where the metrics are."""
     workers = {"workers": info.details["workers"]} if "workers" in info.details else {}

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 import uvloop
 
 from engine.errors import EngineDead
-from engine.observer import WORKLOADS
 from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
 from engine.supervision.policy import SupervisionTimeouts
-from engine.types import EngineInfo
+from engine.types import WORKLOADS, EngineInfo
 from improve.canary import CanaryRunner
 from observability.engine import InstrumentedEngine, SupervisionObserver
 from observability.labels import TelemetrySettings

@@ -31,9 +31,8 @@ from engine.speculation.accounting import Account
 from engine.types import EngineRequest, FinishReason, Step
 from server.access.budget import charge
 from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow
-from server.generation.grammar import Parser, answer_constraint
 from server.generation.job import Deadline, Job, PromptSource
-from server.generation.pipeline import Pipeline
+from server.generation.pipeline import AnswerParser, Pipeline
 from server.generation.prompt import (
     Conversation,
     Prompt,
@@ -170,12 +169,10 @@ async def _prompt(source: PromptSource, job: Job, path: Pipeline) -> Prompt:
 
 def _requests(job: Job, path: Pipeline, prompts: Sequence[Prompt]) -> list[EngineRequest]:
     """One per choice. Raises InvalidRequest."""
-    parsers, longest = path.parsers, path.info.max_model_len
+    longest = path.info.max_model_len
     requests = []
     for at, prompt in enumerate(prompts):
-        wanted = answer_constraint(
-            job, prompt.starts_in, parsers.reasoning, parsers.tool_parser, reasoned=prompt.reasoned
-        )
+        wanted = path.parsers.constrain(job, prompt)
         requests += [
             job.engine_request(prompt, at * job.n + choice, longest, wanted)
             for choice in range(job.n)
@@ -261,7 +258,7 @@ class _ChoiceReader:
     """The state of one choice: turns its steps into events."""
 
     job: Job
-    parser: Parser
+    parser: AnswerParser
     account: Account
     prompt: tuple[int, ...]
     cached: int = 0

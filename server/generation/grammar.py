@@ -6,7 +6,7 @@ both cases, with any reasoning format, and the engine needs to know of none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,8 +163,6 @@ def _frame(tool_parser: str | None) -> Frame:
     return frame
 
 
-__all__ = ["Parser", "ParserFactory", "Vocabulary"]
-
 TAIL = 32
 """Prompt tokens searched for an opened reasoning; templates add a few."""
 
@@ -200,6 +198,17 @@ class ParserFactory:
         """How the model marks its thinking."""
         name = None if self.fallback else self.reasoning_parser
         return fit_reasoning(name, self.vocabulary)
+
+    @property
+    def pieces(self) -> Mapping[int, bytes]:
+        """The bytes of every token."""
+        return self.vocabulary.pieces
+
+    def constrain(self, job: Job, prompt: Prompt) -> Constraint | None:
+        """``answer_constraint`` of an answer to ``prompt``."""
+        return answer_constraint(
+            job, prompt.starts_in, self.reasoning, self.tool_parser, reasoned=prompt.reasoned
+        )
 
     def read(self, token_ids: Sequence[int]) -> Prompt:
         """A prompt, and the phase in which the answer starts.

@@ -12,8 +12,16 @@ from typing import Any, TypeVar
 
 import orjson
 
-from engine.observer import CHAT, REASONING, STRUCTURED, TOOLS, WORKLOADS
-from engine.types import Constraint, EngineRequest, Sampling
+from engine.types import (
+    CHAT,
+    REASONING,
+    STRUCTURED,
+    TOOLS,
+    WORKLOADS,
+    Constraint,
+    EngineRequest,
+    Sampling,
+)
 from server.access.keys import Caller
 from server.errors import DeadlineExceeded
 from server.generation.prompt import Conversation, Prompt, Side, fit
@@ -258,3 +266,8 @@ class Deadline:
                     except StopAsyncIteration:
                         return
                 yield item
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """The model's name for a tool of a namespace, in vLLM's format."""
+    return f"{namespace}__{name}"

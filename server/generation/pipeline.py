@@ -7,21 +7,24 @@ that the request holds no engine slot meanwhile. Requests without one never wait
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from engine.base import Engine
 from engine.errors import EngineError, RequestRejected
+from engine.events import ParserEvent, Phase
 from engine.speculation.policy import SpeculationPolicy
-from engine.types import Constraint, EngineInfo
+from engine.types import Constraint, EngineInfo, FinishReason
 from server.access.admission import Admission, AdmissionLimits
-from server.access.keys import Requester
-from server.errors import InvalidRequest, TooManyRequests, from_engine
-from server.generation.grammar import ParserFactory
-from server.generation.job import ServedModel
-from server.generation.prompt import Renderer
+from server.access.budget import (
+    Requester,
+)
+from server.errors import InvalidRequest, TooManyRequests
+from server.generation.job import Job, ServedModel
+from server.generation.prompt import Prompt, Renderer
+from server.http.response import from_engine
 
 BOUNDS = AdmissionLimits(running=1, queued=64, queued_tokens=4 << 20)
 """One compilation at a time; the limits of waiting requests and their characters."""
@@ -94,6 +97,51 @@ def _too_many(error: TooManyRequests) -> TooManyRequests:
     )
 
 
+class AnswerParser(Protocol):
+    """Turns the tokens of one answer into events (``server.parsing.parser``)."""
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the text."""
+        ...
+
+    @property
+    def reasoning_tokens(self) -> int: ...
+
+    def feed(self, token_ids: Sequence[int]) -> list[ParserEvent]: ...
+
+    def flush(self, finish: FinishReason) -> list[ParserEvent]: ...
+
+    def finish_reason(self, finish: FinishReason) -> str: ...
+
+
+class AnswerFormat(Protocol):
+    """How the model writes its answers (``server.generation.grammar.ParserFactory``)."""
+
+    @property
+    def tool_parser(self) -> str | None: ...
+
+    @property
+    def reasoning_parser(self) -> str | None: ...
+
+    @property
+    def pieces(self) -> Mapping[int, bytes]:
+        """The bytes of every token."""
+        ...
+
+    def read(self, token_ids: Sequence[int]) -> Prompt:
+        """A prompt, and the phase in which its answer starts."""
+        ...
+
+    def constrain(self, job: Job, prompt: Prompt) -> Constraint | None:
+        """None leaves the answer free. Raises InvalidRequest for what cannot be constrained."""
+        ...
+
+    def make(self, job: Job, phase: Phase, prompt: Sequence[int] = ()) -> AnswerParser:
+        """A fresh parser for one choice."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """The parts a request passes through: made when the engine is ready."""
@@ -101,7 +149,7 @@ class Pipeline:
     engine: Engine
     info: EngineInfo
     renderer: Renderer
-    parsers: ParserFactory
+    parsers: AnswerFormat
     served: ServedModel
     policy: SpeculationPolicy
     admission: Admission = field(default_factory=Admission)

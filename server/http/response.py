@@ -21,9 +21,23 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.errors import EngineError
+from engine.errors import (
+    EngineDead,
+    EngineError,
+    EngineFailed,
+    EngineOverloaded,
+    RequestQuarantined,
+    RequestRejected,
+)
 from engine.events import Batch, BatchSink, Event
-from server.errors import GatewayError, ReaderTooSlow, from_engine, openai_body
+from server.errors import (
+    GatewayError,
+    InvalidRequest,
+    ReaderTooSlow,
+    TooManyRequests,
+    Unavailable,
+    openai_body,
+)
 from server.http.middleware import CLOSED_WRITER, BodyWriter, find_writer
 
 logger = logging.getLogger(__name__)
@@ -309,3 +323,48 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 def json_response(content: Any) -> Response:
     return Response(orjson.dumps(content), media_type="application/json")
+
+
+def from_engine(error: EngineError) -> GatewayError:
+    """The HTTP error of an engine error, by its class or the nearest base class."""
+    for kind in type(error).__mro__:
+        if kind in _ENGINE_ERRORS:
+            made = _ENGINE_ERRORS[kind](error)
+            made.__cause__ = error
+            return made
+    raise TypeError(f"not an engine error: {type(error).__name__}")
+
+
+def _from_rejection(error: EngineError) -> GatewayError:
+    return InvalidRequest(str(error), param=getattr(error, "param", None))
+
+
+def _from_overload(error: EngineError) -> GatewayError:
+    advised = getattr(error, "retry_after_s", None)
+    return TooManyRequests(str(error), code="engine_overloaded", retry_after_s=advised or 1)
+
+
+def _from_failure(error: EngineError) -> GatewayError:
+    return GatewayError(str(error), code="generation_failed")
+
+
+def _from_quarantine(error: EngineError) -> GatewayError:
+    return GatewayError(str(error), code="request_quarantined")
+
+
+def _from_death(_error: EngineError) -> GatewayError:
+    return Unavailable(
+        "The engine stopped while running this request; try again.",
+        code="engine_dead",
+        retry_after_s=5,
+    )
+
+
+_ENGINE_ERRORS = {
+    RequestRejected: _from_rejection,
+    EngineOverloaded: _from_overload,
+    EngineFailed: _from_failure,
+    RequestQuarantined: _from_quarantine,
+    EngineDead: _from_death,
+    EngineError: _from_failure,
+}

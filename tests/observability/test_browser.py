@@ -26,7 +26,6 @@ from starlette.applications import Starlette
 from engine.events import ContentDelta, Finish, ReasoningDelta, ToolCallStart, Usage
 from engine.fleet.types import WorkerState, WorkerStatus
 from engine.observer import Ending, RequestFacts
-from engine.speculation.accounting import Totals
 from engine.types import (
     DecodeStep,
     EngineInfo,
@@ -34,6 +33,7 @@ from engine.types import (
     Sampling,
     SpeculationInfo,
     Step,
+    Totals,
     UndraftedReason,
 )
 from observability.labels import TelemetrySettings

@@ -9,8 +9,15 @@ from prometheus_client import CollectorRegistry
 from engine.events import ContentDelta, Finish, Outcome, ToolCallEnd, ToolCallStart, Usage
 from engine.observer import Ending, RequestFacts
 from engine.scripted import ScriptedEngine, steps
-from engine.speculation.accounting import Totals
-from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step, UndraftedReason
+from engine.types import (
+    DecodeStep,
+    EngineRequest,
+    FinishReason,
+    Sampling,
+    Step,
+    Totals,
+    UndraftedReason,
+)
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
 from observability.pages import render_metrics

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.speculation.accounting import Totals
+from engine.types import (
+    Totals,
+)
 from observability.windows import SlidingWindow, WindowSums
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from engine.fleet.types import RoutingReason, WorkerState, WorkerStatus
-from engine.speculation.accounting import Totals
+from engine.types import (
+    Totals,
+)
 from observability.labels import TelemetrySettings
 from observability.metrics.engine import MOST
 from observability.pages import summarize_speculation

@@ -31,11 +31,12 @@ from server.apis.responses.background import BackgroundRuns
 from server.apis.shared.gateway import Gateway
 from server.app import create_app
 from server.cli.listener import KEEP_ALIVE_S
-from server.generation.grammar import ParserFactory, Vocabulary
+from server.generation.grammar import ParserFactory
 from server.generation.job import ServedModel
 from server.generation.pipeline import Pipeline
 from server.http.middleware import FastWriteMiddleware
 from server.http.response import StreamTiming
+from server.parsing.vocabulary import Vocabulary
 from server.store.base import Retention
 from server.store.sql import SqlResponseStore
 

@@ -11,7 +11,9 @@ from itertools import count
 from random import Random
 
 from server.access.admission import Admission, AdmissionLimits, AdmissionTicket
-from server.access.keys import Requester
+from server.access.budget import (
+    Requester,
+)
 from server.errors import TooManyRequests
 
 

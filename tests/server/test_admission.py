@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import pytest
 
 from server.access.admission import Admission, AdmissionLimits
-from server.access.budget import KeyQuota
+from server.access.budget import (
+    KeyQuota,
+    Requester,
+)
 from server.access.fair_order import Priority, ServiceRate
-from server.access.keys import Requester
 from server.errors import TooManyRequests
 
 

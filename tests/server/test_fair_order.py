@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from server.access.admission import Admission, AdmissionTicket
+from server.access.budget import (
+    Requester,
+)
 from server.access.fair_order import FairQueue, Flow, Priority
-from server.access.keys import Requester
 from tests.server.test_admission import Clock
 
 NORMAL, HIGH, LOW = Priority.NORMAL, Priority.HIGH, Priority.LOW

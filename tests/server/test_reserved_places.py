@@ -6,8 +6,10 @@ import asyncio
 from contextlib import ExitStack
 
 from server.access.admission import Admission, AdmissionLimits
+from server.access.budget import (
+    Requester,
+)
 from server.access.fair_order import Priority
-from server.access.keys import Requester
 from server.errors import TooManyRequests
 from tests.server.test_admission import Client, Clock, settle
 

@@ -10,7 +10,14 @@ import pytest
 from engine.errors import EngineFailed, RequestRejected
 from engine.types import Constraint
 from server.access.admission import AdmissionLimits
-from server.access.keys import ApiKey, KeyRing, Requester, hash_key
+from server.access.budget import (
+    Requester,
+)
+from server.access.keys import (
+    ApiKey,
+    KeyRing,
+    hash_key,
+)
 from server.errors import InvalidRequest, TooManyRequests
 from server.generation.pipeline import ConstraintTrials
 from tests.server.conftest import DEMO

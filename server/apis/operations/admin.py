@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
-from engine.base import AppliedDepth, DraftSwap
+from engine.base import AppliedDepth, DraftControl, DraftSwap
 from engine.errors import EngineDead, EngineFailed
 from engine.speculation.drafts import DraftRefused
 from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
-from engine.speculation.swap import DraftManager, DraftSwapBusy
+from engine.speculation.swap import DraftSwapBusy
 from improve.canary import CanaryBusy, CanaryPlan, CanaryRunner
 from server.apis.shared.gateway import Controls, Gateway
 from server.apis.shared.request import RequestModel, parse, read_body
@@ -203,7 +203,7 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
         return {"canary": canaries.describe()}
 
 
-def _require_drafts(gateway: Gateway) -> DraftManager:
+def _require_drafts(gateway: Gateway) -> DraftControl:
     drafts = _require_controls(gateway).drafts
     if drafts is None:
         workers = ", ".join(worker.name for worker in gateway.workers())
@@ -220,7 +220,7 @@ def _require_canaries(gateway: Gateway) -> CanaryRunner:
     return canaries
 
 
-async def _change_draft(drafts: DraftManager, change: Awaitable[DraftSwap]) -> dict[str, Any]:
+async def _change_draft(drafts: DraftControl, change: Awaitable[DraftSwap]) -> dict[str, Any]:
     with _convert_draft_errors():
         done = await change
     return {"swap": asdict(done), **drafts.describe()}

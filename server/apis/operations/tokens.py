@@ -92,7 +92,7 @@ def _answer(asked: TokenizeRequest, tokens: list[int], path: Pipeline) -> dict[s
         "tokens": tokens,
     }
     if asked.return_token_strs:
-        pieces = path.parsers.vocabulary.pieces
+        pieces = path.parsers.pieces
         out["token_strs"] = [pieces[token].decode("utf-8", "replace") for token in tokens]
     return out
 

@@ -26,8 +26,10 @@ from server.apis.shared.template import (
     parse_arguments,
     placeholder,
 )
-from server.apis.shared.tools import flat_name
 from server.errors import InvalidRequest
+from server.generation.job import (
+    flat_name,
+)
 
 ItemDict = Mapping[str, Any]
 Decrypt = Callable[[str], str]

@@ -36,7 +36,7 @@ from server.apis.shared.template import effort_kwargs, own_template, template_kw
 from server.apis.shared.to_job import make_job, make_sampling, resolve_model
 from server.apis.shared.tools import read_text_grammar
 from server.errors import InvalidRequest
-from server.generation.job import Job, Namespaced, ServedModel, ToolPolicy
+from server.generation.job import Job, Namespaced, ServedModel, ToolPolicy, flat_name
 from server.generation.prompt import Conversation
 from server.generation.text_grammar import TextGrammar
 
@@ -243,7 +243,7 @@ def _flatten_namespace(tool: ResponseTool, path: str) -> Iterator[ToolOffer]:
         )
     for at, inner in enumerate(tool.tools):
         place = f"{path}.tools[{at}]"
-        name = None if inner.name is None else tools.flat_name(tool.name, inner.name)
+        name = None if inner.name is None else flat_name(tool.name, inner.name)
         yield _make_offer(
             inner.model_copy(update={"name": name}), place, (tool.name, inner.name or "")
         )
@@ -310,7 +310,7 @@ def _unusable_choice(kind: str) -> InvalidRequest:
 def _flat_choice(named: NamedChoice, namespaces: Mapping[str, Namespaced]) -> str:
     """The offered name; a tool's own name suffices if only one namespace has it."""
     if named.namespace is not None:
-        return tools.flat_name(named.namespace, named.name)
+        return flat_name(named.namespace, named.name)
     found = [flat for flat, (_, own) in namespaces.items() if own == named.name]
     if len(found) > 1 and named.name not in namespaces:
         raise InvalidRequest(

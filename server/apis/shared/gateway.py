@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.base import AppliedDepth, SupportsPlanning
+from engine.base import AppliedDepth, DraftControl, SupportsPlanning
 from engine.fleet.types import WorkerStatus
 from engine.observer import NullObserver, Observer
-from engine.speculation.swap import DraftManager
 from engine.supervision.policy import EngineLoss
 from improve.canary import CanaryRunner
 from server.access.budget import RequestBudget
@@ -34,7 +33,7 @@ class Controls:
     """Read keys and limits again; returns what is in force. Raises ConfigError."""
     bound_depth: Callable[[int], Awaitable[AppliedDepth]]
     """Bound the depth of every request, running ones too."""
-    drafts: DraftManager | None = None
+    drafts: DraftControl | None = None
     """Exchanges the engine's draft; None where no engine of this process has one."""
     canaries: CanaryRunner | None = None
     """Tries drafts on live traffic, likewise."""

@@ -62,7 +62,7 @@ async def respond(
 
 
 def make_encoding_context(path: Pipeline) -> EncodingContext:
-    pieces = path.parsers.vocabulary.pieces
+    pieces = path.parsers.pieces
     return EncodingContext(pieces, path.info.speculation.depth, path.served.reasoning_fields)
 
 

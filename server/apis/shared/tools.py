@@ -41,11 +41,6 @@ def custom_function(name: str, description: str | None) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **described, "parameters": PARAMETERS}}
 
 
-def flat_name(namespace: str, name: str) -> str:
-    """The model's name for a tool of a namespace, in vLLM's format."""
-    return f"{namespace}__{name}"
-
-
 def ignore_hosted(kind: str) -> None:
     """Ignore a hosted tool. Raises InvalidRequest under ``--unknown-fields refuse``."""
     ignore(f"tools[{kind}]", "This gateway has no hosted tools, only tools that the client runs")

@@ -20,9 +20,15 @@ from engine.errors import (
 )
 from engine.fleet.types import BreakerSettings, WorkerState
 from engine.scripted import DEFAULT_INFO
-from engine.speculation.accounting import Account, Totals
+from engine.speculation.accounting import (
+    Account,
+)
 from engine.supervision.policy import RecoveryOutcome
-from engine.types import Constraint, SpeculationInfo
+from engine.types import (
+    Constraint,
+    SpeculationInfo,
+    Totals,
+)
 from tests.engine.fleet.town import PATIENCE, town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 

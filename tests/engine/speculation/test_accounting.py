@@ -4,8 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.accounting import Account, Totals, spread_account, sum_steps, trim_step
-from engine.types import DecodeStep, FinishReason, Step, UndraftedReason
+from engine.speculation.accounting import (
+    Account,
+    spread_account,
+    sum_steps,
+    trim_step,
+)
+from engine.types import (
+    DecodeStep,
+    FinishReason,
+    Step,
+    Totals,
+    UndraftedReason,
+)
 
 
 def verify(drafted: int, accepted: int) -> DecodeStep:

@@ -20,9 +20,11 @@ from hypothesis.stateful import (
 )
 
 from server.access.admission import Admission, AdmissionLimits
-from server.access.budget import KeyQuota
+from server.access.budget import (
+    KeyQuota,
+    Requester,
+)
 from server.access.fair_order import Priority
-from server.access.keys import Requester
 from server.errors import TooManyRequests
 from tests.server.stateful.machine import FEW, OTHER, OWNERS, Machine
 
