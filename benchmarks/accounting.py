@@ -15,12 +15,8 @@ from dataclasses import dataclass, field
 from prometheus_client import REGISTRY
 
 from benchmarks.drive import Outcome, render, run, running, speculation
-from engine.types import (
-    Constraint,
-    EngineRequest,
-    Sampling,
-    Totals,
-)
+from engine.speculation.totals import Totals
+from engine.types import Constraint, EngineRequest, Sampling
 from engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer

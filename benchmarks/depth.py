@@ -15,9 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from benchmarks.drive import QUESTIONS, Outcome, at, greedy, render, run_all, running, speculation
-from engine.types import (
-    Totals,
-)
+from engine.speculation.totals import Totals
 from engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer

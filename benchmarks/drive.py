@@ -11,13 +11,8 @@ from typing import Any
 from engine.speculation.accounting import (
     Account,
 )
-from engine.types import (
-    EngineRequest,
-    FinishReason,
-    PositionLogprobs,
-    Sampling,
-    Totals,
-)
+from engine.speculation.totals import Totals
+from engine.types import EngineRequest, FinishReason, PositionLogprobs, Sampling
 from engine.vllm_backend.arguments import DEMO_SPECULATION, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer

@@ -17,10 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.drive import QUESTIONS, Outcome, at, greedy, run, running, speculation
-from engine.types import (
-    EngineRequest,
-    Totals,
-)
+from engine.speculation.totals import Totals
+from engine.types import EngineRequest
 from engine.vllm_backend.arguments import DEMO_DEPTH, make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer

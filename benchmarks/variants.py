@@ -29,7 +29,7 @@ from engine.scripted import Script, ScriptedEngine
 from engine.speculation.accounting import Account
 from engine.speculation.policy import SpeculationPolicy
 from engine.types import EngineInfo, EngineRequest, Step
-from engine.vllm_backend.step_queue import SinkFlusher, StepQueue
+from engine.vllm_backend.translate import SinkFlusher, StepQueue
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
 from observability.logs import AccessLog

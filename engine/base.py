@@ -6,14 +6,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from engine.speculation.totals import Totals
 from engine.supervision.policy import EngineLoss, PostMortem
-from engine.types import (
-    EngineInfo,
-    EngineRequest,
-    Health,
-    Step,
-    Totals,
-)
+from engine.types import EngineInfo, EngineRequest, Health, Step
 
 
 class Engine(Protocol):

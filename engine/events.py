@@ -10,11 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.types import (
-    DecodeStep,
-    PositionLogprobs,
-    Totals,
-)
+from engine.speculation.totals import Totals
+from engine.types import DecodeStep, PositionLogprobs
 
 
 class Phase(StrEnum):

@@ -26,6 +26,7 @@ from engine.base import (
     SwapsDrafts,
 )
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
+from engine.speculation.totals import Totals
 from engine.supervision.continuation import is_seeded
 from engine.supervision.policy import (
     LossCause,
@@ -44,12 +45,7 @@ from engine.supervision.pool import (
     close_engine,
 )
 from engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
-from engine.types import (
-    EngineInfo,
-    EngineRequest,
-    Health,
-    Totals,
-)
+from engine.types import EngineInfo, EngineRequest, Health
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,7 @@ from engine.speculation.drafts import (
     DraftRefused,
 )
 from engine.speculation.swap import DraftManager, DraftSwapBusy
-from engine.types import (
-    Totals,
-)
+from engine.speculation.totals import Totals
 from improve.sequential import (
     BY_SLICE,
     CanaryFindings,

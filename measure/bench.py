@@ -18,9 +18,7 @@ import httpx
 import orjson
 from tqdm import tqdm
 
-from engine.types import (
-    Totals,
-)
+from engine.speculation.totals import Totals
 from measure.counters import Counters, parse_counters
 from measure.datasets import Session, take_block
 from measure.figures import Block, Goal

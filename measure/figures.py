@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.types import (
-    Totals,
-)
+from engine.speculation.totals import Totals
 from measure.statistics import (
     Estimate,
     Summary,

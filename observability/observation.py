@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 from engine.events import Outcome, Phase, Repair, Usage
 from engine.observer import Ending, EventCallback, RequestFacts
-from engine.types import (
-    Totals,
-)
+from engine.speculation.totals import Totals
 from observability.labels import NO_DRAFT, OTHER, Labels
 from observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
 

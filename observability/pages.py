@@ -16,10 +16,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from engine.fleet.types import WorkerStatus
-from engine.types import (
-    EngineInfo,
-    Totals,
-)
+from engine.speculation.totals import Totals
+from engine.types import EngineInfo
 from observability.metrics.planner import summarize_planner
 from observability.telemetry import Telemetry
 from observability.windows import ALL, KINDS, SlidingWindow, WindowSums

@@ -25,11 +25,8 @@ from engine.speculation.accounting import (
     sum_steps,
     trim_decode,
 )
-from engine.types import (
-    EngineRequest,
-    Step,
-    Totals,
-)
+from engine.speculation.totals import Totals
+from engine.types import EngineRequest, Step
 
 MonotonicClock = Callable[[], float]
 

@@ -17,11 +17,8 @@ from engine.base import (
 )
 from engine.fleet.types import WorkerStatus
 from engine.observer import Observation, RequestFacts
-from engine.types import (
-    EngineInfo,
-    EngineRequest,
-    Totals,
-)
+from engine.speculation.totals import Totals
+from engine.types import EngineInfo, EngineRequest
 from observability.capture.capture import RequestCapture
 from observability.capture.redaction import Decode
 from observability.labels import (

@@ -12,9 +12,7 @@ from functools import reduce
 from operator import add
 
 from engine.events import Phase
-from engine.types import (
-    Totals,
-)
+from engine.speculation.totals import Totals
 from observability.labels import Labels, TelemetrySettings
 from observability.observation import DecodeProgress, RequestRecord, SliceNames
 from observability.sequence import PhaseShare

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         case "parse":
             return int(import_module("server.cli.parse").main(rest))
         case "draft":
-            return int(import_module("server.cli.draft").main(rest))
+            return int(import_module("improve.draft_command").main(rest))
         case "bench" | "replay":
             return int(import_module(f"measure.{command}_command").main(rest))
         case "capture":

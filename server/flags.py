@@ -1,18 +1,26 @@
-"""Settings as command-line flags: one field of a dataclass is one flag.
+"""Command-line flags: one for each field of a dataclass, and those of ``vllm serve``'s front end.
 
 Its name, type, default and help follow from the field, and so do its environment name and its key
 in the file (``server.cli.command_line``).
+
+``FLAGS`` are the flags of ``vllm serve``'s own HTTP front end that are no settings of this gateway.
+Each is accepted with a notice that says why it changes nothing here, or refused at the start where
+ignoring it would change what clients get or who may do what. vLLM's engine flags are not among
+them, and those that share a name and a meaning with a setting are in ``server.settings``. A test
+compares this table with vLLM's own parser.
 """
 
 from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, field, fields
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import orjson
+
+from server.errors import ConfigError
 
 ENV_PREFIX = "EAGLEGATE_"
 
@@ -107,3 +115,153 @@ def read_into(kind: type[Kind], namespace: argparse.Namespace) -> Kind:
         if given.get(item.name) is not None
     }
     return kind(**values)
+
+
+SWITCH = "switch"
+MANY = "many"
+ONE = "one"
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndFlag:
+    """``harmless`` are the values that ask for nothing: they neither warn nor stop the start."""
+
+    name: str
+    why: str
+    takes: str = ONE
+    refused: bool = False
+    honoured: bool = False
+    """It has an effect, though no setting of that name."""
+    harmless: Collection[Any] = ()
+    short: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "honoured" if self.honoured else "refused" if self.refused else "no effect"
+
+    def has_effect(self, value: Any) -> bool:
+        return (
+            not self.honoured
+            and value is not None
+            and value is not False
+            and value not in self.harmless
+        )
+
+
+def ignore(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
+    return FrontEndFlag(name, why, takes, **more)
+
+
+def refuse(name: str, why: str, takes: str = ONE, **more: Any) -> FrontEndFlag:
+    return FrontEndFlag(name, why, takes, refused=True, **more)
+
+
+ONE_PROCESS = "one process serves; put a gateway with --upstream in front of several"
+NO_SUPERVISOR = "there is no data-parallel supervisor here"
+OWN_LOG = "--log-level says what is logged"
+NO_PROMPTS = "prompts and completions are not logged"
+NO_PAGES = "there are no documentation pages; /openapi.json describes the API"
+NO_COHERE = "there are no Cohere endpoints here"
+TOKENS = "vLLM's token endpoints are not served here; run `vllm serve` for workers"
+STAMP = "answers carry no system_fingerprint"
+LIMITS = "requests are bounded by --max-body-bytes and the server's own limits on headers"
+LORA = "adapters are models of their own names (in process; with --upstream they are the workers')"
+
+FLAGS = (
+    refuse("headless", "run `vllm serve --headless` on the other hosts", SWITCH),
+    ignore("api_server_count", ONE_PROCESS, harmless=("1",), short=("-asc",)),
+    refuse("grpc", "there is no gRPC server here", SWITCH),
+    ignore("grpc_port", "there is no gRPC server here"),
+    FrontEndFlag("lora_modules", LORA, MANY, honoured=True),
+    ignore("trust_request_mm_kwargs", "this is a text engine", SWITCH),
+    refuse("response_role", "answers have the role assistant", harmless=("assistant",)),
+    refuse("return_tokens_as_token_ids", "clients ask with the field of that name", SWITCH),
+    ignore(
+        "exclude_tools_when_tool_choice_none",
+        "tools are left out of the prompt whenever tool_choice is none",
+        SWITCH,
+    ),
+    refuse(
+        "tool_parser_plugin",
+        "parsers are the gateway's own, as docs/parsers.md lists them",
+        harmless=("",),
+    ),
+    refuse(
+        "tool_strict_level",
+        "a request's own `strict` and tool_choice decide what is held by grammar",
+        harmless=("auto",),
+    ),
+    refuse("tool_server", "there are no hosted tools here"),
+    ignore("max_log_len", NO_PROMPTS),
+    ignore("enable_log_outputs", NO_PROMPTS, SWITCH),
+    ignore("enable_log_deltas", NO_PROMPTS, SWITCH),
+    ignore("enable_prompt_tokens_details", "usage always has prompt_tokens_details", SWITCH),
+    ignore("enable_per_request_metrics", "timings are in /metrics, not in answers", SWITCH),
+    ignore("enable_server_load_tracking", "/load and /metrics always show it", SWITCH),
+    refuse(
+        "enable_force_include_usage",
+        "a stream has usage where the client asks with stream_options.include_usage",
+        SWITCH,
+    ),
+    ignore("sse_keep_alive_interval", "--keep-alive-s sets it, 15 s by default", harmless=("0",)),
+    ignore("cohere_is_reasoning_model", NO_COHERE, SWITCH),
+    ignore("cohere_format", NO_COHERE),
+    ignore(
+        "anthropic_disabled_thinking_effort",
+        "thinking of type disabled switches the template's thinking off",
+        harmless=("auto",),
+    ),
+    ignore("log_error_stack", "errors of the gateway are always logged with their stack", SWITCH),
+    refuse("tokens_only", TOKENS, SWITCH),
+    refuse("enable_scale_out", TOKENS, SWITCH),
+    ignore("fingerprint_mode", STAMP, harmless=("none",)),
+    ignore("fingerprint_value", STAMP),
+    ignore("data_parallel_supervisor_port", NO_SUPERVISOR),
+    ignore("dp_supervisor_probe_interval_s", NO_SUPERVISOR),
+    ignore("dp_supervisor_probe_timeout_s", NO_SUPERVISOR),
+    ignore("dp_supervisor_probe_failure_threshold", NO_SUPERVISOR),
+    refuse("uds", "the gateway listens on --host and --port"),
+    ignore("uvicorn_log_level", OWN_LOG),
+    ignore("disable_uvicorn_access_log", OWN_LOG, SWITCH),
+    ignore("disable_access_log_for_endpoints", OWN_LOG),
+    refuse("enable_ssl_refresh", "restart the gateway to read a new certificate", SWITCH),
+    refuse(
+        "ssl_cert_reqs",
+        "--ssl-ca-certs alone has every client show a certificate",
+        harmless=("0",),
+    ),
+    refuse("middleware", "the gateway loads no code of others", harmless=("",)),
+    ignore("enable_request_id_headers", "every answer has x-request-id", SWITCH),
+    ignore("disable_fastapi_docs", NO_PAGES, SWITCH),
+    ignore("enable_offline_docs", NO_PAGES, SWITCH),
+    ignore("h11_max_incomplete_event_size", LIMITS),
+    ignore("h11_max_header_count", LIMITS),
+    ignore("enable_flash_late_interaction", "this engine generates; it does not rank", SWITCH),
+)  # fmt: skip
+
+
+def add_front_end_flags(parser: argparse.ArgumentParser) -> None:
+    """Every flag of the table the parser does not have yet."""
+    group = parser.add_argument_group("vllm serve")
+    taken = parser._option_string_actions
+    for item in FLAGS:
+        if flag(item.name) in taken:
+            continue
+        options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
+        options["help"] = f"{item.kind}: {item.why}"
+        if item.takes == SWITCH:
+            options["action"] = argparse.BooleanOptionalAction
+        elif item.takes == MANY:
+            options["nargs"] = "+"
+        group.add_argument(flag(item.name), *item.short, **options)
+
+
+def check_front_end_flags(namespace: argparse.Namespace) -> Iterator[str]:
+    """A notice for each flag without effect. Raises ConfigError for those that are refused."""
+    given = vars(namespace)
+    mattering = [item for item in FLAGS if item.has_effect(given.get(item.name))]
+    stops = [f"{flag(item.name)}: {item.why}" for item in mattering if item.refused]
+    if stops:
+        raise ConfigError("; ".join(stops))
+    for item in mattering:
+        yield f"{flag(item.name)} has no effect: {item.why}"

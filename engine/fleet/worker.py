@@ -13,16 +13,11 @@ from random import random
 from engine.base import Engine, SupportsCounters
 from engine.errors import EngineError
 from engine.fleet.types import BreakerSettings, FleetSettings, WorkerCounters, WorkerState
+from engine.speculation.totals import Totals
 from engine.supervision.policy import LossCause, now
 from engine.supervision.pool import EngineSession, PoisonIsolation, close_engine
 from engine.supervision.recovery import FailureKind
-from engine.types import (
-    EngineInfo,
-    EngineRequest,
-    Health,
-    Sampling,
-    Totals,
-)
+from engine.types import EngineInfo, EngineRequest, Health, Sampling
 
 log = logging.getLogger(__name__)
 

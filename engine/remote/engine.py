@@ -26,6 +26,7 @@ from engine.remote.reading import (
 from engine.speculation.accounting import (
     intern_step,
 )
+from engine.speculation.totals import Totals
 from engine.types import (
     DecodeStep,
     EngineInfo,
@@ -33,7 +34,6 @@ from engine.types import (
     FinishReason,
     PositionLogprobs,
     Step,
-    Totals,
     UndraftedReason,
 )
 from engine.vllm_fields import FINISH

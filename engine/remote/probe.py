@@ -36,13 +36,13 @@ from engine.remote.upstream import LocalModel
 from engine.speculation.accounting import (
     intern_step,
 )
+from engine.speculation.totals import Totals
 from engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,
     Sampling,
     SpeculationInfo,
-    Totals,
     UndraftedReason,
 )
 

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from engine.types import DecodeStep, Step, Totals, UndraftedReason
+from engine.speculation.totals import Totals
+from engine.types import DecodeStep, Step, UndraftedReason
 
 
 class Account:

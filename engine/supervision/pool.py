@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass
 
 from engine.base import Engine, SupportsUnclaimed
+from engine.speculation.totals import Totals
 from engine.supervision.policy import (
     LossLog,
     RecoveryObserver,
@@ -23,12 +24,7 @@ from engine.supervision.policy import (
     now,
 )
 from engine.supervision.recovery import FailureKind, InFlightRequest, RequestRecovery, Submission
-from engine.types import (
-    EngineInfo,
-    EngineRequest,
-    Step,
-    Totals,
-)
+from engine.types import EngineInfo, EngineRequest, Step
 
 log = logging.getLogger(__name__)
 

@@ -26,15 +26,10 @@ from engine.errors import (
 from engine.speculation.accounting import (
     sum_steps,
 )
+from engine.speculation.totals import Totals
 from engine.supervision.continuation import Continuation, ReplayDiverged
 from engine.supervision.policy import RecoveryObserver, RecoveryOutcome, SupervisionTimeouts, now
-from engine.types import (
-    EngineRequest,
-    FinishReason,
-    Step,
-    StepSink,
-    Totals,
-)
+from engine.types import EngineRequest, FinishReason, Step, StepSink
 
 log = logging.getLogger(__name__)
 

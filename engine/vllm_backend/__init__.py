@@ -1,5 +1,70 @@
-"""vLLM as an engine: the only package that imports vllm (tests/test_layers.py)."""
+"""vLLM as an engine: the only package that imports vllm (tests/test_layers.py).
 
-from engine.vllm_backend import environment
+The environment variables that vLLM needs are set here, all of them. vLLM and torch read several
+when they are imported, and the engine's child processes inherit them. A value the user has set is
+never changed. ``prepare`` runs when this package is imported, before anything in it imports vLLM.
+"""
 
-environment.prepare()
+from __future__ import annotations
+
+import os
+
+
+def prepare() -> None:
+    """What holds on every platform. vLLM's own log is for those who ask for it."""
+    _set_default("VLLM_LOGGING_LEVEL", "ERROR")
+    _set_default("VLLM_NO_USAGE_STATS", "1")
+    _set_default("DO_NOT_TRACK", "1")
+
+
+def prepare_offline() -> None:
+    """The model is on disk: ask no hub."""
+    _set_default("HF_HUB_OFFLINE", "1")
+    _set_default("TRANSFORMERS_OFFLINE", "1")
+
+
+def prepare_cpu(tensor_parallel: int, threads: int | None = None) -> None:
+    """How vLLM runs well on a CPU.
+
+    oneDNN keeps 1,024 primitives of about 250 KiB, one for each size of a batch that a layer has
+    had; 128 cost no time that could be measured and a few hundred MiB less (docs/operations.md).
+
+    One worker runs inside the engine process, which saves a process and its imports; several
+    workers each get their share of the cores, since unbound ones fight over them (a hundredfold
+    slow-down was measured). The ahead-of-time compile cache never warms here, so it stays off.
+    """
+    _set_default("VLLM_USE_AOT_COMPILE", "0")
+    _set_default("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    if tensor_parallel == 1:
+        _set_default("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    else:
+        _set_default("VLLM_CPU_OMP_THREADS_BIND", bind_cores(sorted(list_cores()), tensor_parallel))
+    if threads is not None:
+        _set_default("OMP_NUM_THREADS", str(threads))
+
+
+def list_cores() -> set[int]:
+    """The cores this process may use."""
+    return os.sched_getaffinity(0)
+
+
+def bind_cores(available: list[int], workers: int) -> str:
+    """Share cores out evenly, in vLLM's notation: ``0,1|2,3``.
+
+    >>> bind_cores([0, 1, 2, 3, 4], 2)
+    '0,1|2,3'
+    """
+    share = len(available) // workers
+    if share == 0:
+        raise ValueError(
+            f"tensor parallelism over {workers} needs as many cores, {len(available)} are allowed"
+        )
+    groups = [available[at * share : (at + 1) * share] for at in range(workers)]
+    return "|".join(",".join(map(str, group)) for group in groups)
+
+
+def _set_default(name: str, value: str) -> None:
+    os.environ.setdefault(name, value)
+
+
+prepare()

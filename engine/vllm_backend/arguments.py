@@ -19,7 +19,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from engine.vllm_backend import environment
+from engine.vllm_backend import prepare_cpu, prepare_offline
 from engine.vllm_contract import SCHEDULER, WORKER, Area, declare_depths, find_broken
 
 GIB = 1024**3
@@ -108,7 +108,7 @@ def make_demo_arguments(**chosen: Any) -> AsyncEngineArgs:
 
     ``speculative_config=None`` switches speculation off; a mapping is laid over the demo's.
     """
-    environment.prepare_offline()
+    prepare_offline()
     speculation = chosen.pop("speculative_config", {})
     if speculation is not None:
         chosen["speculative_config"] = DEMO_SPECULATION | speculation
@@ -147,6 +147,6 @@ def _add_cpu_defaults(
     chosen: dict[str, Any], defaults: dict[str, Any], threads: int | None
 ) -> dict[str, Any]:
     workers = chosen.get("tensor_parallel_size", 1) * chosen.get("pipeline_parallel_size", 1)
-    environment.prepare_cpu(workers, threads)
+    prepare_cpu(workers, threads)
     backend = {"distributed_executor_backend": "uni"} if workers == 1 else {}
     return defaults | backend | chosen

@@ -27,21 +27,14 @@ from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from engine.machine import count_oom_kills, is_stopped
+from engine.speculation.totals import Totals
 from engine.supervision.policy import PostMortem
-from engine.types import (
-    EngineInfo,
-    EngineRequest,
-    Health,
-    Sampling,
-    Step,
-    Totals,
-)
+from engine.types import EngineInfo, EngineRequest, Health, Sampling, Step
 from engine.vllm_backend import steering, translate
 from engine.vllm_backend.child_process import ChildLog, kill_loading, redact_cause
 from engine.vllm_backend.outputs import StepOutputProcessor, take_over
 from engine.vllm_backend.statistics import BatchedStatLogger
-from engine.vllm_backend.step_queue import StepQueue
-from engine.vllm_backend.translate import choose_reader, describe_engine
+from engine.vllm_backend.translate import StepQueue, choose_reader, describe_engine
 from engine.vllm_contract import Area, describe_broken, find_broken
 from engine.vllm_fields import is_reasoning_ended
 
@@ -73,7 +66,7 @@ class VllmEngine:
     """See ``engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
     ``planning="auto"`` chooses the depth of requests that bring none at every step.
-    ``stream_interval_s``: see ``step_queue.SinkFlusher``.
+    ``stream_interval_s``: see ``translate.SinkFlusher``.
     Without ``echo`` the log of vLLM and its child processes is captured for error reports only.
     """
 

@@ -37,15 +37,10 @@ from engine.errors import EngineFailed
 from engine.speculation.accounting import (
     sum_steps,
 )
-from engine.types import (
-    DecodeStep,
-    FinishReason,
-    Step,
-    Totals,
-)
+from engine.speculation.totals import Totals
+from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend import translate
-from engine.vllm_backend.step_queue import SinkFlusher, StepQueue
-from engine.vllm_backend.translate import AccountReader
+from engine.vllm_backend.translate import AccountReader, SinkFlusher, StepQueue
 from engine.vllm_contract import Area, find_broken
 from engine.vllm_fields import FINISH
 
@@ -216,7 +211,7 @@ def take_over(
 ) -> StepOutputProcessor:
     """Have ``llm`` put its outputs into inboxes, on the running loop and before its first request.
 
-    ``interval_s``: see ``step_queue.SinkFlusher``. Raises RuntimeError.
+    ``interval_s``: see ``translate.SinkFlusher``. Raises RuntimeError.
     """
     check_vllm(llm)
     llm.output_processor = outputs = StepOutputProcessor(llm.output_processor, read, interval_s)

@@ -19,10 +19,8 @@ from engine.base import (
     DraftSwap,
 )
 from engine.fleet.types import WorkerStatus
-from engine.types import (
-    EngineInfo,
-    Totals,
-)
+from engine.speculation.totals import Totals
+from engine.types import EngineInfo
 from observability.capture.files import CaptureCounts
 from observability.labels import LABELS, Labels, TelemetrySettings
 from observability.nvml import GpuMonitor

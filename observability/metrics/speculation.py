@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable
 from engine.base import (
     DraftSwap,
 )
-from engine.types import (
-    Totals,
-)
+from engine.speculation.totals import Totals
 from observability.labels import LABELS, Labels
 from observability.metrics.base import MetricGroup, Samples
 from observability.observation import DecodeProgress, RequestRecord

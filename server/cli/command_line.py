@@ -14,10 +14,17 @@ from typing import Any
 import orjson
 import yaml
 
-from server.cli.front_end_flags import add_front_end_flags, check_front_end_flags
 from server.cli.observing import CaptureSettings
 from server.errors import ConfigError
-from server.flags import ENV_PREFIX, add_arguments, flag, read_into, setting
+from server.flags import (
+    ENV_PREFIX,
+    add_arguments,
+    add_front_end_flags,
+    check_front_end_flags,
+    flag,
+    read_into,
+    setting,
+)
 from server.settings import Settings, read_settings
 
 ALIASES = {"VLLM_API_KEY": "api_key"}

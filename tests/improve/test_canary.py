@@ -16,9 +16,7 @@ from engine.errors import EngineDead
 from engine.observer import Ending
 from engine.speculation.drafts import DraftRefused
 from engine.speculation.swap import DraftManager
-from engine.types import (
-    Totals,
-)
+from engine.speculation.totals import Totals
 from improve.canary import Canary, CanaryBusy, CanaryPlan, CanaryRunner, measure_request
 from improve.sequential import CanaryRules, CanaryVerdict
 from tests.engine.speculation.test_drafts import Loader, copy_draft, make_manager

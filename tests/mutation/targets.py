@@ -85,6 +85,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/speculation/test_accounting.py",
         "tests/observability/test_account_scripted.py",
     ),
+    "engine/speculation/totals.py": (
+        "tests/engine/speculation/test_accounting.py",
+        "tests/observability/test_account_scripted.py",
+    ),
     "engine/supervision/continuation.py": (
         "tests/engine/supervision/test_continuation.py",
         "tests/engine/supervision/test_late_accounts.py",

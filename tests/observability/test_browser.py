@@ -26,6 +26,7 @@ from starlette.applications import Starlette
 from engine.events import ContentDelta, Finish, ReasoningDelta, ToolCallStart, Usage
 from engine.fleet.types import WorkerState, WorkerStatus
 from engine.observer import Ending, RequestFacts
+from engine.speculation.totals import Totals
 from engine.types import (
     DecodeStep,
     EngineInfo,
@@ -33,7 +34,6 @@ from engine.types import (
     Sampling,
     SpeculationInfo,
     Step,
-    Totals,
     UndraftedReason,
 )
 from observability.labels import TelemetrySettings

@@ -8,11 +8,8 @@ from starlette.applications import Starlette
 
 from engine.events import ContentDelta, Finish, ReasoningDelta, Usage
 from engine.observer import Ending, RequestFacts
-from engine.types import (
-    DecodeStep,
-    Step,
-    Totals,
-)
+from engine.speculation.totals import Totals
+from engine.types import DecodeStep, Step
 from observability.labels import TelemetrySettings
 from observability.pages import MIN_AT_RISK, compute_conditional_slope, make_routes
 from observability.telemetry import Telemetry

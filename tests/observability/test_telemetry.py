@@ -9,15 +9,8 @@ from prometheus_client import CollectorRegistry
 from engine.events import ContentDelta, Finish, Outcome, ToolCallEnd, ToolCallStart, Usage
 from engine.observer import Ending, RequestFacts
 from engine.scripted import ScriptedEngine, steps
-from engine.types import (
-    DecodeStep,
-    EngineRequest,
-    FinishReason,
-    Sampling,
-    Step,
-    Totals,
-    UndraftedReason,
-)
+from engine.speculation.totals import Totals
+from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step, UndraftedReason
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
 from observability.pages import render_metrics

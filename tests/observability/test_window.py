@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.types import (
-    Totals,
-)
+from engine.speculation.totals import Totals
 from observability.windows import SlidingWindow, WindowSums
 
 

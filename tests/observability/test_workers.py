@@ -5,9 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from engine.fleet.types import RoutingReason, WorkerState, WorkerStatus
-from engine.types import (
-    Totals,
-)
+from engine.speculation.totals import Totals
 from observability.labels import TelemetrySettings
 from observability.metrics.engine import MOST
 from observability.pages import summarize_speculation

@@ -11,9 +11,9 @@ import pytest
 
 from engine.base import AppliedDepth
 from engine.errors import EngineDead, EngineFailed
+from improve import draft_command as command
 from improve.canary import CanaryRunner
 from server.apis.shared.gateway import Controls
-from server.cli import draft as command
 from tests.engine.speculation.test_drafts import DEMO, copy_draft, make_manager
 from tests.improve.test_canary import SimulatedTraffic
 

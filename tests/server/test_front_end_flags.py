@@ -12,9 +12,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from server.cli.command_line import read_command_line
-from server.cli.front_end_flags import FLAGS
 from server.errors import ConfigError
-from server.flags import flag
+from server.flags import FLAGS, flag
 from server.settings import Settings
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "flags.md"

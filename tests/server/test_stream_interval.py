@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 from benchmarks.variants import PacedEngine
 from engine.speculation.accounting import Account, intern_step
 from engine.types import Step
-from engine.vllm_backend.step_queue import SinkFlusher, StepQueue
+from engine.vllm_backend.translate import SinkFlusher, StepQueue
 from tests.server.conftest import Lab, on_a_port
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'

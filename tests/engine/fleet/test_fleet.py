@@ -23,12 +23,9 @@ from engine.scripted import DEFAULT_INFO
 from engine.speculation.accounting import (
     Account,
 )
+from engine.speculation.totals import Totals
 from engine.supervision.policy import RecoveryOutcome
-from engine.types import (
-    Constraint,
-    SpeculationInfo,
-    Totals,
-)
+from engine.types import Constraint, SpeculationInfo
 from tests.engine.fleet.town import PATIENCE, town, until_serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 

@@ -12,14 +12,9 @@ from engine.fleet import Fleet, FleetSettings, RoutingSettings
 from engine.fleet.discovery import DiscoveryError
 from engine.fleet.types import BreakerSettings
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
+from engine.speculation.totals import Totals
 from engine.supervision.policy import SupervisionTimeouts
-from engine.types import (
-    EngineInfo,
-    EngineRequest,
-    FinishReason,
-    Health,
-    Totals,
-)
+from engine.types import EngineInfo, EngineRequest, FinishReason, Health
 from tests.engine.supervision.mortal import Notes, following
 
 RULES = FleetSettings(

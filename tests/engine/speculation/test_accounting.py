@@ -10,13 +10,8 @@ from engine.speculation.accounting import (
     sum_steps,
     trim_step,
 )
-from engine.types import (
-    DecodeStep,
-    FinishReason,
-    Step,
-    Totals,
-    UndraftedReason,
-)
+from engine.speculation.totals import Totals
+from engine.types import DecodeStep, FinishReason, Step, UndraftedReason
 
 
 def verify(drafted: int, accepted: int) -> DecodeStep:

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from engine.vllm_backend import environment
+from engine import vllm_backend
 
 
 @pytest.mark.parametrize(
@@ -10,12 +10,12 @@ from engine.vllm_backend import environment
     [([0, 1], 2, "0|1"), ([0, 1, 2, 3, 4], 2, "0,1|2,3"), ([4, 6, 8, 9], 1, "4,6,8,9")],
 )
 def test_cores_are_shared_out(cores: list[int], workers: int, want: str) -> None:
-    assert environment.bind_cores(cores, workers) == want
+    assert vllm_backend.bind_cores(cores, workers) == want
 
 
 def test_more_workers_than_cores_is_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"over 4 needs .* 2 are allowed"):
-        environment.bind_cores([0, 1], 4)
+        vllm_backend.bind_cores([0, 1], 4)
 
 
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "1024")
-    environment.prepare_cpu(tensor_parallel=1, threads=1)
+    vllm_backend.prepare_cpu(tensor_parallel=1, threads=1)
     assert os.environ["VLLM_USE_AOT_COMPILE"] == "1"
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "1024"

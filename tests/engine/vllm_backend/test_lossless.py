@@ -18,13 +18,8 @@ import torch
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from benchmarks.drive import Outcome, at, greedy, run, run_all
-from engine.types import (
-    Constraint,
-    EngineRequest,
-    FinishReason,
-    Sampling,
-    Totals,
-)
+from engine.speculation.totals import Totals
+from engine.types import Constraint, EngineRequest, FinishReason, Sampling
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 from tests.engine.vllm_backend.conftest import MOST

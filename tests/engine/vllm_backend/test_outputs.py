@@ -16,8 +16,7 @@ from engine.errors import EngineDead, EngineFailed
 from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend import outputs as module
 from engine.vllm_backend.outputs import StepOutputProcessor, check_vllm
-from engine.vllm_backend.step_queue import StepQueue
-from engine.vllm_backend.translate import read_decode_step
+from engine.vllm_backend.translate import StepQueue, read_decode_step
 from engine.vllm_contract import Area
 
 FIRST = PrefillStats(num_prompt_tokens=3, num_computed_tokens=1, num_cached_tokens=2)

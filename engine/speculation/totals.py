@@ -1,0 +1,119 @@
+"""Sums of accounts, and the ratios that follow from them (formulas: ``accounting.py``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import zip_longest
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over any number of requests; add them with ``+``. Ratios of no data are None."""
+
+    requests: int = 0
+    tokens: int = 0
+    """N"""
+    first_tokens: int = 0
+    """Output tokens delivered that came from prefill: at most one per request."""
+    verify_steps: int = 0
+    """D"""
+    proposed: int = 0
+    """P"""
+    accepted: int = 0
+    """A: accepted and delivered."""
+    cut: int = 0
+    """Accepted by the target, taken away by a stop or a token limit."""
+    lost_bonus: int = 0
+    """Decode steps whose bonus token was taken away likewise."""
+    rejected: int = 0
+    """D_0: verify steps in which every draft was rejected."""
+    undrafted: int = 0
+    """F, reason ``undrafted``: the engine proposed nothing."""
+    off: int = 0
+    """F, reason ``off``: speculation was switched off."""
+    accepted_at: tuple[int, ...] = ()
+    """A_1, A_2, ...: verify steps that delivered the draft at this position."""
+    proposed_at: tuple[int, ...] = ()
+    """Verify steps that drafted this position: falls over i when depths differ."""
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(
+            requests=self.requests + other.requests,
+            tokens=self.tokens + other.tokens,
+            first_tokens=self.first_tokens + other.first_tokens,
+            verify_steps=self.verify_steps + other.verify_steps,
+            proposed=self.proposed + other.proposed,
+            accepted=self.accepted + other.accepted,
+            cut=self.cut + other.cut,
+            lost_bonus=self.lost_bonus + other.lost_bonus,
+            rejected=self.rejected + other.rejected,
+            undrafted=self.undrafted + other.undrafted,
+            off=self.off + other.off,
+            accepted_at=_add_columns(self.accepted_at, other.accepted_at),
+            proposed_at=_add_columns(self.proposed_at, other.proposed_at),
+        )
+
+    @property
+    def plain_steps(self) -> int:
+        """F: decode steps without any draft."""
+        return self.undrafted + self.off
+
+    @property
+    def decode_steps(self) -> int:
+        """D + F"""
+        return self.verify_steps + self.plain_steps
+
+    @property
+    def imbalance(self) -> int:
+        """Delivered tokens no step explains; 0 when the account is exact."""
+        explained = self.accepted + self.decode_steps - self.lost_bonus + self.first_tokens
+        return self.tokens - explained
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """1 + A / D: tokens per verify step, bonus included."""
+        return 1 + self.accepted / self.verify_steps if self.verify_steps else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """A / P: falls as K grows, so never compare it across K."""
+        return self.accepted / self.proposed if self.proposed else None
+
+    @property
+    def acceptance_per_position(self) -> tuple[float, ...]:
+        """a_i = A_i / D"""
+        return tuple(count / self.verify_steps for count in self.accepted_at)
+
+    @property
+    def conditional_acceptance(self) -> tuple[float | None, ...]:
+        """c_i = A_i / A_(i-1), c_1 = a_1; None where the position before was never accepted."""
+        before = (self.verify_steps, *self.accepted_at)
+        return tuple(
+            count / base if base else None
+            for count, base in zip(self.accepted_at, before, strict=False)
+        )
+
+    @property
+    def fallback_ratio(self) -> float | None:
+        """(D_0 + F) / (D + F)"""
+        steps = self.decode_steps
+        return (self.rejected + self.plain_steps) / steps if steps else None
+
+    @property
+    def fallback_by_reason(self) -> dict[str, float]:
+        """Each reason's part of the fallback ratio; they add up to it. Empty without steps."""
+        steps = self.decode_steps
+        if not steps:
+            return {}
+        counts = {"rejected": self.rejected, "undrafted": self.undrafted, "off": self.off}
+        return {reason: count / steps for reason, count in counts.items()}
+
+    @property
+    def histogram(self) -> tuple[int, ...]:
+        """Verify steps that delivered exactly 0, 1, 2, ... draft tokens; sums to D."""
+        at_least = (self.verify_steps, *self.accepted_at, 0)
+        return tuple(at_least[i] - at_least[i + 1] for i in range(len(at_least) - 1))
+
+
+def _add_columns(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
