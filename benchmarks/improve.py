@@ -29,6 +29,7 @@ import httpx
 import yaml
 
 from benchmarks.improve_data import ROOT, TARGET, make_bodies, train, write_answers
+from improve.canary import TOOL_FAILURES
 from improve.ledger import Candidate, Ledger, Stage
 from measure.servers import demo_flags, drop_speculation
 from observability.capture.files import read_records, write_records
@@ -38,7 +39,8 @@ DEPTH = 5
 TOOLS, CHAT, REFERENCE = 160, 30, 150
 """Requests: of the new domain and of chat before the loop has enough, and of older traffic."""
 LIVE_TOOLS, LIVE_CHAT = 100, 40
-"""Other prompts, sent again and again until the end."""
+"""Other prompts, sent again and again until the end, but for those whose calls fail without a draft
+too: with 14 failures in a hundred the canary needs a thousand calls of each arm for its margin."""
 BUSY_S, QUIET_S = 0.1, 30.0
 """Between two requests of one client: during a canary, and else."""
 CLIENTS = 6
@@ -180,7 +182,7 @@ class Demonstration:
             "window": {"answers": TOOLS - 10, "sessions": 100, "pause_s": 86400},
             "tune": {"steps": self.tune_steps, "keep_share": 0.8, "arguments": how},
             "gate": {"targets": ["workload tools"], "depth": DEPTH, "limit": 200},
-            "canary": {"slot_s": 15, "max_s": 3600, "slice_margin": 0.15},
+            "canary": {"slot_s": 10, "max_s": 3600, "slice_margin": 0.15},
             "poll_s": 1,
         }
         self.config.write_text(yaml.safe_dump(content))
@@ -246,6 +248,15 @@ async def read_plain_texts(run: Demonstration, base: Path) -> dict[str, str]:
     return traffic.texts
 
 
+def find_failing(capture: Path) -> set[str]:
+    """Names of the prompts to which the target, without a draft, writes calls that fail."""
+    return {
+        str((record.body or {})["user"])
+        for record in read_records(capture)
+        if any(set(choice.tools) & set(TOOL_FAILURES) for choice in record.choices)
+    }
+
+
 async def demonstrate(run: Demonstration) -> dict[str, Any]:
     base = run.train_base()
     texts = await read_plain_texts(run, base)
@@ -255,9 +266,11 @@ async def demonstrate(run: Demonstration) -> dict[str, Any]:
     with serving(run.out / "serve.log", (*run.flags(base), *kept)) as gateway:
         traffic = Traffic(gateway.url, texts)
         bodies = make_traffic()
+        failing = find_failing(run.out / "plain")
+        live = [body for body in bodies["live"] if body["user"] not in failing]
         say("serving; the loop waits for traffic")
         await traffic.send_all(bodies["mixed"], 16)
-        going = asyncio.create_task(traffic.go_on(bodies["live"], CLIENTS))
+        going = asyncio.create_task(traffic.go_on(live, CLIENTS))
         try:
             candidates = await run_candidates(run, gateway, traffic)
         finally:
