@@ -9,8 +9,8 @@ For a given rate, a draft token is worth verifying if its survival exceeds rate 
 verified token. So one threshold gives the best widths of every K at once, and Dinkelbach's
 iteration (Management Science 13, 1967) on the rate finds the optimum in two or three rounds.
 
-K is fixed before the drafts are known, widths one step later: ``plan`` gives both, and ``widths``
-only the second for a K that was fixed before.
+K is fixed before the drafts are known; the widths hold for the step that verifies them. A plan is
+kept while nothing that was learnt contradicts it, for ``KEPT_STEPS`` at most.
 
 A verify step teaches every position up to its width. Deeper positions, and depth 0, need probes:
 steps one deeper than the best. They are paid from a budget, a share of the time that went by, and
@@ -19,12 +19,13 @@ wait twice as long after each probe that changed nothing.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +42,11 @@ CLOSE = 5e-3
 """... until it moves by less than this share."""
 FIXED_EVERY = 8
 """Steps between estimates of what fixed depths would have taken."""
+KEPT_STEPS = 8
+"""Steps that a plan is kept for at most while nothing contradicts it."""
 TIMED = 8
 """Steps after which the time at a depth counts as known."""
 RECENT_STEPS = 512
-"""Steps that are remembered one by one."""
 FALL = 0.85
 """Acceptance that is below this share of the first position's has drifted."""
 
@@ -129,22 +131,19 @@ class PlannedStep:
     reason: DepthReason
 
 
-class Planner(Protocol):
-    """What a scheduler asks at every step."""
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A plan, what it was made for, and the tokens expected at every fixed depth."""
 
-    def begin(self, request: str, traffic: str, tenant: str) -> None: ...
+    requests: list[str]
+    bounds: Ints
+    floors: Ints
+    plan: DepthPlan
+    tokens: Floats
 
-    def move(self, request: str, traffic: str, tenant: str) -> None: ...
-
-    def end(self, request: str) -> None: ...
-
-    def plan(
-        self, requests: Sequence[str], bounds: Ints, floors: Ints | None = None
-    ) -> DepthPlan: ...
-
-    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None: ...
-
-    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None: ...
+    def is_for(self, requests: Sequence[str], bounds: Ints, floors: Ints) -> bool:
+        same = np.array_equal(self.bounds, bounds) and np.array_equal(self.floors, floors)
+        return same and self.requests == requests
 
 
 class DepthPlanner:
@@ -168,7 +167,13 @@ class DepthPlanner:
         self._committed = 0
         self._expected: dict[str, float] = {}
         self._reason = DepthReason.COST
+        self._last: _Planned | None = None
+        self._kept = 0
+        self._fresh = True
+        """What was learnt since the last plan may change it."""
         self._budget_s = 0.0
+        self._price_s = 0.0
+        """Of the cheapest probe that the budget did not pay; infinite where there is none."""
         self._wait = 1
         self._waited = 0
         self._counted = 0
@@ -177,12 +182,13 @@ class DepthPlanner:
         self._positions = np.arange(1, depth + 1)
 
     def begin(self, request: str, traffic: str, tenant: str) -> None:
-        """A request begins: ``traffic`` names its slice, ``tenant`` whose traffic teaches it."""
+        """``traffic`` names its slice, ``tenant`` whose traffic teaches it."""
         self.survival.add(request, traffic, tenant)
 
     def move(self, request: str, traffic: str, tenant: str) -> None:
         """A request goes on as other traffic: its reasoning has ended."""
         self.survival.move(request, traffic, tenant)
+        self._fresh = True
 
     def end(self, request: str) -> None:
         self.survival.remove(request)
@@ -192,10 +198,35 @@ class DepthPlanner:
         request may have, shape (requests,); no floors are zeros.
         """
         began = perf_counter()
+        floors = np.zeros_like(bounds) if floors is None else floors
+        if self._last is None or self._must_plan(self._last, requests, bounds, floors):
+            self._last = self._make_plan(requests, bounds, floors)
+            self._fresh, self._kept = False, 0
+        else:
+            self._waited += 1
+            self._kept += 1
+        plan = self._last.plan
+        self._count(self._last)
+        self._reason = plan.reason
+        self.survival.count_widths(requests, plan.widths)
+        self.totals.reasons[plan.reason] += 1
+        self.totals.depths[plan.depth] += 1
+        self.totals.planning_s += perf_counter() - began
+        return plan
+
+    def _must_plan(
+        self, last: _Planned, requests: Sequence[str], bounds: Ints, floors: Ints
+    ) -> bool:
+        """Something was learnt since the last plan, a probe is due, or the requests are others."""
+        due = self._waited + 1 >= self._wait and self._budget_s >= self._price_s
+        due = due or self._kept >= KEPT_STEPS or self.frozen is not None
+        return self._fresh or due or not last.is_for(requests, bounds, floors)
+
+    def _make_plan(self, requests: Sequence[str], bounds: Ints, floors: Ints) -> _Planned:
         conditional = self.survival.conditional(requests)
         survival = np.cumprod(conditional, axis=1)
         survival[self._positions > bounds[:, None]] = 0.0
-        least = 0 if floors is None else int(floors.max(initial=0))
+        least = int(floors.max(initial=0))
         best, seconds = self._optimum(survival, least)
         widths = self._widths(survival, best)
         if self.frozen is not None:
@@ -209,39 +240,37 @@ class DepthPlanner:
             reason = _name(conditional, bounds, depth, self.depth)
         if best != self._best:
             self._best, self._wait = best, 1
-        if floors is not None:
-            widths = np.maximum(widths, floors)
+        widths = np.maximum(widths, floors)
         within = self._positions[:depth] <= widths[:, None]
         accepted = (survival[:, :depth] * within).sum(axis=1)
         tokens = len(requests) + float(accepted.sum())
         self._expected = dict(zip(requests, accepted.tolist(), strict=True))
-        self.survival.count_widths(requests, widths)
         plan = DepthPlan(depth, widths, reason, tokens, float(seconds[depth]))
-        self._count(plan, survival)
-        self._reason = reason
-        self.totals.planning_s += perf_counter() - began
-        return plan
-
-    def widths(self, requests: Sequence[str], bounds: Ints, depth: int) -> Ints:
-        """How many of ``depth`` draft tokens, made already, to verify of each request."""
-        survival = self.survival.survival(requests)
-        survival[self._positions > bounds[:, None]] = 0.0
-        return self._widths(survival, depth)
+        by_depth = np.concatenate([[0.0], np.cumsum(survival.sum(axis=0))])
+        return _Planned([*requests], bounds, floors, plan, len(requests) + by_depth)
 
     def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None:
         """What became of one step's drafts, and of requests that had none."""
         self.survival.observe(requests, drafted, accepted)
+        self._fresh = self._fresh or not self._confirms(drafted, accepted)
         self._committed = len(requests) + int(accepted.sum())
         for request, count in zip(requests, accepted.tolist(), strict=True):
             if (expected := self._expected.get(request)) is not None:
                 self.totals.expected_tokens += 1 + expected
                 self.totals.committed_tokens += 1 + count
 
+    def _confirms(self, drafted: Ints, accepted: Ints) -> bool:
+        """Nothing was drafted; or all drafts were accepted, and no plan is deeper than the last."""
+        if self._last is None:
+            return False
+        deepest = self._last.plan.depth == self.depth
+        full = deepest and np.array_equal(self._last.plan.widths, self._last.bounds)
+        return bool((drafted == accepted).all()) if full else not drafted.any()
+
     def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
         """A step of decoding requests alone: what it did and how long it took."""
         if self.cost.is_known:
-            base, per_token = self.cost.line(batch)
-            self.totals.expected_s += float(base[depth] + per_token[depth] * verified)
+            self.totals.expected_s += self.cost.step_seconds(batch, verified, depth)
             self.totals.taken_s += seconds
         self.cost.observe(batch, verified, depth, seconds)
         step = PlannedStep(seconds, self._committed, batch, verified, depth, self._reason)
@@ -309,8 +338,11 @@ class DepthPlanner:
     ) -> tuple[int, Ints, DepthReason]:
         """A step beside the best where the budget pays for it: shallower for its time alone."""
         self._waited += 1
+        self._price_s = math.inf
         untimed = self.cost.steps_at(len(requests))[least:best] < TIMED
-        if untimed.any() and self._waited > 2:
+        if untimed.any() and self._waited <= 2:
+            self._price_s = 0.0
+        elif untimed.any():
             depth = least + int(untimed.argmax())
             within = survival[:, :best] * (self._positions[:best] <= widths[:, None])
             lost_s = float(within[:, depth:].sum()) / max(self._rate, 1e-9)
@@ -323,6 +355,7 @@ class DepthPlanner:
         cold = deepest & (self.survival.trials(requests)[:, best] < self.settings.cold_trials)
         cold &= self.survival.age(requests) < self.settings.cold_steps
         if not cold.any() and self._waited < self._wait:
+            self._price_s = 0.0
             return best, widths, DepthReason.COST
         tried = cold if cold.any() else deepest
         cost_s = float(seconds[best + 1] - seconds[best]) + int(tried.sum()) * self.cost.per_token()
@@ -338,22 +371,20 @@ class DepthPlanner:
     def _pay(self, seconds: float) -> bool:
         """Take a probe's expected loss from the budget, if there is so much."""
         if seconds > self._budget_s:
+            self._price_s = min(self._price_s, seconds)
             return False
         self._budget_s -= max(0.0, seconds)
         return True
 
-    def _count(self, plan: DepthPlan, survival: Floats) -> None:
-        totals = self.totals
-        totals.reasons[plan.reason] += 1
-        totals.depths[plan.depth] += 1
+    def _count(self, planned: _Planned) -> None:
+        totals, plan = self.totals, planned.plan
         self._counted += 1
         if self._counted % FIXED_EVERY or not self.cost.is_known:
             return
-        batch = len(survival)
-        tokens = np.concatenate([[batch], batch + np.cumsum(survival.sum(axis=0))])
+        batch = len(planned.requests)
         seconds = self.cost.seconds(batch, np.arange(self.depth + 1) * float(batch))
         totals.planned_s += FIXED_EVERY * plan.seconds
-        totals.fixed_s += FIXED_EVERY * plan.tokens * seconds / tokens
+        totals.fixed_s += FIXED_EVERY * plan.tokens * seconds / planned.tokens
 
 
 def _name(conditional: Floats, bounds: Ints, depth: int, most: int) -> DepthReason:

@@ -1,9 +1,10 @@
 """How long a step takes: learnt from step times, linear in what a step does.
 
-seconds = w0 + w1 B + w2 V + w3 [K > 0] + w4 K + w5 K B, for B requests, V draft tokens verified
-and K draft tokens made for each request after verifying. Weighted least squares with forgetting,
-drawn towards a first guess, weights kept at 0 or more; a small correction per batch size and depth
-takes up what is not linear.
+seconds = w0 + w1 B + w2 V + w3 [K > 0] + w4 K + w5 K B + w6 [V > 0], for B requests, V draft tokens
+verified and K draft tokens made for each request after verifying. Making drafts and verifying them
+fall into different steps where the depth changes, so each has a fixed part of its own. Weighted
+least squares with forgetting, drawn towards a first guess, weights kept at 0 or more; a small
+correction per batch size and depth takes up what is not linear.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating[Any]]
 
-GUESS = np.array([1.0, 0.01, 0.01, 0.02, 0.06, 0.002])
+GUESS = np.array([1.0, 0.01, 0.01, 0.01, 0.06, 0.002, 0.01])
 """First guess of the weights, in units of a step of one request without a draft."""
 NOISE = 0.1
 """Typical relative error of a step time."""
@@ -76,17 +77,26 @@ class StepCostModel:
         self._correct(batch, depth, residual)
 
     def seconds(self, batch: int, verified: Floats) -> Floats:
-        """Expected seconds at every depth 0 .. K; ``verified`` draft tokens at each of them."""
+        """Expected seconds at every depth 0 .. K; ``verified`` draft tokens at each of them.
+
+        As a step costs in the long run: one that drafts verifies, too.
+        """
         base, per_token = self.line(batch)
         return np.asarray(base + per_token * verified)
 
     def line(self, batch: int) -> tuple[Floats, Floats]:
         """Expected seconds with nothing verified, and per verified token, at every depth."""
         w, k = self._weights, self._depths
-        linear = w[0] + w[1] * batch + w[3] * (k > 0) + (w[4] + w[5] * batch) * k
+        linear = w[0] + w[1] * batch + (w[3] + w[6]) * (k > 0) + (w[4] + w[5] * batch) * k
         size = _size_class(batch)
         factor = np.exp(self._sizes[size] + self._cells[size]) * (self._unit or 1.0)
         return linear * factor, w[2] * factor
+
+    def step_seconds(self, batch: int, verified: int, depth: int) -> float:
+        """Expected seconds of one step, whatever the steps beside it do."""
+        size = _size_class(batch)
+        factor = np.exp(self._sizes[size] + self._cells[size, depth]) * (self._unit or 1.0)
+        return float(_features(batch, verified, depth) @ self._weights * factor)
 
     def per_token(self) -> float:
         """Expected seconds that one more verified draft token costs."""
@@ -97,7 +107,15 @@ class StepCostModel:
         return np.asarray(self._cell_steps[_size_class(batch)])
 
     def describe(self) -> dict[str, object]:
-        names = ("fixed", "request", "verified_token", "drafting", "depth", "depth_and_request")
+        names = (
+            "fixed",
+            "request",
+            "verified_token",
+            "drafting",
+            "depth",
+            "depth_and_request",
+            "verifying",
+        )
         unit = self._unit or 0.0
         return {
             "steps": self.steps,
@@ -140,7 +158,9 @@ def _approach(average: float, value: float, steps: float) -> float:
 
 
 def _features(batch: int, verified: int, depth: int) -> Floats:
-    return np.array([1.0, batch, verified, float(depth > 0), depth, depth * batch], dtype=float)
+    return np.array(
+        [1.0, batch, verified, depth > 0, depth, depth * batch, verified > 0], dtype=np.float64
+    )
 
 
 def _size_class(batch: int) -> int:

@@ -162,6 +162,8 @@ class SurvivalEstimator:
             return
         rows = np.array([self._row[requests[i]] for i in known])
         self._age[rows] += 1
+        if not drafted.any():
+            return
         width = drafted[known][:, None]
         hits = accepted[known][:, None]
         tried = (self._positions <= np.minimum(hits + 1, width)).astype(np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from vllm.config import VllmConfig
@@ -12,9 +12,27 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from engine.speculation.planner import DepthPlan, DepthPlanner, DepthReason, Ints, Planner
+from engine.speculation.planner import DepthPlan, DepthPlanner, DepthReason, Ints
 from engine.vllm_backend.steering import ReasoningSpan
 from engine.vllm_fields import DEPTH, TENANT, TRAFFIC
+
+
+class Planner(Protocol):
+    """What a scheduler asks at every step."""
+
+    def begin(self, request: str, traffic: str, tenant: str) -> None: ...
+
+    def move(self, request: str, traffic: str, tenant: str) -> None: ...
+
+    def end(self, request: str) -> None: ...
+
+    def plan(
+        self, requests: Sequence[str], bounds: Ints, floors: Ints | None = None
+    ) -> DepthPlan: ...
+
+    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None: ...
+
+    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None: ...
 
 
 class RandomPlanner:

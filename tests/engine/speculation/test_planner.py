@@ -18,7 +18,7 @@ from benchmarks.regret_sim import (
     run,
     step_ms,
 )
-from engine.speculation.planner import DepthPlanner, DepthReason, PlannerSettings
+from engine.speculation.planner import DepthPlan, DepthPlanner, DepthReason, PlannerSettings
 from engine.speculation.step_cost import StepCostModel
 from engine.speculation.survival import START, SurvivalEstimator
 
@@ -219,3 +219,57 @@ def test_the_oracle_is_the_most_there_is() -> None:
         other = run(Lane("fixed", fixed(depth)), phases, seed=2)
         for mine, theirs in zip(best, other, strict=True):
             assert mine.rate > 0.97 * theirs.rate
+
+
+def plan_for(planner: DepthPlanner, names: list[str], accepted: int | None = None) -> DepthPlan:
+    """One step: plan it, verify the widths, accept so many of each, or all."""
+    plan = planner.plan(names, np.full(len(names), DEPTH))
+    hits = plan.widths if accepted is None else np.minimum(plan.widths, accepted)
+    planner.observe(names, plan.widths, hits)
+    planner.observe_step(len(names), int(plan.widths.sum()), plan.depth, 0.01)
+    return plan
+
+
+def test_a_plan_is_kept_while_nothing_is_learnt() -> None:
+    planner = profiled(DepthPlanner(DEPTH))
+    names = ["a", "b"]
+    for name in names:
+        planner.begin(name, "chat", "")
+    while plan_for(planner, names, 0).depth:
+        pass
+    plans = [plan_for(planner, names, 0) for _ in range(200)]
+    made = len({id(plan) for plan in plans})
+    assert made < 40, f"{made} plans in 200 steps without a draft"
+    assert DepthReason.PROBE in {plan.reason for plan in plans}, "it still looks for a change"
+    last = plans[-1]
+    planner.begin("c", "chat", "")
+    assert planner.plan([*names, "c"], np.full(3, DEPTH)) is not last
+    assert planner.plan(names, np.array([DEPTH, 0])).widths[1] == 0
+
+
+def test_a_plan_is_kept_while_all_drafts_are_accepted() -> None:
+    planner = profiled(DepthPlanner(DEPTH))
+    planner.begin("a", "chat", "")
+    for _ in range(40):
+        before = plan_for(planner, ["a"])
+    assert before.depth == DEPTH
+    assert plan_for(planner, ["a"]) is before
+    plan_for(planner, ["a"], 1)
+    assert planner.plan(["a"], np.array([DEPTH])) is not before
+    planner.move("a", "other", "")
+    kept = planner.plan(["a"], np.array([DEPTH]))
+    planner.move("a", "chat", "")
+    assert planner.plan(["a"], np.array([DEPTH])) is not kept
+
+
+def test_making_drafts_and_verifying_them_cost_apart() -> None:
+    """Steps that only draft, and steps that only verify: where the depth changes."""
+    rng = np.random.default_rng(3)
+    model = StepCostModel(DEPTH)
+    costs = {(0, 0): 10.0, (1, 0): 10.5, (0, 4): 13.0, (1, 4): 13.5}
+    for _ in range(600):
+        depth, verified = list(costs)[rng.integers(4)]
+        seconds = costs[depth, verified] * 1e-3 * float(rng.lognormal(0, 0.03))
+        model.observe(4, verified, depth, seconds)
+    for (depth, verified), ms in costs.items():
+        assert model.step_seconds(4, verified, depth) * 1e3 == pytest.approx(ms, rel=0.04)
