@@ -46,6 +46,8 @@ class Repair(StrEnum):
     """They stood under another key, or beside the name."""
     DOUBLE_ENCODED = "double_encoded"
     """They were a JSON string that holds an object."""
+    NULL_ARGUMENTS = "null_arguments"
+    """They were ``null``: there are none."""
     QUOTED_VALUE = "quoted_value"
     """A value was in quotes that its type has not."""
     REPEATED_PARAMETER = "repeated_parameter"

@@ -134,6 +134,10 @@ class Sections:
 
     def _quotes(self, context: Context) -> Quotes:
         """A string is given up where the section goes on or ends, and the output with it."""
-        last = context.follow({}, self.section_end)
-        following = context.follow({NAME: None}, self.call)
-        return context.quotes({self.call_end: {**last, **following}, self.section_end: {}})
+
+        def find() -> Mapping[str, Follow | None]:
+            last = context.follow({}, self.section_end)
+            following = context.follow({NAME: None}, self.call)
+            return {self.call_end: {**last, **following}, self.section_end: {}}
+
+        return context.remember_quotes(self, find)

@@ -66,8 +66,8 @@ class JsonCalls:
         A brace too many behind one is none of the text.
         """
         found = False
+        skipped: list[str] = []
         while True:
-            skipped: list[str] = []
             char = yield Next(self.stops, skipped.append, keep="`", markup=True)
             if char == "`":
                 inside = self.certain and (self.closed or not found)
@@ -77,6 +77,7 @@ class JsonCalls:
             if char == "{":
                 char = yield from self.object()
                 found = True
+                skipped.clear()
             elif char not in self.stops.markers and char not in ("[,;]}" if found else "[,;]"):
                 self.lost("".join(skipped))
                 char = (yield Until(self.stops, self.lost)) if self.closed else NO_CALL
@@ -116,6 +117,8 @@ class _Object:
         self._spoiled = False
         self._moved = False
         """The arguments stand elsewhere than under their key."""
+        self._is_null = False
+        """The arguments are ``null``: there are none."""
         self._begun = False
         self._given_up = False
 
@@ -176,10 +179,16 @@ class _Object:
     def _begin(self) -> None:
         self._begun = True
         self._calls.begin(self._name)
-        for piece in self._early:
-            self._calls.write_json(piece)
+        self._write_early()
         if self._moved:
             self._calls.repair(Repair.ARGUMENTS_KEY)
+
+    def _write_early(self) -> None:
+        for piece in self._early:
+            self._calls.write_json(piece)
+        if self._is_null:
+            self._calls.repair(Repair.NULL_ARGUMENTS)
+            self._calls.keep_raw("null")
 
     def _member(self) -> Subgrammar:
         """``"key": value``: DONE after it, or the marker before its end."""
@@ -198,10 +207,12 @@ class _Object:
         if self._form.is_keyed and not self._name:
             self._name = key
             return (yield from self._read_arguments())
+        if key == "function" and end in '{"' and not self._name:
+            return (yield from self._read_function(end))
         if key in self._form.names and not self._name:
             return (yield from self._read_name())
         if key in self._form.arguments and not self._argued:
-            return (yield from self._read_arguments())
+            return (yield from self._read_arguments(end))
         if not self._form.certain and key not in self._form.others:
             return (yield from self._give_up(""))
         if self._wraps(key, end):
@@ -228,8 +239,27 @@ class _Object:
                 self._begin()
         return end
 
-    def _read_arguments(self) -> Subgrammar:
+    def _read_function(self, char: str) -> Subgrammar:
+        """The call in an object of its own, as the API has it, or the name under another key."""
+        if char == "{":
+            yield Next(self._stops, self._raw.append)
+            return (yield from self.members())
+        written: list[str] = []
+        end = yield self._form.value(self._both(written))
+        name = _text("".join(written))
+        if end == DONE and self._form.certain and self._calls.find(name):
+            self._name = name
+            if self._may_begin:
+                self._begin()
+        elif not self._form.certain:
+            return (yield from self._give_up(""))
+        self._members.setdefault("function", "".join(written).strip())
+        return end
+
+    def _read_arguments(self, char: str = "") -> Subgrammar:
         self._argued = True
+        if char == "n" and self._calls.repairing:
+            return (yield from self._read_null())
         if self._begun and self._moved:
             self._calls.repair(Repair.ARGUMENTS_KEY)
         if self._name and not self._begun:
@@ -237,6 +267,25 @@ class _Object:
         if self._begun:
             return (yield self._form.value(self._calls.write_json))
         return (yield self._form.value(self._both(self._early)))
+
+    def _read_null(self) -> Subgrammar:
+        """What begins like ``null``, which says that there are none."""
+        written: list[str] = []
+        try:
+            end = yield self._form.value(self._both(written))
+        except Ended:
+            self._early = written
+            if self._begun:
+                self._write_early()
+            raise
+        text = "".join(written)
+        self._is_null = text.strip() == "null"
+        self._early = [] if self._is_null else [text]
+        if self._may_begin:
+            self._begin()
+        elif self._begun:
+            self._write_early()
+        return end
 
     def _give_up(self, char: str) -> Subgrammar:
         """This is no call object; what follows goes where its text belongs."""

@@ -17,6 +17,7 @@ or spaces", and content stands directly before the section.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from server.parsing.json_blocks import Sections
@@ -25,7 +26,7 @@ from server.parsing.lookahead import last_name
 from server.parsing.markers import Follow
 from server.parsing.message import Context
 from server.parsing.output import Calls
-from server.parsing.reader import Subgrammar, Until, ignore
+from server.parsing.reader import JsonValue, Next, Subgrammar, Until, Want, ignore
 from server.parsing.tagged import Closing, Tagged
 
 
@@ -36,53 +37,75 @@ def begin(calls: Calls, header: str) -> bool:
     return bool(header)
 
 
+KIND = "function"
+"""What V3 writes before the separator, where V3.1 has the name."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Fenced(Sections):
-    """The name stands behind the separator, and a fence around the arguments."""
+class _Versions(Sections):
+    """Both ways to write a call: models of one version write the other's at times."""
 
     def read(self, context: Context) -> Subgrammar:
-        stops = context.lexicon.stops
-        marker = yield Until(stops(self.separator, *self.ends), ignore)
-        if marker != self.separator:
+        stops, calls = context.lexicon.stops, context.calls
+        written: list[str] = []
+        marker = yield from last_name(
+            stops(self.separator, *self.ends),
+            written,
+            lambda name: name != KIND and self.begin(calls, name),
+        )
+        name, fenced = "".join(written).strip(), False
+        begun = name != KIND and self.begin(calls, name)
+        if marker == self.separator:
+            marker = yield Next(stops(*self.ends), keep=None)
+            fenced = marker == "`" or (not begun and marker != "{")
+            if not begun and fenced:
+                name, marker = yield from self._name(context)
+            begun = begun or self.begin(calls, name)
+        if not begun:
             return marker
-        header: list[str] = []
-        ends = stops("```", "{", *self.ends)
-        marker = yield from last_name(ends, header, lambda name: self.begin(context.calls, name))
-        if not self.begin(context.calls, "".join(header).strip()):
-            return marker
-        if marker == "```":
+        if fenced and marker in ("`", "```"):
             marker = yield Until(stops("\n", "{", *self.ends), ignore)
         if marker not in self.ends:
-            marker = yield self._arguments(marker, context)
+            marker = yield self._arguments(marker, context) if fenced else self._json(context)
         if marker not in self.ends:
             marker = yield Until(stops(*self.ends), ignore)
-        context.calls.close()
+        calls.close()
         return marker
 
+    def _name(self, context: Context) -> Generator[Want, str, tuple[str, str]]:
+        """V3's name, behind the separator, and the marker behind it."""
+        written: list[str] = []
+        ends = context.lexicon.stops("```", "{", *self.ends)
+        marker = yield from last_name(ends, written, lambda name: self.begin(context.calls, name))
+        return "".join(written).strip(), marker
+
+    def _json(self, context: Context) -> JsonValue:
+        stops = context.lexicon.stops(*self.ends)
+        return JsonValue(stops, context.calls.write_json, True, self._quotes(context))
+
     def _arguments(self, opening: str, context: Context) -> Tagged:
+        """Arguments in a fence, or without V3.1's protection of strings."""
         write = JsonText(context.calls.write_json).write
         if opening == "{":
             write(opening)
+        closing: Closing = context.lexicon.remember(
+            (self, context.sound), lambda: self._find_closing(context)
+        )
+        return Tagged(context.lexicon, closing, write)
+
+    def _find_closing(self, context: Context) -> Closing:
         lexicon = context.lexicon
         goes_on = context.follow({}, self.section_end) | context.follow(None, self.call)
         ends = context.follow(goes_on, self.call_end)
         last = context.follow(None, self.call_end)
         words: dict[str, Follow | None] = {"```": last, "\n```": last}
         if not lexicon.is_token(self.call_end) or context.sound:
-            return Tagged(lexicon, Closing(words), write)
+            return Closing(words)
         words |= {**ends, lexicon.sign(self.section_end): {}}
-        return Tagged(lexicon, Closing(words, forced=ends), write)
+        return Closing(words, forced=ends)
 
 
-V31 = Sections(
-    section="<｜tool▁calls▁begin｜>",
-    section_end="<｜tool▁calls▁end｜>",
-    call="<｜tool▁call▁begin｜>",
-    separator="<｜tool▁sep｜>",
-    call_end="<｜tool▁call▁end｜>",
-    begin=begin,
-).format()
-FORMAT = _Fenced(
+FORMAT = _Versions(
     section="<｜tool▁calls▁begin｜>",
     section_end="<｜tool▁calls▁end｜>",
     call="<｜tool▁call▁begin｜>",

@@ -99,7 +99,8 @@ class BareKeys:
     def _find_closing(self, context: Context) -> Closing:
         """A string ends at its own token, or where the call is over and the output agrees."""
         after: Follow = dict.fromkeys(",:}]")
-        after[NAME] = {":": context.follow(None, self.quote)}
+        value: Follow = dict.fromkeys([*"[{-0123456789", "true", "false", "null"])
+        after[NAME] = {":": value | context.follow(None, self.quote)}
         words = context.follow(after, self.quote)
         if context.sound or not context.lexicon.is_token(self.call_end):
             return Closing(words)
@@ -147,7 +148,9 @@ class Members:
         self._is_first: list[bool] = []
         self._takes: Callable[[str], None] = self._take_value
         self._word: list[str] = []
-        self._in_quotes = self._escaped = False
+        self._quote = ""
+        """What opened the string in quotes that is being written."""
+        self._escaped = self._may_end = False
         self._key = ""
         self.ended = False
 
@@ -156,10 +159,12 @@ class Members:
         for at, char in enumerate(text):
             if self.ended:
                 return at
-            if self._in_quotes:
+            if self._may_end:
+                self._end_quotes(char)
+            if self._quote:
                 self._take_quoted(char)
-            elif char == '"' and self._takes != self._take_next and self._is_blank:
-                self._word, self._in_quotes = [char], True
+            elif char in "\"'" and self._takes != self._take_next and self._is_blank:
+                self._word, self._quote = [char], char
             else:
                 self._takes(char)
         return len(text)
@@ -218,10 +223,18 @@ class Members:
         self._write(written)
 
     def _take_quoted(self, char: str) -> None:
-        """A string in quotes, as JSON has it."""
+        """A string in quotes, as JSON or Python has it."""
         self._word.append(char)
-        self._in_quotes = char != '"' or self._escaped
+        self._may_end = char == self._quote and not self._escaped
         self._escaped = char == "\\" and not self._escaped
+        if self._may_end and char == '"':
+            self._quote, self._may_end = "", False
+
+    def _end_quotes(self, char: str) -> None:
+        """Behind a single quote, which may be an apostrophe."""
+        self._may_end = False
+        if char in ",:]} \n":
+            self._quote = ""
 
     def _take_key(self, char: str) -> None:
         if char == ":":
@@ -266,7 +279,7 @@ class Members:
         self._takes = self._take_next
         if word or not is_item:
             self._separate_item()
-            quoted = word.startswith('"')
+            quoted = word.startswith(('"', "'"))
             self._write(as_json(_unquote(word), STRING) if quoted else as_json(word, _SCALARS))
 
     def _close(self) -> None:
@@ -293,8 +306,12 @@ class Members:
 
 def _unquote(word: str) -> str:
     """A key or a value in quotes as what it says, any other as it stands."""
-    if not word.startswith('"'):
+    quote = word[:1]
+    if not quote or quote not in "\"'" or (quote == "'" and word[-1:] != quote):
         return word
+    if quote == "'":
+        inner = word[1:-1].replace("\\'", quote).replace('\\"', '"').replace('"', '\\"')
+        word = f'"{inner}"'
     try:
         return str(json.loads(word, strict=False))
     except ValueError:

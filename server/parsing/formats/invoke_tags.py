@@ -1,4 +1,4 @@
-"""XML calls whose tags have ``name`` attributes: MiniMax-M2, dots.llm, Step3 and MiniCPM5.
+"""XML calls whose tags have names as attributes: MiniMax-M2, dots.llm, Step3, MiniCPM5, DeepSeek.
 
     <minimax:tool_call>
     <invoke name="get_weather">
@@ -12,18 +12,31 @@
 
     <function name="get_weather"><param name="city">Paris</param></function>               MiniCPM5
 
+    <｜DSML｜function_calls>                                                        DeepSeek V3.2
+    <｜DSML｜invoke name="get_weather">
+    <｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>
+    <｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>
+    </｜DSML｜invoke>
+    </｜DSML｜function_calls>
+
 Sources: the chat template of MiniMaxAI/MiniMax-M2 (ggml-org/llama.cpp keeps a copy,
 models/templates/unsloth-MiniMax-M2.jinja): a line break before and after the section's opening
 tag, none inside the parameter tags; strings as they are, other values as JSON. The others as the
 parsers of vllm-project/vllm describe them. The sections' tags are tokens, the inner ones plain text
 (see ``server/parsing/tagged.py``); MiniCPM5 has no section.
+
+DeepSeek: encoding/encoding_dsv32.py of deepseek-ai/DeepSeek-V3.2 (ggml-org/llama.cpp renders the
+same in models/templates/DeepSeek-V3.2.jinja). ``string`` says whether a value is a string as it is
+or JSON. Two line breaks stand before the section. The tags are plain text around the token
+``｜DSML｜``, so that tags spelled without that token are text. Models of one version write the
+section of another at times, and misspell its name.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from server.parsing.tagged import Tags
+from server.parsing.tags import Tags
 
 _M2 = Tags(
     section="<minimax:tool_call>",
@@ -64,3 +77,39 @@ MINICPM5 = replace(
 )
 """openbmb/MiniCPM5: a call of an offered tool is one wherever it stands; its tags are text, special
 tokens or not. A value may stand in CDATA."""
+
+_V32 = Tags(
+    section="<｜DSML｜function_calls>",
+    section_end="</｜DSML｜function_calls>",
+    call="<｜DSML｜invoke name=",
+    call_end="</｜DSML｜invoke>",
+    parameter="<｜DSML｜parameter name=",
+    parameter_end="</｜DSML｜parameter>",
+    others=(
+        ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
+        ("<｜DSML｜toolcalls>", "</｜DSML｜toolcalls>"),
+    ),
+)
+_V4 = replace(
+    _V32,
+    section="<｜DSML｜tool_calls>",
+    section_end="</｜DSML｜tool_calls>",
+    others=(
+        ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+        ("<｜DSML｜toolcalls>", "</｜DSML｜toolcalls>"),
+    ),
+)
+_V41 = Tags(
+    section="<｜DSML｜ calls>",
+    section_end="</｜DSML｜ calls>",
+    call="<｜DSML｜ invoke name=",
+    call_end="</｜DSML｜ invoke>",
+    parameter="<｜DSML｜ parameter name=",
+    parameter_end="</｜DSML｜ parameter>",
+)
+
+V32 = _V32.format(fragment="｜DSML｜")
+V4 = _V4.format(fragment="｜DSML｜")
+"""DeepSeek V4 renames the section."""
+V41 = _V41.format(fragment="｜DSML｜")
+"""DeepSeek V4.1 puts a space behind the token."""

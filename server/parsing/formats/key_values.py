@@ -31,8 +31,8 @@ from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import last_name, opens
 from server.parsing.markers import NAME, Follow
 from server.parsing.message import Context, ToolFormat
-from server.parsing.output import Framed
-from server.parsing.reader import Ended, Grammar, Next, Sink, Subgrammar, Until, Want, ignore
+from server.parsing.output import Calls, Framed
+from server.parsing.reader import Ended, Grammar, Next, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import ALIASES, TYPES
 from server.parsing.tagged import FORCED, Closing, Tagged
 
@@ -88,25 +88,25 @@ class KeyValues:
 
     def _call(self, context: Context) -> Subgrammar:
         parts: list[str] = []
-        words = filter(None, ("\n", self.key, self.separator))
+        words = filter(None, ("\n", self.key, self.key_end, self.separator))
         stops = context.lexicon.stops(*words, *self.outer)
-        if self.kind:
-            first = yield Next(stops, keep=None)
-            if first == "{":
-                return (yield from self._json(context))
-            if first in stops.markers:
-                return (yield from self._pass("", first, context))
+        first = yield Next(stops, keep=None, markup=True)
+        if first == "{":
+            return (yield from self._json(context))
+        if first in stops.markers:
+            return (yield from self._pass("", first, context))
         marker = yield from last_name(stops, parts, context.calls.begin)
-        while marker == "\n" and not "".join(parts).strip():
-            marker = yield from last_name(stops, parts, context.calls.begin)
         written = "".join(parts).strip()
+        key = ""
+        if marker == self.key_end and marker:
+            written, key = _split_key(written, context.calls)
         name, brace, inline = written.partition("{")
         if not _NAME.fullmatch(name := name.rstrip()):
             return (yield from self._pass(written, marker, context))
         context.calls.begin(name)
         arguments = ArgumentsWriter(context.calls)
         try:
-            marker = yield from self._arguments(marker, brace + inline, arguments, context)
+            marker = yield from self._arguments(marker, brace + inline, arguments, context, key)
         except Ended as ended:
             arguments.truncate(ended.by_model)
             raise
@@ -124,7 +124,7 @@ class KeyValues:
         return (yield Until(context.lexicon.stops(*self.outer), ignore))
 
     def _json(self, context: Context) -> Subgrammar:
-        """K2 Horizon can be asked for JSON in place of keys and values."""
+        """JSON in place of keys and values: K2 Horizon on demand, GLM at times."""
         ends = self._follow(context)
         stops = context.lexicon.stops(*self.outer)
         calls = JsonCalls(
@@ -139,20 +139,30 @@ class KeyValues:
         return {self.call_end: {**again, **last}}
 
     def _arguments(
-        self, marker: str, inline: str, arguments: ArgumentsWriter, context: Context
+        self,
+        marker: str,
+        inline: str,
+        arguments: ArgumentsWriter,
+        context: Context,
+        first: str = "",
     ) -> Subgrammar:
-        """Keys and values; ``inline`` is what stands before the first."""
+        """Keys and values; ``inline`` is what stands before the first, or ``first`` is its key."""
         stops = context.lexicon.stops(self.key, *self.outer)
-        if marker not in (self.key, *self.outer):
+        if not first and marker not in (self.key, *self.outer):
             marker = yield from arguments.loose(stops, self.key, inline)
-        elif marker != self.key:
+        elif not first and marker != self.key:
             arguments.inline(inline)
         while marker not in self.outer:
-            if marker != self.key:  # behind a value
+            if marker != self.key and not first:  # behind a value
                 marker = yield Until(stops, ignore)
                 continue
-            key, kind, marker = yield from self._head(context)
-            if marker == self.value:
+            key, kind, loose, marker = yield from self._head(context, first)
+            first = ""
+            if marker == self.value_end and loose.strip():
+                arguments.begin(key, _allow(kind, key, arguments))
+                arguments.write(loose)
+                arguments.end()
+            elif marker == self.value:
                 arguments.begin(key, _allow(kind, key, arguments))
                 marker = yield Tagged(context.lexicon, self._closing(context), arguments.write)
                 if marker == FORCED:
@@ -160,17 +170,25 @@ class KeyValues:
                 arguments.end()
         return marker
 
-    def _head(self, context: Context) -> Generator[Want, str, tuple[str, str, str]]:
-        """A key, the type if there is one, and the marker behind them."""
-        stops, key, kind = context.lexicon.stops, list[str](), list[str]()
+    def _head(
+        self, context: Context, first: str = ""
+    ) -> Generator[Want, str, tuple[str, str, str, str]]:
+        """A key, the type if there is one, the marker behind them, and text before that marker.
+
+        Models forget tokens, and write them twice: of two keys the second counts, and text between
+        a key and the end of its value is the value.
+        """
+        stops, keys, kind, loose = context.lexicon.stops, [first], list[str](), list[str]()
         tags = tuple(filter(None, (self.key_end, self.value)))
-        marker = yield Until(stops(*tags, *self.outer), key.append)
+        marker = self.key_end if first else self.key
+        while marker == self.key and marker:
+            keys.clear()
+            marker = yield Until(stops(self.key, *tags, *self.outer), keys.append)
         kinds = tuple(filter(None, (self.kind, self.kind_end)))
-        sink: Sink = ignore
+        ends = stops(*tags, self.value_end, self.key, *kinds, *self.outer)
         while marker in (self.key_end, *kinds) and marker:
-            sink = kind.append if marker == self.kind else ignore
-            marker = yield Until(stops(self.value, self.key, *kinds, *self.outer), sink)
-        return "".join(key).strip(), "".join(kind), marker
+            marker = yield Until(ends, kind.append if marker == self.kind else loose.append)
+        return "".join(keys).strip(), "".join(kind), "".join(loose), marker
 
     def _closing(self, context: Context) -> Closing:
         key = self, context.sound
@@ -187,12 +205,22 @@ class KeyValues:
         behind = context.follow(None, self.key_end or self.value)
         key = context.follow({NAME: behind}, self.key)
         words = context.follow({**key, **ends}, self.value_end)
-        if not lexicon.is_token(self.value_end) or context.sound:
+        tokens = (self.call, self.call_end, self.key, self.value_end)
+        if not all(map(lexicon.is_token, tokens)) or context.sound:
             return Closing(words)
         implied, forced = lexicon.sign(self.key), lexicon.sign(self.call_end)
         opening = lexicon.sign(self.call)
         words |= {implied: key[implied], forced: {**calls, **last}, opening: calls[opening]}
         return Closing(words, (implied,), (forced,), (opening,))
+
+
+def _split_key(written: str, calls: Calls) -> tuple[str, str]:
+    """The name of a tool and one of its parameters, where the tag between them is missing."""
+    for name in calls.names:
+        tool, key = calls.find(name), written.removeprefix(name)
+        if tool is not None and key != written and key.strip() in tool.properties:
+            return name, key.strip()
+    return written, ""
 
 
 def _allow(kind: str, key: str, arguments: ArgumentsWriter) -> frozenset[str] | None:

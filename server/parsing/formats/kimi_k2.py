@@ -17,14 +17,28 @@ from server.parsing.output import Calls
 
 _HEADER = re.compile(r"(?:functions\.)?(?P<name>.+?)(?P<index>:\d+)?\Z", re.DOTALL)
 
+_INDEX = re.compile(r"[:._]?[0-9]+\Z")
+
 
 def _begin(calls: Calls, header: str) -> bool:
     found = _HEADER.match(header)
     if found is None:
         return False
+    name = found["name"]
+    if calls.names and not calls.find(name):
+        name = _find_offered(header, calls) or name
     own = found["index"] and header not in calls.ids
-    calls.begin(found["name"], header if own else f"functions.{found['name']}:{calls.num}")
+    calls.begin(name, header if own else f"functions.{name}:{calls.num}")
     return True
+
+
+def _find_offered(header: str, calls: Calls) -> str:
+    """The tool that a drifted header means: clients write ids without dots and colons."""
+    bare = header.removeprefix("functions").lstrip("._")
+    for name in (bare, _INDEX.sub("", bare), _INDEX.sub("", header)):
+        if calls.find(name):
+            return name
+    return ""
 
 
 FORMAT = Sections(

@@ -26,7 +26,7 @@ from engine.events import Phase
 from server.parsing.lookahead import Looking
 from server.parsing.message import Context, ReasoningFormat, ToolFormat
 from server.parsing.reader import Ended, Grammar, Subgrammar, Until, ignore
-from server.parsing.tagged import Tags
+from server.parsing.tags import Tags
 
 START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
 MARKERS = (START, MESSAGE, EOM, EOT)

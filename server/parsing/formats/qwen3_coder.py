@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.parsing.tagged import Tags
+from server.parsing.tags import Tags
 
 _CODER = Tags(
     section="<tool_call>",

@@ -298,6 +298,40 @@ def _tekken(version: str) -> Any:
     )
 
 
+@pytest.mark.parametrize("version", ["v3", "v7", "v11", "v13"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_result_of_a_mistral_call_goes_back_under_its_id(version: str) -> None:
+    """A client returns the id that it was given; the library refuses one of another form."""
+    from mistral_common.protocol.instruct.messages import (
+        AssistantMessage,
+        ToolMessage,
+        UserMessage,
+    )
+    from mistral_common.protocol.instruct.request import InstructRequest
+    from mistral_common.protocol.instruct.tool_calls import FunctionCall, ToolCall
+    from mistral_common.protocol.instruct.validator import MistralRequestValidatorV3
+    from mistral_common.tokens.tokenizers import instruct
+    from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+
+    tokenizer, ids = _write_mistral(version, "", CALLS)
+    answer = _read(
+        _tekken_vocabulary(tokenizer), ("mistral", "mistral"), ids, random.Random(version)
+    )
+    returned = [
+        ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
+        for call in answer.calls
+    ]
+    results = [ToolMessage(content=call.id[::-1], tool_call_id=call.id) for call in answer.calls]
+    messages = [UserMessage(content="Hi"), AssistantMessage(tool_calls=returned), *results]
+    MistralRequestValidatorV3().validate_messages(messages)
+    encoder = getattr(instruct, f"InstructTokenizer{version.upper()}")(tokenizer)
+    prompt = encoder.encode_instruct(InstructRequest(messages=messages)).tokens
+    text = tokenizer.decode(prompt, special_token_policy=SpecialTokenPolicy.KEEP)
+    assert len({call.id for call in answer.calls}) == len(CALLS)
+    in_call = version != "v13"  # from then on neither side names it
+    assert [text.count(call.id) for call in answer.calls] == [2 * in_call] * len(CALLS)
+
+
 def _tekken_vocabulary(tokenizer: Any) -> Vocabulary:
     special = [
         AddedToken(id, tokenizer.id_to_piece(id), True)
