@@ -98,7 +98,7 @@ class Tagged:
         return text[after:].partition(">")[2] if tag in self._closing.unfinished else text[after:]
 
 
-class Line:
+class LeadingBreak:
     """A sink that drops the line break, or other opening, that the text begins with."""
 
     __slots__ = ("_held", "_line", "_sink")
@@ -119,7 +119,7 @@ class Line:
             self._sink(text)
 
 
-class Lines:
+class OwnLines:
     """A sink that drops the line break that the text begins with, and then the one at its end."""
 
     __slots__ = ("_held", "_on_lines", "_sink")

@@ -20,7 +20,7 @@ from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Framed
 from server.parsing.reader import DONE, Ended, Grammar, Next, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import STRING
-from server.parsing.tagged import FORCED, Closing, Line, Lines, Tagged
+from server.parsing.tagged import FORCED, Closing, LeadingBreak, OwnLines, Tagged
 
 SPACE = " \t\r\n"
 _EMPTY = "/>"
@@ -243,7 +243,7 @@ class _Call:
     def _value(self, arguments: ArgumentsWriter) -> Tagged:
         line, sink = self._tags.line, arguments.write
         if line or self._tags.may_line:
-            sink = (Line(line, sink) if line else Lines(sink)).write
+            sink = (LeadingBreak(line, sink) if line else OwnLines(sink)).write
         return Tagged(self._context.lexicon, self._closing(arguments), sink)
 
     def _closing(self, arguments: ArgumentsWriter) -> Closing:

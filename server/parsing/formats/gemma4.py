@@ -23,7 +23,7 @@ from server.parsing.lookahead import last_name, opens
 from server.parsing.markers import NAME, Follow, Lexicon, Stops
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Calls
-from server.parsing.reader import DONE, Grammar, Sink, Subgrammar, Until, ignore
+from server.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until, ignore
 from server.parsing.schemas import STRING, TYPES
 from server.parsing.tagged import FORCED, Closing, Tagged
 
@@ -75,7 +75,12 @@ class BareKeys:
             return marker
         members = Members(calls)
         if marker == "{":
-            marker = yield from self._members(members, context)
+            try:
+                marker = yield from self._members(members, context)
+            except Ended as ended:
+                if ended.by_model and members.is_behind_value:
+                    members.finish()
+                raise
         members.finish()
         return marker
 
@@ -168,6 +173,11 @@ class Members:
             else:
                 self._takes(char)
         return len(text)
+
+    @property
+    def is_behind_value(self) -> bool:
+        """Whether the model may have no more to say."""
+        return self._takes == self._take_next
 
     @property
     def _is_blank(self) -> bool:
