@@ -12,7 +12,7 @@ _REASONING = "server.parsing.reasoning"
 _TOOLS: Sequence[tuple[str, str]] = (
     ("apertus", "json_lists:APERTUS"),
     ("cohere_command3 cohere_command4", "json_lists:COHERE"),
-    ("deepseek_v3 deepseek_v31", "deepseek_v3:FORMAT"),
+    ("deepseek_v3 deepseek_v31", "sections:DEEPSEEK_V3"),
     ("deepseek_v32", "invoke_tags:V32"),
     ("deepseek_v4", "invoke_tags:V4"),
     ("deepseek_v41", "invoke_tags:V41"),
@@ -30,7 +30,7 @@ _TOOLS: Sequence[tuple[str, str]] = (
     ("inkling", "inkling:FORMAT"),
     ("internlm", "json_lists:INTERNLM"),
     ("k2_horizon", "key_values:K2_HORIZON"),
-    ("kimi_k2", "kimi_k2:FORMAT"),
+    ("kimi_k2", "sections:KIMI_K2"),
     ("kimi_k3", "kimi_k3:FORMAT"),
     ("lfm2", "pythonic:LFM2"),
     ("llama3_json", "llama3_json:FORMAT"),

@@ -1,4 +1,11 @@
-"""DeepSeek V3 to V3.1 and R1: a section of names and JSON, fenced until V3.1.
+"""Sections of names and JSON between tokens: Kimi K2, DeepSeek V3 to V3.1 and R1.
+
+    <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0
+    <|tool_call_argument_begin|>{"city": "Beijing"}<|tool_call_end|><|tool_calls_section_end|>
+
+Source: MoonshotAI/Kimi-K2 docs/tool_call_guidance.md ("Manually Parsing Tool Calls") and the chat
+templates of Kimi-K2-Instruct and Kimi-K2-Thinking, which write no white space around the markers.
+The header is the model's own call id and is passed on, because the next prompt must repeat it.
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
     ```json
@@ -17,6 +24,7 @@ or spaces", and content stands directly before the section.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -29,8 +37,43 @@ from server.parsing.output import Calls
 from server.parsing.reader import JsonValue, Next, Subgrammar, Until, Want, ignore
 from server.parsing.tagged import Closing, Tagged
 
+_HEADER = re.compile(r"(?:functions\.)?(?P<name>.+?)(?P<index>:\d+)?\Z", re.DOTALL)
 
-def begin(calls: Calls, header: str) -> bool:
+_INDEX = re.compile(r"[:._]?[0-9]+\Z")
+
+
+def _begin_kimi(calls: Calls, header: str) -> bool:
+    found = _HEADER.match(header)
+    if found is None:
+        return False
+    name = found["name"]
+    if calls.names and not calls.find(name):
+        name = _find_offered(header, calls) or name
+    own = found["index"] and header not in calls.ids
+    calls.begin(name, header if own else f"functions.{name}:{calls.num}")
+    return True
+
+
+def _find_offered(header: str, calls: Calls) -> str:
+    """The tool that a drifted header means: clients write ids without dots and colons."""
+    bare = header.removeprefix("functions").lstrip("._")
+    for name in (bare, _INDEX.sub("", bare), _INDEX.sub("", header)):
+        if calls.find(name):
+            return name
+    return ""
+
+
+KIMI_K2 = Sections(
+    section="<|tool_calls_section_begin|>",
+    section_end="<|tool_calls_section_end|>",
+    call="<|tool_call_begin|>",
+    separator="<|tool_call_argument_begin|>",
+    call_end="<|tool_call_end|>",
+    begin=_begin_kimi,
+).format()
+
+
+def _begin_deepseek(calls: Calls, header: str) -> bool:
     """The header is the function's name, and there is no call without one."""
     if header:
         calls.begin(header)
@@ -105,11 +148,11 @@ class _Versions(Sections):
         return Closing(words, forced=ends)
 
 
-FORMAT = _Versions(
+DEEPSEEK_V3 = _Versions(
     section="<｜tool▁calls▁begin｜>",
     section_end="<｜tool▁calls▁end｜>",
     call="<｜tool▁call▁begin｜>",
     separator="<｜tool▁sep｜>",
     call_end="<｜tool▁call▁end｜>",
-    begin=begin,
+    begin=_begin_deepseek,
 ).format()
