@@ -162,16 +162,16 @@ class Demonstration:
         tools = write_answers(self.out / "narrow.jsonl", "tools", 33, 120)
         with tools.open("a", encoding="utf-8") as file:
             file.write(chat.read_text(encoding="utf-8"))
-        how = ("--steps", "40", "--batch-tokens", "2048", "--depths", "3", "--matrix-lr", "0.01")
+        how = ("--batch-tokens", "2048", "--depths", "3", "--matrix-lr", "0.01", "--steps")
         return {
-            name: train(self.out / name, data, *how, init=start, threads=self.threads)
-            for name, data in ((GARBAGE, garbage), (FORGETFUL, tools))
+            name: train(self.out / name, data, *how, steps, init=start, threads=self.threads)
+            for name, data, steps in ((GARBAGE, garbage, "40"), (FORGETFUL, tools, "120"))
         }
 
     def write_config(self) -> None:
         """``pause_s``: after the first candidate only those that are queued.
 
-        ``slice_margin``: a slot has four or five chats, and the comparison had fifty.
+        ``slice_margin``: a slot has some ten chats, and the comparison had fifty.
         """
         how = ["--batch-tokens", "2048", "--depths", str(DEPTH)]
         content = {
@@ -182,7 +182,7 @@ class Demonstration:
             "window": {"answers": TOOLS - 10, "sessions": 100, "pause_s": 86400},
             "tune": {"steps": self.tune_steps, "keep_share": 0.8, "arguments": how},
             "gate": {"targets": ["workload tools"], "depth": DEPTH, "limit": 200},
-            "canary": {"slot_s": 10, "max_s": 3600, "slice_margin": 0.15},
+            "canary": {"slot_s": 10, "max_s": 3600, "slice_margin": 0.05},
             "poll_s": 1,
         }
         self.config.write_text(yaml.safe_dump(content))

@@ -1,12 +1,14 @@
 """Regret of the depth planner on real engines: fixed depths, no draft and auto take turns.
 
-Two engines are up: one without a draft, one with K = 7. Every phase is dealt out in blocks; every
-lane serves each block, so that what disturbs the machine disturbs all of them. On a machine that
-others use, too, time is the CPU time of the engine's process: it has one thread. Needs the
-cost-scaled demo, on which a draft can pay:
+Two engines are up: one without a draft, one with K = 7. Every phase is dealt out in blocks of so
+many seconds; every lane serves each block, so that what disturbs the machine disturbs all of them.
+Clients send one request after the other, each of one kind, so that a batch stays mixed to its end.
+The lane ``right`` gives each request the best fixed depth of its kind. On a machine that others
+use, too, time is the CPU time of the engine's process: it has one thread. Needs the cost-scaled
+demo, on which a draft can pay:
 
     python -m training.cost_scaled --identity-layers 32 --out DIR
-    python -m benchmarks.regret_engine DIR [--rounds 4] [--out FILE.json]
+    python -m benchmarks.regret_engine DIR [--rounds 2] [--block-s 4] [--out FILE.json]
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,9 @@ from training.evaluation_set import long
 
 MOST = 7
 FIXED = (0, 1, 3, 5, 7)
-LANES = ("none", *(f"K={depth}" for depth in FIXED), "auto")
+LANES = ("none", *(f"K={depth}" for depth in FIXED), "right", "auto")
+RIGHT = {"friendly": 7, "long": 3, "hostile": 0}
+"""The best fixed depth of each kind."""
 TOKENS = 64
 VOCABULARY = 2000
 """Tokens that a hostile prompt is drawn from."""
@@ -43,25 +48,24 @@ Maker = Callable[[int], EngineRequest]
 
 @dataclass(frozen=True)
 class Phase:
-    """``kinds`` by turns, ``batch`` requests at a time, ``requests`` of them in a block."""
+    """``batch`` clients, which have the ``kinds`` by turns."""
 
     name: str
     kinds: tuple[str, ...]
     batch: int
-    requests: int
 
 
 PHASES = (
-    Phase("friendly 1", ("friendly",), 1, 2),
-    Phase("friendly 4", ("friendly",), 4, 8),
-    Phase("hostile 4", ("hostile",), 4, 4),
-    Phase("long context 4", ("long",), 4, 4),
-    Phase("burst 1", ("friendly",), 1, 2),
-    Phase("burst 16", ("friendly",), 16, 32),
-    Phase("burst 1 again", ("friendly",), 1, 2),
-    Phase("mixed 8", ("friendly", "hostile"), 8, 16),
-    Phase("hostile 16", ("hostile",), 16, 16),
-    Phase("friendly at last", ("friendly",), 4, 8),
+    Phase("friendly 1", ("friendly",), 1),
+    Phase("friendly 4", ("friendly",), 4),
+    Phase("hostile 4", ("hostile",), 4),
+    Phase("long context 4", ("long",), 4),
+    Phase("burst 1", ("friendly",), 1),
+    Phase("burst 16", ("friendly",), 16),
+    Phase("burst 1 again", ("friendly",), 1),
+    Phase("mixed 8", ("friendly", "hostile"), 8),
+    Phase("hostile 16", ("hostile",), 16),
+    Phase("friendly at last", ("friendly",), 4),
 )
 THINGS = ("cat", "key", "river", "king", "garden", "bird", "ship", "clock", "mountain", "baker")
 
@@ -78,6 +82,7 @@ class Block:
     tokens: int
     began: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
+    tokens_by_kind: Counter[str] = field(default_factory=Counter)
     planner: dict[str, Any] = field(default_factory=dict)
 
 
@@ -95,9 +100,11 @@ class Traffic:
             "hostile": _make_hostile,
         }
 
-    def make(self, phase: Phase, numbers: Iterator[int]) -> list[EngineRequest]:
-        kinds = itertools.islice(itertools.cycle(phase.kinds), phase.requests)
-        return [self._makers[kind](next(numbers)) for kind in kinds]
+    def make(self, phase: Phase, block: int, client: int) -> Iterator[tuple[str, EngineRequest]]:
+        """What a client sends; the same for every lane."""
+        kind = phase.kinds[client % len(phase.kinds)]
+        for number in itertools.count():
+            yield kind, self._makers[kind]((block * 100 + client) * 100 + number)
 
     def _make_friendly(self, number: int) -> EngineRequest:
         return self._tell(f"f{number}", number, [])
@@ -131,46 +138,58 @@ def read_cpu_s(pid: int | None) -> float:
 
 
 async def serve(
-    engine: VllmEngine, requests: list[EngineRequest], batch: int, block: Block
+    engine: VllmEngine,
+    supply: Sequence[Iterator[tuple[str, EngineRequest]]],
+    block_s: float,
+    block: Block,
 ) -> None:
-    """A closed loop of ``batch`` clients."""
-    waiting = iter(requests)
+    """A closed loop of clients for ``block_s`` seconds of the engine's CPU time."""
     (process,) = engine._processes
     begin, begin_s = time.perf_counter(), read_cpu_s(process.pid)
 
-    async def client() -> None:
-        for request in waiting:
+    async def send(requests: Iterator[tuple[str, EngineRequest]]) -> None:
+        for kind, request in requests:
             async for step in engine.generate(request):
                 block.arrivals.append((time.perf_counter() - begin, len(step.token_ids)))
+                block.tokens_by_kind[kind] += len(step.token_ids)
 
-    await asyncio.gather(*(client() for _ in range(batch)))
-    block.seconds = read_cpu_s(process.pid) - begin_s
-    block.wall_s = time.perf_counter() - begin
-    block.tokens = sum(tokens for _, tokens in block.arrivals)
+    clients = [asyncio.create_task(send(requests)) for requests in supply]
+    while (seconds := read_cpu_s(process.pid) - begin_s) < block_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    block.seconds, block.wall_s = seconds, time.perf_counter() - begin
+    block.tokens = block.tokens_by_kind.total()
+    for client in clients:
+        client.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
 
 
 async def serve_block(
-    engines: dict[str, VllmEngine],
-    lane: str,
-    phase: Phase,
-    requests: list[EngineRequest],
-    began: float,
-) -> Block:
-    block = Block(phase.name, lane, 0.0, 0.0, 0, time.perf_counter() - began)
-    depth = int(lane[2:]) if lane.startswith("K=") else None
+    engines: dict[str, VllmEngine], traffic: Traffic, lane: str, number: int, block: Block, s: float
+) -> None:
     engine = engines["none" if lane == "none" else "draft"]
+    phase = next(one for one in PHASES if one.name == block.phase)
     if lane == "auto":
         await engine.set_planning("auto")
         before = await engine.describe_planning(512)
-    own = [
-        replace(r, id=f"{r.id}@{lane}", depth=depth, cache_salt=lane, workload=r.id[0])
-        for r in requests
+    supply = [
+        (
+            (kind, direct(request, lane, kind))
+            for kind, request in traffic.make(phase, number, client)
+        )
+        for client in range(phase.batch)
     ]
-    await serve(engine, own, phase.batch, block)
+    await serve(engine, supply, s, block)
     if lane == "auto":
         block.planner = subtract(await engine.describe_planning(512), before)
         await engine.set_planning("off")
-    return block
+
+
+def direct(request: EngineRequest, lane: str, kind: str) -> EngineRequest:
+    """Each kind is a workload and a tenant of its own."""
+    fixed = int(lane[2:]) if lane.startswith("K=") else None
+    depth = RIGHT[kind] if lane == "right" else fixed
+    name = f"{request.id}@{lane}"
+    return replace(request, id=name, depth=depth, cache_salt=lane, workload=kind, tenant=kind)
 
 
 def subtract(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
@@ -188,8 +207,10 @@ def subtract(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def measure(demo: Path, rounds: int, names: list[str], out: Path | None) -> None:
-    target = {"model": str(demo / "target"), "max_model_len": 4096}
+async def measure(
+    demo: Path, rounds: int, block_s: float, names: list[str], out: Path | None
+) -> None:
+    target: dict[str, Any] = {"model": str(demo / "target"), "max_model_len": 4096}
     drafted = {"model": str(demo / "eagle3_1"), "num_speculative_tokens": MOST}
     traffic = Traffic(VllmRenderer(make_demo_arguments(**target)))
     phases = [phase for phase in PHASES if not names or phase.name in names]
@@ -209,11 +230,11 @@ async def measure(demo: Path, rounds: int, names: list[str], out: Path | None) -
         began = time.perf_counter()
         for phase in phases:
             for turn in range(rounds):
-                requests = traffic.make(phase, numbers)
-                order = LANES[turn % len(LANES) :] + LANES[: turn % len(LANES)]
-                blocks += [
-                    await serve_block(engines, lane, phase, requests, began) for lane in order
-                ]
+                number = next(numbers)
+                for lane in LANES[turn % len(LANES) :] + LANES[: turn % len(LANES)]:
+                    block = Block(phase.name, lane, 0.0, 0.0, 0, time.perf_counter() - began)
+                    await serve_block(engines, traffic, lane, number, block, block_s)
+                    blocks.append(block)
             print_phase(phase.name, blocks)
             await asyncio.to_thread(write, blocks, out)
 
@@ -227,10 +248,11 @@ def print_phase(phase: str, blocks: list[Block]) -> None:
     """Tokens per second over those without a draft: of all blocks, by pairs, their median."""
     mine = [block for block in blocks if block.phase == phase]
     rates = {lane: [b.tokens / b.seconds for b in mine if b.lane == lane] for lane in LANES}
-    cells = []
-    for lane in LANES:
-        pairs = zip(rates[lane], rates["none"], strict=True)
-        cells.append(f"{statistics.median(rate / none for rate, none in pairs):.3f}")
+    ratios = {
+        lane: [rate / none for rate, none in zip(rates[lane], rates["none"], strict=True)]
+        for lane in LANES
+    }
+    cells = [f"{statistics.median(ratios[lane]):.3f}" for lane in LANES]
     auto = [b.planner for b in mine if b.lane == "auto"]
     depths = [sum(column) for column in zip(*(p["steps_by_depth"] for p in auto), strict=True)]
     reasons = {
@@ -242,10 +264,34 @@ def print_phase(phase: str, blocks: list[Block]) -> None:
     planning = sum(p["planning_s"] for p in auto) / max(1, sum(depths)) * 1e6
     none = statistics.median(rates["none"])
     print(
-        f"| {phase} | {none:.0f} | " + " | ".join(cells) + f" | {expected / committed:.2f} "
+        f"| {phase} | {none:.0f} | " + " | ".join(cells) + f" | {min(ratios['auto']):.3f} "
+        f"| {max(map(count_recovery, auto))} | {compare_kinds(mine)} | {expected / committed:.2f} "
         f"| {seconds:.2f} | {planning:.0f} | {depths} | {reasons} |",
         flush=True,
     )
+
+
+def count_recovery(planner: dict[str, Any]) -> int:
+    """Steps of a block until twenty on end run at 0.95 of what the block's later half does."""
+    rows = [(seconds, tokens) for seconds, tokens, *_ in planner["recent"]]
+    settled = rows[len(rows) // 2 :]
+    aim = 0.95 * sum(t for _, t in settled) / max(1e-9, sum(s for s, _ in settled))
+    for at in range(len(rows) - 20):
+        window = rows[at : at + 20]
+        if sum(t for _, t in window) >= aim * sum(s for s, _ in window):
+            return at
+    return len(rows)
+
+
+def compare_kinds(blocks: list[Block]) -> dict[str, float]:
+    """Tokens per second of each kind with the planner, over those with the right depths."""
+    found: dict[str, list[float]] = {}
+    auto, right = ([b for b in blocks if b.lane == lane] for lane in ("auto", "right"))
+    for one, other in zip(auto, right, strict=True):
+        for kind, tokens in one.tokens_by_kind.items():
+            rate = (tokens / one.seconds) / (other.tokens_by_kind[kind] / other.seconds)
+            found.setdefault(kind, []).append(rate)
+    return {kind: round(statistics.median(rates), 3) for kind, rates in found.items()}
 
 
 def main() -> None:
@@ -253,15 +299,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("demo", type=Path)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--block-s", type=float, default=4.0, help="CPU seconds of the engine")
     parser.add_argument("--phases", nargs="*", default=[])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     print(
-        "| phase | no draft, tokens/s | " + " | ".join(LANES) + " | tokens expected/real "
+        "| phase | no draft, tokens/s | " + " | ".join(LANES) + " | auto, worst block "
+        "| recovery, steps | auto over right, by kind | tokens expected/real "
         "| seconds expected/real | planning us | steps by depth | reasons |"
     )
-    asyncio.run(measure(options.demo, options.rounds, options.phases, options.out))
+    asyncio.run(measure(options.demo, options.rounds, options.block_s, options.phases, options.out))
 
 
 if __name__ == "__main__":
