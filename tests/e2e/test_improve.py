@@ -1,0 +1,164 @@
+"""The improvement loop on a real engine, killed at every stage: what serves is always promoted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import TypeVar
+
+import httpx
+import pytest
+import yaml
+
+from improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
+from tests.conftest import ADMIN, ROOT, RunningGateway, serving
+from tests.e2e.test_draft_swap import show
+from tests.engine.draft_copies import make_noise
+from tests.faults.engine_process import children, descendants, kill, title
+
+pytestmark = pytest.mark.slow
+
+TOPICS = ("rain", "a bridge", "the moon", "bread", "a clock", "a river", "music", "a garden")
+Found = TypeVar("Found")
+
+
+class Traffic:
+    """The same greedy chats again and again; every text must be the first one of its question."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.different: list[str] = []
+        self.sent = self.failed = 0
+
+    def send(self, url: str) -> None:
+        topic = TOPICS[self.sent % len(TOPICS)]
+        self.sent += 1
+        body = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": f"Explain {topic} to a child."}],
+            "temperature": 0,
+            "max_tokens": 48,
+            "user": f"session-{self.sent}",
+        }
+        try:
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+            answer.raise_for_status()
+        except httpx.HTTPError:
+            self.failed += 1  # the engine or the gateway was killed under it
+            return
+        text = answer.json()["choices"][0]["message"]["content"] or ""
+        if self.texts.setdefault(topic, text) != text:
+            self.different.append(topic)
+
+    @contextmanager
+    def going_on(self, url: str) -> Iterator[None]:
+        stop = Event()
+
+        def work() -> None:
+            while not stop.wait(0.05):
+                self.send(url)
+
+        clients = [Thread(target=work) for _ in range(2)]
+        for client in clients:
+            client.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for client in clients:
+                client.join()
+
+
+def write_config(folder: Path) -> Path:
+    content = {
+        "state": "state",
+        "capture": "capture",
+        "window": {"answers": 24, "sessions": 24, "pause_s": 86400},
+        "tune": {"steps": 6, "arguments": ["--batch-tokens", "512", "--depths", "3"]},
+        "gate": {"limit": 12},
+        "canary": {"slot_s": 4, "max_s": 600},
+        "poll_s": 0.5,
+    }
+    file = folder / "improve.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def wait(what: str, read: Callable[[], Found | None], seconds: float = 240) -> Found:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := read():
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"no {what} in {seconds:.0f} s")
+
+
+def find_process(gateway: RunningGateway, words: str) -> int | None:
+    found = (pid for pid in descendants(gateway.process.pid) if words in title(pid))
+    return next(found, None)
+
+
+def queue(config: Path, draft: Path) -> None:
+    import subprocess
+    import sys
+
+    line = [sys.executable, "-m", "server", "improve", "--config", str(config)]
+    subprocess.run([*line, "--candidate", str(draft), "--force"], cwd=ROOT, check=True)
+
+
+def is_on_trial(gateway: RunningGateway) -> bool:
+    return bool(show(gateway)["trial"])
+
+
+def test_the_serving_draft_is_promoted_whatever_is_killed(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    ledger = Ledger(tmp_path / "state" / "ledger.sqlite3")
+    flags = ("--capture", str(tmp_path / "capture"), "--capture-share", "1", *ADMIN)
+    flags += ("--draft-store", str(tmp_path / "store"), "--improve", str(config))
+    traffic = Traffic()
+
+    def read(number: int) -> Candidate | None:
+        return next((one for one in ledger.list_candidates() if one.id == number), None)
+
+    def read_verdict(number: int) -> CandidateVerdict | None:
+        one = read(number)
+        return one.verdict if one else None
+
+    with serving(tmp_path / "one.log", flags) as gateway:
+        promoted = show(gateway)["promoted"]["fingerprint"]
+        for _ in range(30):
+            traffic.send(gateway.url)
+        tuner = wait("tuner", lambda: find_process(gateway, "training.draft_cli"))
+        loop = find_process(gateway, "server improve")
+        assert loop is not None
+        os.kill(loop, signal.SIGKILL)
+        wait("end of the tuner", lambda: tuner not in children(loop) and not title(tuner))
+        assert wait("verdict", lambda: read_verdict(1)) is CandidateVerdict.REFUSED
+        with traffic.going_on(gateway.url):
+            queue(config, make_noise(tmp_path / "noise"))
+            wait("trial", lambda: is_on_trial(gateway))
+            kill(gateway.process.pid)
+            assert wait("verdict", lambda: read_verdict(2)) is CandidateVerdict.ROLLED_BACK
+        state = show(gateway)
+        assert (state["serving"]["fingerprint"], state["trial"]) == (promoted, False)
+        queue(config, tmp_path / "noise")
+        wait("canary", lambda: (one := read(3)) and one.stage is Stage.CANARY)
+        gateway.process.kill()
+        gateway.process.wait()
+    with serving(tmp_path / "two.log", flags) as again:
+        with traffic.going_on(again.url):
+            assert wait("verdict", lambda: read_verdict(3)) is CandidateVerdict.ROLLED_BACK
+        state = show(again)
+        assert (state["serving"]["fingerprint"], state["trial"]) == (promoted, False)
+    assert not traffic.different
+    assert len(traffic.texts) == len(TOPICS)
+    one, two, three = ledger.list_candidates()
+    assert one.data["answers"] >= 24
+    assert one.fingerprint != promoted == one.parent["fingerprint"]
+    assert (two.forced, three.forced) == (True, True)
+    assert "collapsed" in three.reason
