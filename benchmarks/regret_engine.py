@@ -21,7 +21,6 @@ import os
 import random
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -82,7 +81,7 @@ class Block:
     tokens: int
     began: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    tokens_by_kind: Counter[str] = field(default_factory=Counter)
+    tokens_by_kind: dict[str, int] = field(default_factory=dict)
     planner: dict[str, Any] = field(default_factory=dict)
 
 
@@ -146,18 +145,19 @@ async def serve(
     """A closed loop of clients for ``block_s`` seconds of the engine's CPU time."""
     (process,) = engine._processes
     begin, begin_s = time.perf_counter(), read_cpu_s(process.pid)
+    mine = block.tokens_by_kind
 
     async def send(requests: Iterator[tuple[str, EngineRequest]]) -> None:
         for kind, request in requests:
             async for step in engine.generate(request):
                 block.arrivals.append((time.perf_counter() - begin, len(step.token_ids)))
-                block.tokens_by_kind[kind] += len(step.token_ids)
+                mine[kind] = mine.get(kind, 0) + len(step.token_ids)
 
     clients = [asyncio.create_task(send(requests)) for requests in supply]
     while (seconds := read_cpu_s(process.pid) - begin_s) < block_s:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     block.seconds, block.wall_s = seconds, time.perf_counter() - begin
-    block.tokens = block.tokens_by_kind.total()
+    block.tokens = sum(mine.values())
     for client in clients:
         client.cancel()
     await asyncio.gather(*clients, return_exceptions=True)
