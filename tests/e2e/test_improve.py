@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,7 +62,7 @@ class Traffic:
         stop = Event()
 
         def work() -> None:
-            while not stop.wait(0.05):
+            while not stop.wait(0.3):
                 self.send(url)
 
         clients = [Thread(target=work) for _ in range(2)]
@@ -89,7 +91,7 @@ def write_config(folder: Path) -> Path:
     return file
 
 
-def wait(what: str, read: Callable[[], Found | None], seconds: float = 240) -> Found:
+def wait(what: str, read: Callable[[], Found | None], seconds: float = 400) -> Found:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := read():
@@ -104,9 +106,6 @@ def find_process(gateway: RunningGateway, words: str) -> int | None:
 
 
 def queue(config: Path, draft: Path) -> None:
-    import subprocess
-    import sys
-
     line = [sys.executable, "-m", "server", "improve", "--config", str(config)]
     subprocess.run([*line, "--candidate", str(draft), "--force"], cwd=ROOT, check=True)
 
