@@ -82,7 +82,7 @@ def write_config(folder: Path) -> Path:
         "capture": "capture",
         "window": {"answers": 24, "sessions": 24, "pause_s": 86400},
         "tune": {"steps": 6, "arguments": ["--batch-tokens", "512", "--depths", "3"]},
-        "gate": {"limit": 12},
+        "gate": {"limit": 8},
         "canary": {"slot_s": 4, "max_s": 600},
         "poll_s": 0.5,
     }
