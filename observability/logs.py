@@ -1,8 +1,7 @@
-"""Logs as JSON, one object per line. They never hold what was asked or answered."""
+"""The access log: JSON, one object per line. It never holds what was asked or answered."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -16,24 +15,8 @@ ACCESS = "eaglegate.access"
 MAX_PATH = 200
 
 
-class JsonFormatter(logging.Formatter):
-    """A record's message, level, logger and time, and what ``extra={"fields": {...}}`` adds."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= getattr(record, "fields", {})
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
-
-
 class AccessLog:
-    """Writes one line per exchange, in the shape of ``JsonFormatter``; call it with each.
+    """Writes one line per exchange; call it with each.
 
     It does without ``logging``, which would cost more than all other observing of a request.
     """

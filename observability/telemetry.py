@@ -107,11 +107,16 @@ class Telemetry:
         """What the depth planner described last."""
         self._batch = PendingMetrics()
         self._count_at = 0.0
-        scope = MetricScope(
+        scope = self._make_scope(gpus)
+        self.groups = [make(scope) for make in GROUPS]
+        self.catalogue: list[MetricDeclaration] = scope.catalogue
+
+    def _make_scope(self, gpus: tuple[GpuMonitor, ...]) -> MetricScope:
+        return MetricScope(
             self.registry,
-            settings,
+            self.settings,
             self.book,
-            clock,
+            self.clock,
             gpus,
             self._read_unclaimed,
             self._read_running,
@@ -123,8 +128,6 @@ class Telemetry:
             lambda: None if self._capture is None else self._capture.counts(),
             lambda: self.planner,
         )
-        self.groups = [make(scope) for make in GROUPS]
-        self.catalogue: list[MetricDeclaration] = scope.catalogue
 
     def begin(self, facts: RequestFacts) -> Observation:
         observation = RequestObservation(

@@ -46,7 +46,23 @@ def create_app(
     app.include_router(responses.router(gateway, runs))
     app.router.routes.extend(more_routes)
     complete_openapi(app)
+    _add_middleware(app, gateway, prefix)
+    _add_error_handlers(app, gateway)
+    return app
 
+
+def _add_middleware(app: FastAPI, gateway: Gateway, prefix: str) -> None:
+    """The last one added sees a request first."""
+    app.add_middleware(NoticeHeader, gateway=gateway)
+    app.add_middleware(AuthMiddleware, gateway=gateway)
+    app.add_middleware(HeadMiddleware)
+    if gateway.cross_origin.origins:
+        app.add_middleware(ApiCorsMiddleware, policy=gateway.cross_origin)
+    if prefix:
+        app.add_middleware(RootPathMiddleware, prefix=prefix)
+
+
+def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
     async def handle_gateway_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, GatewayError)
         gateway.observer.record_refusal(request.url.path, error.code or error.type)
@@ -65,18 +81,10 @@ def create_app(
         assert isinstance(error, RequestValidationError)
         return await handle_gateway_error(request, _from_validation(error))
 
-    app.add_middleware(NoticeHeader, gateway=gateway)
-    app.add_middleware(AuthMiddleware, gateway=gateway)
-    app.add_middleware(HeadMiddleware)
-    if gateway.cross_origin.origins:
-        app.add_middleware(ApiCorsMiddleware, policy=gateway.cross_origin)
-    if prefix:
-        app.add_middleware(RootPathMiddleware, prefix=prefix)
     app.add_exception_handler(GatewayError, handle_gateway_error)
     app.add_exception_handler(RequestValidationError, handle_bad_parameter)
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(Exception, handle_unexpected)
-    return app
 
 
 def _from_http(error: HTTPException, request: Request) -> GatewayError:

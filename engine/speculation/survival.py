@@ -121,7 +121,6 @@ class SurvivalEstimator:
         self._tenant_of: list[int] = []
         self._tenant_rows: dict[str, int] = {}
         self._age = np.zeros(rows, dtype=np.int64)
-        self._holes: set[str] = set()
         self._estimates = np.zeros((16, depth))
         self._widths = np.zeros((16, depth + 1), dtype=np.int64)
         self._stale: set[int] = set()
@@ -147,13 +146,8 @@ class SurvivalEstimator:
     def remove(self, request: str) -> None:
         """A request has ended; unknown ones are ignored."""
         row = self._row.pop(request, None)
-        self._holes.discard(request)
         if row is not None:
             self._free.append(row)
-
-    def mark_hole(self, request: str) -> None:
-        """The draft missed tokens of this request: its trials no longer teach its slice."""
-        self._holes.add(request)
 
     def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None:
         """One verify step of several requests: draft tokens verified and accepted of each."""
@@ -170,9 +164,6 @@ class SurvivalEstimator:
         success = (self._positions <= hits).astype(np.float64)
         self._requests.add_each(rows, tried, success)
         slices = self._slice_of[rows]
-        if self._holes:
-            whole = np.array([requests[i] not in self._holes for i in known])
-            slices, tried, success = slices[whole], tried[whole], success[whole]
         for row in set(slices.tolist()):
             mine = slices == row
             sums = tried[mine].sum(axis=0), success[mine].sum(axis=0), int(mine.sum())

@@ -121,9 +121,7 @@ class VllmRenderer:
                 add_generation_prompt,
                 continue_final_message,
             )
-            small = len(writing.packed) <= SMALL_BYTES
-            by_us = self._content_format == "auto" and (given.mark or not small)
-            if chat_template is not None or by_us:
+            if chat_template is not None or self._writes(writing, given):
                 own = None if chat_template is not None else template
                 text = self._writer.write(writing, own, limits)
                 return self._encode_parts(text, given.mark, limits)
@@ -137,6 +135,11 @@ class VllmRenderer:
         token_ids = self._render(given, kwargs, limits)
         limits.check(len(token_ids))
         return token_ids
+
+    def _writes(self, writing: TemplateInput, given: MarkedInput) -> bool:
+        """Whether the model's own template is run here: it may be long, or text is marked."""
+        marked_or_large = bool(given.mark) or len(writing.packed) > SMALL_BYTES
+        return self._content_format == "auto" and marked_or_large
 
     def _render(
         self, given: MarkedInput, kwargs: dict[str, Any], limits: RenderLimits

@@ -103,9 +103,6 @@ class SaltedHashes:
         digest = hashlib.blake2b(text.encode(), key=self._salt, digest_size=8)
         return digest.hexdigest()
 
-    def hash_value(self, value: Any) -> str:
-        return self.hash_text(orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode())
-
     def hash_prompt(self, token_ids: Sequence[int]) -> CapturedPrompt:
         """Each hash is of the prompt from its start to the end of the block, so that equal hashes
         mean equal prefixes; 48 bits, which every JSON reader keeps exact."""

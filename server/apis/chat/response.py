@@ -71,6 +71,19 @@ def prompt_fields(echo: PromptEcho, job: Job, rendering: EncodingContext) -> dic
     return fields
 
 
+def end_stream(
+    head: bytes, ends: Mapping[int, Finish], job: Job, rendering: EncodingContext
+) -> bytes:
+    """The last chunk, with usage and metrics where they are wanted, and the end of the stream."""
+    metrics = answer_metrics(list(ends.values()), job, rendering)
+    if not (job.include_usage or metrics):
+        return SSE_DONE
+    last: dict[str, Any] = {"choices": [], **metrics}
+    if job.include_usage:
+        last["usage"] = usage_object({i: end.usage for i, end in ends.items()}, job.n)
+    return head + b"," + orjson.dumps(last)[1:] + b"\n\n" + SSE_DONE
+
+
 def answer_metrics(ends: list[Finish], job: Job, rendering: EncodingContext) -> dict[str, Any]:
     """vLLM's place for the metrics, the answer itself, where there is one choice only."""
     metrics = rendering.metrics(job, ends[0]) if len(ends) == 1 else None
@@ -131,14 +144,7 @@ class ChatStream:
 
     def close(self) -> bytes:
         """What ends the stream once every choice has finished."""
-        ends = list(self._ends.values())
-        metrics = answer_metrics(ends, self._job, self._rendering)
-        if not (self._job.include_usage or metrics):
-            return SSE_DONE
-        last: dict[str, Any] = {"choices": [], **metrics}
-        if self._job.include_usage:
-            last["usage"] = usage_object({i: e.usage for i, e in self._ends.items()}, self._job.n)
-        return self._head + b"," + orjson.dumps(last)[1:] + b"\n\n" + SSE_DONE
+        return end_stream(self._head, self._ends, self._job, self._rendering)
 
     def fail(self, error: GatewayError) -> bytes:
         """OpenAI's error object as a frame; SDKs raise it as an APIError."""

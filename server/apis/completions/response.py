@@ -205,13 +205,7 @@ class CompletionStream:
         return self._head + b',"choices":' + body + self._tail
 
     def close(self) -> bytes:
-        metrics = answer_metrics(list(self._ends.values()), self._job, self._rendering)
-        if not (self._job.include_usage or metrics):
-            return SSE_DONE
-        last: dict[str, Any] = {"choices": [], **metrics}
-        if self._job.include_usage:
-            last["usage"] = usage_object({i: e.usage for i, e in self._ends.items()}, self._job.n)
-        return self._head + b"," + orjson.dumps(last)[1:] + b"\n\n" + SSE_DONE
+        return end_stream(self._head, self._ends, self._job, self._rendering)
 
     def fail(self, error: GatewayError) -> bytes:
         return frame(openai_body(error)) + SSE_DONE

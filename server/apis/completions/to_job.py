@@ -62,13 +62,7 @@ def make_completion_job(
     """Raises InvalidRequest or NotFound."""
     model = resolve_model(request.model, served)
     prompts = _read_prompts(request, served.vocab_size)
-    n = request.n or 1
-    _check_best_of(request.best_of, n)
-    if len(prompts) * n > MAX_PROMPTS:
-        raise InvalidRequest(
-            f"{len(prompts)} prompts with 'n' of {n} exceed the limit of {MAX_PROMPTS} choices.",
-            param="prompt",
-        )
+    _check_num_choices(request, len(prompts))
     echoed = request.logprobs if request.echo else None
     sampling = make_sampling(
         request,
@@ -97,6 +91,16 @@ def make_completion_job(
         add_special_tokens=request.add_special_tokens is not False,
         affinity=request.session_id or request.user,
     )
+
+
+def _check_num_choices(request: CompletionRequest, num_prompts: int) -> None:
+    n = request.n or 1
+    _check_best_of(request.best_of, n)
+    if num_prompts * n > MAX_PROMPTS:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with 'n' of {n} exceed the limit of {MAX_PROMPTS} choices.",
+            param="prompt",
+        )
 
 
 def _max_tokens(request: CompletionRequest) -> int:

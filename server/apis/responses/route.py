@@ -67,23 +67,17 @@ def router(gateway: Gateway, runs: BackgroundRuns) -> APIRouter:
         return json_response(make_page(await service.items(response_id), limit, order, after))
 
     _add_conversations(routes, gateway)
+    _add_conversation_items(routes, gateway)
     return routes
 
 
 def _add_conversations(routes: APIRouter, gateway: Gateway) -> None:
     conversations = ConversationsService(gateway)
 
-    async def read(request: Request, model: type[Model]) -> Model:
-        body = await read_body(request, gateway.max_body_bytes)
-        return await charge.get().parse(lambda: parse(body or b"{}", model))
-
-    def admission() -> AbstractAsyncContextManager[None]:
-        return admit(gateway.require(), time.perf_counter())
-
     @routes.post("/v1/conversations", openapi_extra=describe_body(ConversationRequest))
     async def create(request: Request) -> dict[str, Any]:
-        async with admission():
-            return await conversations.create(await read(request, ConversationRequest))
+        async with _admit(gateway):
+            return await conversations.create(await _read(request, gateway, ConversationRequest))
 
     @routes.get("/v1/conversations/{conversation_id}")
     async def get(conversation_id: str) -> dict[str, Any]:
@@ -93,14 +87,17 @@ def _add_conversations(routes: APIRouter, gateway: Gateway) -> None:
         "/v1/conversations/{conversation_id}", openapi_extra=describe_body(ConversationUpdate)
     )
     async def update(conversation_id: str, request: Request) -> dict[str, Any]:
-        async with admission():
-            return await conversations.update(
-                conversation_id, await read(request, ConversationUpdate)
-            )
+        async with _admit(gateway):
+            asked = await _read(request, gateway, ConversationUpdate)
+            return await conversations.update(conversation_id, asked)
 
     @routes.delete("/v1/conversations/{conversation_id}")
     async def delete(conversation_id: str) -> dict[str, Any]:
         return await conversations.delete(conversation_id)
+
+
+def _add_conversation_items(routes: APIRouter, gateway: Gateway) -> None:
+    conversations = ConversationsService(gateway)
 
     @routes.get("/v1/conversations/{conversation_id}/items", response_model=None)
     async def items(
@@ -119,8 +116,8 @@ def _add_conversations(routes: APIRouter, gateway: Gateway) -> None:
         response_model=None,
     )
     async def add(conversation_id: str, request: Request) -> Response:
-        async with admission():
-            asked = await read(request, ConversationItems)
+        async with _admit(gateway):
+            asked = await _read(request, gateway, ConversationItems)
             return json_response(await conversations.add(conversation_id, asked))
 
     @routes.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=None)
@@ -130,3 +127,12 @@ def _add_conversations(routes: APIRouter, gateway: Gateway) -> None:
     @routes.delete("/v1/conversations/{conversation_id}/items/{item_id}")
     async def remove(conversation_id: str, item_id: str) -> dict[str, Any]:
         return await conversations.remove(conversation_id, item_id)
+
+
+def _admit(gateway: Gateway) -> AbstractAsyncContextManager[None]:
+    return admit(gateway.require(), time.perf_counter())
+
+
+async def _read(request: Request, gateway: Gateway, model: type[Model]) -> Model:
+    body = await read_body(request, gateway.max_body_bytes)
+    return await charge.get().parse(lambda: parse(body or b"{}", model))

@@ -98,16 +98,6 @@ def test_a_change_of_traffic_takes_deep_positions_along() -> None:
     assert estimator.conditional(["b"])[0, 3] < 0.6
 
 
-def test_requests_with_holes_do_not_teach_their_slice() -> None:
-    estimator = SurvivalEstimator(DEPTH)
-    estimator.add("a", "chat")
-    feed(estimator, "a", width=3, accepted=3, times=50)
-    estimator.mark_hole("a")
-    feed(estimator, "a", width=3, accepted=0, times=50)
-    estimator.add("b", "chat")
-    assert estimator.survival(["b"])[0, 0] > 0.9
-
-
 def test_many_requests_come_and_go() -> None:
     estimator = SurvivalEstimator(DEPTH)
     for number in range(300):
