@@ -18,7 +18,7 @@ from engine.events import (
     UsageDelta,
 )
 from engine.types import PositionLogprobs
-from server.apis.chat.response import answer_metrics, finish_fields
+from server.apis.chat.response import answer_metrics, end_stream, finish_fields
 from server.apis.shared.response import (
     EncodingContext,
     list_prompt_logprobs,
