@@ -32,6 +32,18 @@ GigaChat ends its content with a token, and older checkpoints announce a call by
 call" and a token. xLAM (Salesforce/Llama-xLAM-2-8b-fc-r and xLAM-2-3b-fc-r) writes a bare list;
 older models put it into a fence, or behind ``[TOOL_CALLS]`` or ``<tool_call>``. A bare or fenced
 list is one of calls only where its first object names a tool that is offered.
+
+The whole message is the call in Llama 3.1, 3.2, 3.3 and 4.
+
+    {"name": "get_weather", "parameters": {"city": "Paris"}}
+
+Source: meta-llama/llama-models prompt formats and the chat template of Llama-3.1 (vllm-project/vllm
+keeps a copy, examples/tool_chat_template_llama3.1_json.jinja). Several calls are separated by
+``; ``. A ``<|python_tag|>`` token may stand before them. There is no other marker, so that an
+object is a call only where it opens the content (or follows a call), and only if it has a name and
+parameters (or arguments) and no key that a call has not; another object is content, let go as soon
+as its first other key shows it. Code behind ``<|python_tag|>`` is content too. Llama 4's templates
+write content before a call: there an object with the name of an offered tool is a call anywhere.
 """
 
 from __future__ import annotations
@@ -101,3 +113,50 @@ def _read_xlam(opener: str, context: Context) -> Grammar:
 
 
 XLAM = ToolFormat((*_MARKED, _FENCE, _LIST), _read_xlam, ("</tool_call>",))
+
+
+PYTHON = "<|python_tag|>"
+
+
+def _read_llama(opener: str, context: Context) -> Grammar:
+    stops = context.lexicon.stops(PYTHON)
+    content = context.out.content.write
+    quotes = context.quotes({PYTHON: {'{"': None}})
+    certain = opener == PYTHON
+    yield from JsonCalls(context.calls, stops, content, certain, False, quotes=quotes).read()
+
+
+def _read_llama_anywhere(opener: str, context: Context) -> Grammar:
+    """Llama 4: an object behind other content, where it begins as a call of an offered tool."""
+    if opener == PYTHON:
+        yield from _read_llama(opener, context)
+        return
+    content = context.out.content
+    if not content.written:
+        content.unmark("")
+    elif content.fence.is_open:
+        content.unmark(opener)
+        return
+    elif not (yield from opens(opener, _llama_head(context), context)):
+        return
+    quotes = context.quotes({PYTHON: {'{"': None}})
+    stops = context.lexicon.stops(PYTHON)
+    form = JsonCalls(context.calls, stops, content.write, False, False, quotes=quotes)
+    if (yield from form.object()) == DONE:
+        yield from form.read()
+
+
+def _llama_head(context: Context) -> Follow:
+    arguments: Follow = {'"parameters"': {":": None}, '"arguments"': {":": None}}
+    named: Follow = {'"': {",": arguments}}
+    names = context.calls.names or (NAME,)
+    quoted: Follow = dict.fromkeys(names, named)
+    return {'"name"': {":": {'"': quoted}}}
+
+
+def _fenced_head(context: Context) -> Follow:
+    return {"{": _llama_head(context)} if context.calls.names else {}
+
+
+LLAMA3 = ToolFormat((PYTHON,), _read_llama, leads=("{",), head=_fenced_head)
+LLAMA4 = ToolFormat((PYTHON, "{"), _read_llama_anywhere, head=_fenced_head)

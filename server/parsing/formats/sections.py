@@ -1,4 +1,4 @@
-"""Sections of names and JSON between tokens: Kimi K2, DeepSeek V3 to V3.1 and R1.
+"""Sections of names and JSON between tokens: Kimi K2, DeepSeek V3 to V3.1 and R1, PLaMo 3.
 
     <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0
     <|tool_call_argument_begin|>{"city": "Beijing"}<|tool_call_end|><|tool_calls_section_end|>
@@ -20,19 +20,29 @@ copy with tools, examples/tool_chat_template_deepseekv3.jinja). The markers are 
 is plain text, and closes only at the end of the call. By the chat template of DeepSeek-V3.1
 (examples/tool_chat_template_deepseekv31.jinja there) calls follow one another "without separators
 or spaces", and content stands directly before the section.
+
+    <|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|>
+    <|plamo:begin_tool_name:plamo|>get_weather<|plamo:end_tool_name:plamo|>
+    <|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{"city": "Paris"}
+    <|plamo:end_tool_arguments:plamo|>
+    <|plamo:end_tool_request:plamo|><|plamo:end_tool_requests:plamo|>
+
+Source: the parser of PLaMo 3 in vllm-project/vllm. ``<|plamo:begin_``, ``<|plamo:end_``
+and ``:plamo|>`` are special tokens and the words between them are not, so that all markers are
+looked for in the text.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from server.parsing.json_blocks import Sections
 from server.parsing.json_scan import JsonText
 from server.parsing.lookahead import last_name
 from server.parsing.markers import Follow
-from server.parsing.message import Context
+from server.parsing.message import Context, ReasoningFormat
 from server.parsing.output import Calls
 from server.parsing.reader import JsonValue, Next, Subgrammar, Until, Want, ignore
 from server.parsing.tagged import Closing, Tagged
@@ -156,3 +166,36 @@ DEEPSEEK_V3 = _Versions(
     call_end="<｜tool▁call▁end｜>",
     begin=_begin_deepseek,
 ).format()
+
+_PLAMO_PARTS = (
+    "<|plamo:begin_",
+    "<|plamo:end_",
+    ":plamo|>",
+    "<|plamo:constrain|>",
+    "<|plamo:msg|>",
+)
+_PLAMO_NAME_END = "<|plamo:end_tool_name:plamo|>"
+
+
+def _begin_plamo(calls: Calls, header: str) -> bool:
+    """The header is a name, its end, and the beginning of the arguments."""
+    if name := header.partition(_PLAMO_NAME_END)[0].strip():
+        calls.begin(name)
+    return bool(name)
+
+
+PLAMO3 = replace(
+    Sections(
+        section="<|plamo:begin_tool_requests:plamo|>",
+        section_end="<|plamo:end_tool_requests:plamo|>",
+        call="<|plamo:begin_tool_name:plamo|>",
+        separator="<|plamo:msg|>",
+        call_end="<|plamo:end_tool_arguments:plamo|>",
+        begin=_begin_plamo,
+        inside=("<|plamo:begin_tool_request:plamo|>", "<|plamo:end_tool_request:plamo|>"),
+    ).format(),
+    texts=_PLAMO_PARTS,
+)
+PLAMO3_REASONING = ReasoningFormat(
+    ("<|plamo:begin_think:plamo|>",), ("<|plamo:end_think:plamo|>",), framing="", texts=_PLAMO_PARTS
+)

@@ -21,7 +21,7 @@ from engine.events import (
 )
 from engine.types import FinishReason
 from server.parsing.fold import fold
-from server.parsing.formats import kimi_k2
+from server.parsing.formats import sections
 from server.parsing.parser import Parser, make_parser
 from server.parsing.registry import UnknownParser
 from server.parsing.vocabulary import Vocabulary
@@ -43,7 +43,7 @@ WEATHER = {
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
     tokenizer = Tokenizer.from_file(str(DEMO))
-    tokenizer.add_special_tokens([AddedToken(text) for text in kimi_k2.FORMAT.markers])
+    tokenizer.add_special_tokens([AddedToken(text) for text in sections.KIMI_K2.markers])
     return Vocabulary.from_tokenizers(tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""XML calls whose tags have names as attributes: MiniMax-M2, dots.llm, Step3, MiniCPM5, DeepSeek.
+"""XML calls. With names as attributes: MiniMax-M2, dots.llm, Step3, MiniCPM5, DeepSeek.
 
     <minimax:tool_call>
     <invoke name="get_weather">
@@ -30,6 +30,24 @@ same in models/templates/DeepSeek-V3.2.jinja). ``string`` says whether a value i
 or JSON. Two line breaks stand before the section. The tags are plain text around the token
 ``｜DSML｜``, so that tags spelled without that token are text. Models of one version write the
 section of another at times, and misspell its name.
+
+Names in the tags, one call to a ``<tool_call>``: Qwen3-Coder, Qwen3.5 and others.
+
+    <tool_call>
+    <function=get_weather>
+    <parameter=city>
+    Paris
+    </parameter>
+    </function>
+    </tool_call>
+
+Source: the chat template of Qwen/Qwen3-Coder-480B-A35B-Instruct (vllm-project/vllm keeps a copy,
+examples/tool_chat_template_qwen3coder.jinja). It writes a line break after ``<parameter=...>`` and
+before ``</parameter>``, which are no part of the value, strings as they are, objects and lists as
+JSON, and other values as Python prints them (``True``, ``None``). ``<tool_call>`` and
+``</tool_call>`` are added tokens, the inner tags plain text: ``server/parsing/tagged.py`` says how
+a value that contains them is read. A ``<function=`` outside ``<tool_call>`` opens a call only where
+it names an offered tool.
 """
 
 from __future__ import annotations
@@ -67,7 +85,7 @@ _MINICPM5 = Tags(
     line_end="]]>",
 )
 
-FORMAT = _M2.format()
+MINIMAX_M2 = _M2.format()
 DOTS = _DOTS.format()
 """rednote-hilab/dots.llm: the same in a section of its own."""
 STEP3 = _STEP3.format()
@@ -113,3 +131,27 @@ V4 = _V4.format(fragment="｜DSML｜")
 """DeepSeek V4 renames the section."""
 V41 = _V41.format(fragment="｜DSML｜")
 """DeepSeek V4.1 puts a space behind the token."""
+
+_CODER = Tags(
+    section="<tool_call>",
+    section_end="</tool_call>",
+    call="<function=",
+    call_end="</function>",
+    parameter="<parameter=",
+    parameter_end="</parameter>",
+    line="\n",
+)
+
+QWEN3_CODER = _CODER.format()
+MIMO = replace(_CODER, line="").format()
+"""XiaomiMiMo/MiMo-V2-Flash: no line breaks inside the parameter tags."""
+SEED_OSS = replace(
+    _CODER,
+    section="<seed:tool_call>",
+    section_end="</seed:tool_call>",
+    line="",
+    may_line=True,
+).format()
+"""ByteDance-Seed/Seed-OSS-36B-Instruct: the section's tags have a prefix. Its template (a copy is
+models/templates/ByteDance-Seed-OSS.jinja in ggml-org/llama.cpp) has no line breaks around values.
+"""
