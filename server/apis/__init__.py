@@ -1,7 +1,8 @@
 """The APIs, a folder each.
 
 ``request.py`` is what a client may send, ``to_job.py`` the rules that span fields,
-``response.py`` turns events into frames or one body, ``route.py`` is the endpoint. ``shared``
-holds what several APIs have in common, ``operations`` the endpoints that generate nothing. Called
-by ``server.app`` alone. A new API is a new folder and its router in ``server.app``.
+``response.py`` turns events into frames or one body. ``generation.py`` has the routes of those
+that store nothing, ``responses/route.py`` those of the one that does. ``shared`` holds what several
+APIs have in common, ``operations`` the endpoints that generate nothing. Called by ``server.app``
+alone. A new API is a new folder and its route in ``generation.py``.
 """
