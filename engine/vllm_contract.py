@@ -43,6 +43,7 @@ class Area(StrEnum):
     SCHEDULER = "scheduler"
     WORKER = "worker"
     SWAP = "swap"
+    PRELOAD = "preload"
 
 
 LOST = {
@@ -55,6 +56,7 @@ LOST = {
     "refused beside a draft, steps without drafts still run the draft model, drafts cannot be "
     "swapped",
     Area.SWAP: "drafts cannot be swapped in the running engine",
+    Area.PRELOAD: "every engine process imports vLLM anew: slower starts and restarts",
 }
 """What is lost where an area is broken."""
 
@@ -216,6 +218,15 @@ PARTS: dict[Area, dict[str, str]] = {
             finalize_layerwise_reload(+)
             get_layerwise_info(layer)
             _place_kernel_tensors(layer info)
+        """,
+    },
+    Area.PRELOAD: {
+        "v1/engine/utils.py": """
+            CoreEngineProcManager: processes
+            module: get_mp_context
+        """,
+        "v1/engine/core.py": """
+            EngineCoreProc.run_engine_core(+)
         """,
     },
 }

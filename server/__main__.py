@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from engine.errors import EngineDead, EngineStartError
 from engine.orphan import die_with_parent
 from server.access.keys import generate_key_entry
 from server.cli.command_line import (
+    UPSTREAMS,
     CommandLine,
+    list_given_names,
     plan_gateway,
     read_command_line,
     read_engine_arguments,
@@ -20,6 +27,11 @@ from server.cli.command_line import (
 from server.cli.console import StartupProgress
 from server.errors import ConfigError
 
+if TYPE_CHECKING:
+    from engine.vllm_backend.fork_server import EnginePreload
+
+MODELS = ("model", "model_tag")
+HELP = ("-h", "--help")
 USAGE = """\
 usage: eaglegate COMMAND [options]
 
@@ -84,10 +96,13 @@ def _key(names: list[str]) -> int:
 def _with_settings(command: str, argv: list[str]) -> int:
     progress = StartupProgress()
     try:
-        line = read_command_line(command, argv, progress)
         if command == "check":
+            line = read_command_line(command, argv, progress)
             progress.close()
             return _check(line)
+        gc.disable()  # what a start imports stays; ServeCommand has it collected once
+        preload = _preload_engine(argv)
+        line = replace(read_command_line(command, argv, progress), preload=preload)
         from server.cli.serve import ServeCommand
 
         return ServeCommand(line, progress).run()
@@ -98,7 +113,27 @@ def _with_settings(command: str, argv: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
+        gc.enable()
         progress.close()
+
+
+def _preload_engine(argv: list[str]) -> EnginePreload | None:
+    """Have a fork server import vLLM for the engine; None where vLLM would spawn none.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    given = list_given_names(argv, os.environ)
+    if not given.isdisjoint(UPSTREAMS) or any(arg.startswith(HELP) for arg in argv):
+        return None
+    from engine.machine import detect_platform
+    from engine.vllm_backend.fork_server import EnginePreload, predict_engine_environment
+
+    if detect_platform() != "cpu":
+        return None
+    named = bool(argv and not argv[0].startswith("-")) or not given.isdisjoint(MODELS)
+    with suppress(OSError):  # no place for its socket
+        return EnginePreload(predict_engine_environment(demo=not named))
+    return None
 
 
 def _check_workers(line: CommandLine) -> int:

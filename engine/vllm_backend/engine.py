@@ -32,6 +32,7 @@ from engine.supervision.policy import PostMortem
 from engine.types import EngineInfo, EngineRequest, Health, Sampling, Step
 from engine.vllm_backend import steering, translate
 from engine.vllm_backend.child_process import ChildLog, kill_loading, redact_cause
+from engine.vllm_backend.fork_server import EnginePreload, use_preload
 from engine.vllm_backend.outputs import StepOutputProcessor, take_over
 from engine.vllm_backend.statistics import BatchedStatLogger
 from engine.vllm_backend.translate import StepQueue, choose_reader, describe_engine
@@ -66,7 +67,7 @@ class VllmEngine:
     """See ``engine.base.Engine``. ``progress`` receives one line per phase of ``start``.
 
     ``planning="auto"`` chooses the depth of requests that bring none at every step.
-    ``stream_interval_s``: see ``translate.SinkFlusher``.
+    ``stream_interval_s``: see ``translate.SinkFlusher``. ``preload`` forks the engine process.
     Without ``echo`` the log of vLLM and its child processes is captured for error reports only.
     """
 
@@ -78,6 +79,7 @@ class VllmEngine:
         adapters: Mapping[str, str] = NO_ADAPTERS,
         planning: str = "off",
         stream_interval_s: float | None = None,
+        preload: EnginePreload | None = None,
     ) -> None:
         self._arguments = arguments
         self._adapters = {
@@ -85,6 +87,7 @@ class VllmEngine:
             for number, (name, path) in enumerate(adapters.items(), start=1)
         }
         self._planning = planning
+        self._preload = preload
         self._stream_interval_s = stream_interval_s
         self._progress = progress
         self._log = ChildLog(echo=echo)
@@ -240,7 +243,7 @@ class VllmEngine:
     def _load(self) -> AsyncLLM:
         """Blocks for seconds to minutes: runs in a thread."""
         config = self._arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-        with self._log.capture():
+        with self._log.capture(), use_preload(self._preload):
             return AsyncLLM.from_vllm_config(
                 config,
                 usage_context=UsageContext.OPENAI_API_SERVER,

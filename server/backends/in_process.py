@@ -42,6 +42,7 @@ class InProcessBackend:
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings = line.settings
+        self._preload = line.preload
         self._progress = progress
         self._echo = settings.log_level == "debug"
         self._planning = "auto" if settings.depth == "auto" else "off"
@@ -119,6 +120,7 @@ class InProcessBackend:
             self.adapters,
             self._planning,
             self._stream_interval_s,
+            self._preload,
         )
 
     def describe(self, info: EngineInfo) -> EngineInfo:

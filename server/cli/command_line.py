@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import yaml
@@ -26,6 +26,9 @@ from server.flags import (
     setting,
 )
 from server.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from engine.vllm_backend.fork_server import EnginePreload
 
 ALIASES = {"VLLM_API_KEY": "api_key"}
 """Names from elsewhere that mean the same."""
@@ -190,6 +193,8 @@ class CommandLine:
     argv: list[str]
     model: ModelArguments | None = None
     """With workers: the engine's flags are theirs."""
+    preload: EnginePreload | None = None
+    """Forks the engine processes of this gateway."""
 
     @property
     def remote(self) -> bool:

@@ -394,3 +394,4 @@ def _freeze() -> None:
     """What start-up made lives on: the collector need not walk a million objects of it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()

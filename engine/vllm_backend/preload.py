@@ -1,0 +1,44 @@
+"""Imported by the fork server of ``fork_server.EnginePreload``, and by nothing else: what an engine
+process on a CPU needs, so that an engine which is forked from it imports nothing.
+
+A module that cannot be imported fails again in the engine, whose log has the reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import suppress
+from importlib import import_module
+
+from engine.orphan import kill_with_parent
+
+MODULES = (
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "engine.vllm_backend.scheduler",
+    "engine.vllm_backend.worker",
+)
+
+
+def import_engine() -> None:
+    gc.disable()  # what is imported stays
+    with suppress(Exception):
+        for name in MODULES:
+            import_module(name)
+    gc.freeze()  # a collection in the engine would copy all the pages it shares
+    gc.enable()
+
+
+def discard_output() -> None:
+    """An engine gets the streams of its gateway at that time."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
+kill_with_parent()
+discard_output()
+import_engine()
