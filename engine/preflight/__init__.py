@@ -180,8 +180,15 @@ def check_download(scene: PreflightContext) -> Iterator[str]:
 
 
 Check = Callable[[PreflightContext], Iterator[str]]
+
+
+def check_engine(_: PreflightContext) -> Iterator[str]:
+    yield from describe_broken(essential=True)
+
+
 OBSTACLES: tuple[Check, ...] = (
     check_vllm_installed,
+    check_engine,
     check_model,
     check_tokenizer,
     check_draft,

@@ -13,31 +13,28 @@ import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.exceptions import VLLMError
-from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from engine.machine import count_oom_kills, is_stopped
 from engine.speculation.totals import Totals
 from engine.supervision.policy import PostMortem
 from engine.types import EngineInfo, EngineRequest, Health, Sampling, Step
-from engine.vllm_backend import steering, translate
 from engine.vllm_backend.child_process import ChildLog, kill_loading, redact_cause
 from engine.vllm_backend.fork_server import EnginePreload, use_preload
-from engine.vllm_backend.outputs import StepOutputProcessor, take_over
-from engine.vllm_backend.statistics import BatchedStatLogger
-from engine.vllm_backend.translate import StepQueue, choose_reader, describe_engine
-from engine.vllm_contract import Area, describe_broken, find_broken
-from engine.vllm_fields import is_reasoning_ended
+from engine.vllm_backend.public_outputs import Outputs, PublicOutputs
+from engine.vllm_backend.translate import choose_reader, describe_engine
+from engine.vllm_contract import LOST, Area, describe_broken, find_broken
+
+if TYPE_CHECKING:
+    from vllm.v1.metrics.loggers import StatLoggerFactory
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +89,7 @@ class VllmEngine:
         self._progress = progress
         self._log = ChildLog(echo=echo)
         self._llm: AsyncLLM | None = None
-        self._outputs: StepOutputProcessor | None = None
+        self._outputs: Outputs | None = None
         self._closed = False
         self._oom_kills = count_oom_kills()
         """When the engine was last well: of those before, none was of this engine."""
@@ -103,13 +100,13 @@ class VllmEngine:
         self._progress(f"starting vLLM with {self._arguments.model}")
         for sentence in describe_broken():
             log.warning("%s", sentence)
+        if missing := describe_broken(essential=True):
+            raise EngineStartError("; ".join(missing))
         try:
             llm = await self._load_in_thread()
             self._llm = llm
             self._processes = _find_processes(llm)
-            steering.allow(llm.input_processor)
-            info = describe_engine(llm.vllm_config)
-            self._outputs = take_over(llm, choose_reader(info), self._stream_interval_s)
+            info = self._open_outputs(llm, describe_engine(llm.vllm_config))
             await self._load_adapters(llm)
             await self._warm_up(info)
             if self._planning != "off" and await self.set_planning(self._planning) == "auto":
@@ -127,17 +124,15 @@ class VllmEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         llm, outputs = self._require_running()
         adapter = self._adapters[request.adapter] if request.adapter else None
-        inbox = await _add_request(llm, request, adapter)
+        inbox = await outputs.open_request(llm, request, adapter)
         try:
             while True:
-                step = await inbox.get()
+                step: Step = await inbox.get()
                 yield step
                 if step.finish is not None:
                     return
         finally:
-            outputs.release(inbox)
-            if not inbox.ended and not llm.errored:
-                await llm.abort(inbox.request_id, internal=True)
+            await outputs.close_request(llm, inbox)
 
     async def set_depth(self, depth: int) -> int:
         """Bound every request's depth, running ones included, from the next step on.
@@ -219,12 +214,11 @@ class VllmEngine:
             -signal.SIGSTOP if is_stopped(process.pid) else process.exitcode
             for process in self._processes
         )
-        if llm.output_handler is not None:
-            llm.output_handler.cancel()
-        llm.output_processor.propagate_error(EngineDeadError())
+        if self._outputs is not None:
+            await self._outputs.fail_all(llm)
         await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
 
-    def _require_running(self) -> tuple[AsyncLLM, StepOutputProcessor]:
+    def _require_running(self) -> tuple[AsyncLLM, Outputs]:
         if self._llm is None or self._outputs is None:
             raise EngineDead("The engine was closed." if self._closed else "Not started yet.")
         if self._llm.errored:
@@ -255,7 +249,27 @@ class VllmEngine:
     def _choose_stat_loggers(self) -> list[StatLoggerFactory] | None:
         if self._arguments.disable_log_stats or Area.STATISTICS in find_broken():
             return None
+        from engine.vllm_backend.statistics import BatchedStatLogger
+
         return [BatchedStatLogger]
+
+    def _open_outputs(self, llm: AsyncLLM, info: EngineInfo) -> EngineInfo:
+        """Each of these imports needs its area of vLLM."""
+        broken = find_broken()
+        if Area.WORKER not in broken:
+            from engine.vllm_backend import steering
+
+            steering.allow(llm.input_processor)
+        if Area.OUTPUTS not in broken:
+            from engine.vllm_backend.outputs import is_replaceable, take_over
+
+            if is_replaceable(llm):
+                self._outputs = take_over(llm, choose_reader(info), self._stream_interval_s)
+                return info
+            log.warning("vLLM made another output processor; %s", LOST[Area.OUTPUTS])
+        self._outputs = PublicOutputs()
+        degraded = tuple(dict.fromkeys((*info.degraded, Area.OUTPUTS)))
+        return replace(info, degraded=degraded, reports_decode_steps=False)
 
     async def _load_adapters(self, llm: AsyncLLM) -> None:
         """One that does not fit the model fails the start."""
@@ -359,26 +373,3 @@ async def _call_core(llm: AsyncLLM, method: str, *arguments: object) -> Any:
         return answer.result()
     finally:
         answer.cancel()
-
-
-async def _add_request(
-    llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None
-) -> StepQueue:
-    try:
-        queue = await llm.add_request(
-            request.id,
-            tokens_input(list(request.prompt), cache_salt=request.cache_salt or None),
-            translate.make_sampling_params(request),
-            lora_request=adapter,
-            trace_headers=request.trace_headers or None,
-            priority=request.priority,
-            reasoning_ended=is_reasoning_ended(request.constraint),
-        )
-        inbox: StepQueue = queue.inbox
-        inbox.sink = request.sink
-        return inbox
-    except (VLLMError, ValueError) as error:
-        raise translate.convert_error(error) from error
-    except asyncio.CancelledError:
-        await llm.abort(request.id)
-        raise

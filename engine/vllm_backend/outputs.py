@@ -18,9 +18,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import vllm
 import zmq
 from vllm import envs
+from vllm.exceptions import VLLMError
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, core_client
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import AsyncMPClient
@@ -34,11 +35,9 @@ from vllm.v1.engine.output_processor import (
 from vllm.v1.metrics.stats import IterationStats
 
 from engine.errors import EngineFailed
-from engine.speculation.accounting import (
-    sum_steps,
-)
+from engine.speculation.accounting import sum_steps
 from engine.speculation.totals import Totals
-from engine.types import DecodeStep, FinishReason, Step
+from engine.types import DecodeStep, EngineRequest, FinishReason, Step
 from engine.vllm_backend import translate
 from engine.vllm_backend.translate import AccountReader, SinkFlusher, StepQueue
 from engine.vllm_contract import Area, find_broken
@@ -105,6 +104,35 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
             if output.finish_reason is not None:
                 self._end(state, output, iteration_stats)
         return NOTHING_TO_DO
+
+    async def open_request(
+        self, llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None
+    ) -> StepQueue:
+        """See ``public_outputs.Outputs``."""
+        try:
+            queue = await llm.add_request(
+                prompt=translate.make_prompt(request),
+                params=translate.make_sampling_params(request),
+                **translate.make_options(request, adapter),
+            )
+            inbox: StepQueue = queue.inbox
+            inbox.sink = request.sink
+            return inbox
+        except (VLLMError, ValueError) as error:
+            raise translate.convert_error(error) from error
+        except asyncio.CancelledError:
+            await llm.abort(request.id)
+            raise
+
+    async def close_request(self, llm: AsyncLLM, inbox: StepQueue) -> None:
+        self.release(inbox)
+        if not inbox.ended and not llm.errored:
+            await llm.abort(inbox.request_id, internal=True)
+
+    async def fail_all(self, llm: AsyncLLM) -> None:
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()
+        self.propagate_error(EngineDeadError())
 
     def release(self, inbox: StepQueue) -> None:
         """The consumer has left; count its undelivered steps as unclaimed."""
@@ -194,16 +222,9 @@ def _take_logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, 
     )
 
 
-def check_vllm(llm: AsyncLLM) -> None:
-    """Raises RuntimeError for a vLLM whose outputs are not handed over as this module expects."""
-    differing = list(find_broken().get(Area.OUTPUTS, ()))
-    if type(llm.output_processor) is not OutputProcessor or llm.output_handler is not None:
-        differing.append("AsyncLLM.output_processor")
-    if differing:
-        raise RuntimeError(
-            f"This gateway takes vLLM 0.32's outputs; in vLLM {vllm.__version__} these differ: "
-            f"{', '.join(differing)}. Install the version that the gateway pins."
-        )
+def is_replaceable(llm: AsyncLLM) -> bool:
+    """Whether ``llm`` has vLLM's own output processor and has not begun to read outputs."""
+    return type(llm.output_processor) is OutputProcessor and llm.output_handler is None
 
 
 def take_over(
@@ -211,9 +232,8 @@ def take_over(
 ) -> StepOutputProcessor:
     """Have ``llm`` put its outputs into inboxes, on the running loop and before its first request.
 
-    ``interval_s``: see ``translate.SinkFlusher``. Raises RuntimeError.
+    ``interval_s``: see ``translate.SinkFlusher``.
     """
-    check_vllm(llm)
     llm.output_processor = outputs = StepOutputProcessor(llm.output_processor, read, interval_s)
     if Area.INTAKE not in find_broken():
         replace_output_reader(llm.engine_core)

@@ -10,6 +10,8 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.config.speculative import SpeculativeConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import (
     RepetitionDetectionParams,
@@ -41,7 +43,7 @@ from engine.types import (
     UndraftedReason,
 )
 from engine.vllm_contract import SCHEDULER, WORKER, find_broken
-from engine.vllm_fields import build_sampling_fields, select_top
+from engine.vllm_fields import build_sampling_fields, is_reasoning_ended, select_top
 
 SAMPLING_DEFAULTS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens",
@@ -105,6 +107,21 @@ def make_sampling_params(request: EngineRequest) -> SamplingParams:
     if "structured_outputs" in fields:
         fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
     return SamplingParams(**fields, output_kind=RequestOutputKind.DELTA)
+
+
+def make_prompt(request: EngineRequest) -> Any:
+    return tokens_input(list(request.prompt), cache_salt=request.cache_salt or None)
+
+
+def make_options(request: EngineRequest, adapter: LoRARequest | None) -> dict[str, Any]:
+    """What AsyncLLM takes beside the prompt and the sampling."""
+    return {
+        "request_id": request.id,
+        "lora_request": adapter,
+        "trace_headers": request.trace_headers or None,
+        "priority": request.priority,
+        "reasoning_ended": is_reasoning_ended(request.constraint),
+    }
 
 
 Alternatives = Mapping[int, Any]

@@ -14,11 +14,10 @@ from engine.vllm_contract import (
     LOST,
     PARTS,
     Area,
-    ModuleSource,
     compare,
     describe_broken,
-    split_parts,
 )
+from engine.vllm_source import ModuleSource, split_parts
 
 vllm = pytest.importorskip("vllm")
 SOURCE = Path(vllm.__file__).parent

@@ -1,0 +1,135 @@
+"""Steps by vLLM's public ``AsyncLLM.generate``, where its outputs cannot be taken over.
+
+The text is the same. vLLM makes its own objects of every output, at more CPU per token, and gives
+no account of decode steps: ``outputs.py`` is the way for a vLLM that is as
+``engine/vllm_contract.py`` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any, Protocol
+
+from vllm.exceptions import VLLMError
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from engine.errors import EngineDead, EngineFailed
+from engine.speculation.totals import Totals
+from engine.types import EngineRequest, FinishReason, Step
+from engine.vllm_backend import translate
+from engine.vllm_fields import FINISH
+
+
+class Inbox(Protocol):
+    """The steps of one request."""
+
+    async def get(self) -> Step:
+        """What has come since the last call. Raises EngineError."""
+        ...
+
+
+class Outputs(Protocol):
+    """A way from vLLM's outputs to steps."""
+
+    @property
+    def unclaimed(self) -> Totals:
+        """Steps made for requests whose consumer had already left."""
+        ...
+
+    async def open_request(
+        self, llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None
+    ) -> Any:
+        """An ``Inbox``. Raises EngineError for a request that vLLM refuses."""
+        ...
+
+    async def close_request(self, llm: AsyncLLM, inbox: Any) -> None:
+        """Abort the request unless it has ended."""
+        ...
+
+    async def fail_all(self, llm: AsyncLLM) -> None:
+        """The engine is closed: every request that is open fails with EngineDead."""
+        ...
+
+
+class PublicOutputs:
+    """See ``Outputs``."""
+
+    def __init__(self) -> None:
+        self.unclaimed = Totals()
+        self.closed = False
+        self._open: set[str] = set()
+
+    async def open_request(
+        self, llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None
+    ) -> PublicInbox:
+        try:
+            stream = llm.generate(
+                prompt=translate.make_prompt(request),
+                sampling_params=translate.make_sampling_params(request),
+                **translate.make_options(request, adapter),
+            )
+        except (VLLMError, ValueError) as error:
+            raise translate.convert_error(error) from error
+        self._open.add(request.id)
+        return PublicInbox(self, stream, request)
+
+    async def close_request(self, _llm: AsyncLLM, inbox: PublicInbox) -> None:
+        self._open.discard(inbox.request.id)
+        await inbox.stream.aclose()
+
+    async def fail_all(self, llm: AsyncLLM) -> None:
+        """vLLM ends aborted requests with an output; a dead engine has failed them already."""
+        self.closed = True
+        with suppress(VLLMError):
+            await llm.abort(list(self._open))
+
+
+class PublicInbox:
+    """See ``Inbox``."""
+
+    def __init__(
+        self,
+        outputs: PublicOutputs,
+        stream: AsyncGenerator[RequestOutput, None],
+        request: EngineRequest,
+    ) -> None:
+        self.stream = stream
+        self.request = request
+        self._outputs = outputs
+        self._is_first = True
+
+    async def get(self) -> Step:
+        try:
+            output = await anext(self.stream)
+        except (VLLMError, ValueError) as error:
+            raise translate.convert_error(error) from error
+        step = convert_output(output, self.request, self._is_first)
+        self._is_first = False
+        if step.finish is FinishReason.ABORT and self._outputs.closed:
+            raise EngineDead("The engine was closed.")
+        return step
+
+
+def convert_output(output: RequestOutput, request: EngineRequest, first: bool) -> Step:
+    """Raises EngineFailed."""
+    (completion,) = output.outputs
+    if completion.finish_reason == "error":
+        raise EngineFailed("The engine failed on this request.")
+    token_ids = tuple(completion.token_ids)
+    finish = FINISH.get(completion.finish_reason)
+    sampling = request.sampling
+    return Step(
+        token_ids,
+        logprobs=translate.convert_output_logprobs(
+            token_ids, completion.logprobs, sampling.logprobs
+        ),
+        prompt_logprobs=translate.convert_prompt_logprobs(
+            output.prompt_token_ids, output.prompt_logprobs, sampling.prompt_logprobs
+        ),
+        cached_tokens=output.num_cached_tokens if first else None,
+        finish=finish,
+        stop_token=token_ids[-1] if finish is FinishReason.STOP and token_ids else None,
+    )
