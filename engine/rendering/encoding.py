@@ -16,8 +16,10 @@ from typing import Literal
 
 from tokenizers import Encoding, Tokenizer
 
+WHOLE = 131_072
+"""Characters tokenized at once where no offsets are needed, which take as long as the tokens."""
 WINDOW = 32_768
-"""Characters tokenized at once."""
+"""Characters tokenized at once of longer text."""
 OVERLAP = 1024
 AGREED = 8
 """Tokens in a row that two windows must share before the seam between them."""
@@ -96,8 +98,8 @@ class TextEncoder:
         """Raises PromptTooLong or RenderingCancelled."""
         self._check_size(text, limits)
         text = self._keep_end(text, limits)
-        if len(text) <= WINDOW:
-            ids = self._encode_once(text, add_special_tokens).ids
+        if len(text) <= WHOLE:
+            ids = self._encode_ids(text, add_special_tokens)
             limits.check(len(ids))
         else:
             ids = self._encode_long(text, add_special_tokens, limits)
@@ -152,18 +154,19 @@ class TextEncoder:
         return ids.tolist()
 
     def _encode_window(self, text: str, begin: int) -> TokenWindow:
-        end = min(len(text), begin + WINDOW)
-        return TokenWindow.of(self._encode_once(text[begin:end], False), begin, end)
-
-    def _encode_once(self, text: str, add_special_tokens: bool) -> Encoding:
         """A batch of one: unlike ``encode`` it releases the GIL."""
-        made = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
-        encoding: Encoding = made[0]
-        return encoding
+        end = min(len(text), begin + WINDOW)
+        made = self._tokenizer.encode_batch([text[begin:end]], add_special_tokens=False)
+        return TokenWindow.of(made[0], begin, end)
+
+    def _encode_ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        made = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = made[0].ids
+        return ids
 
     def _find_special_tokens(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer adds before and after a text."""
-        whole, plain = self._encode_once("a", True).ids, self._encode_once("a", False).ids
+        whole, plain = self._encode_ids("a", True), self._encode_ids("a", False)
         at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
         return whole[:at], whole[at + len(plain) :]
 

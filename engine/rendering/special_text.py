@@ -18,12 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from engine.rendering.template import parse_arguments
 
 WINDOW = 65_536
 """Characters searched at once: other threads wait meanwhile."""
 UNTRUSTED = frozenset(("user", "tool", "function"))
 """Roles of messages that others than the application may have written."""
+HIDING = ('"text":', r"\\u", r"\\/")
+"""In JSON of a request: parts of a content, and escapes inside the arguments of a call."""
+ESCAPED = re.compile(r'["\\\x00-\x1f]')
 Messages = Sequence[Mapping[str, Any]]
 Encode = Callable[[str], list[int]]
 Decode = Callable[[list[int]], str]
@@ -58,6 +63,9 @@ class SpecialText:
         special = [token for token in special if len(token) > 1]
         every = [*special, *(token for token in other if len(token) > 1)]
         self._longest = max(map(len, every), default=0)
+        self._firsts = {token[0] for token in every}
+        self._in_json = not any(map(ESCAPED.search, every))
+        """JSON writes the tokens as they are."""
         self._special = _compile(special)
         self._every = _compile(every)
         self.splits = splits
@@ -75,6 +83,8 @@ class SpecialText:
         self, messages: Messages, tools: Messages | None, kwargs: Mapping[str, Any]
     ) -> MarkedInput:
         """Raises SpecialTextRefused."""
+        if self._is_plain((messages, tools, kwargs)):
+            return MarkedInput(messages, tools, kwargs)
         mark = secrets.token_hex(8)
         marked = [self._mark_message(message, mark) for message in messages]
         described = self._mark(tools, self._special, mark)
@@ -88,6 +98,18 @@ class SpecialText:
     def count(self, text: str) -> int:
         """The added tokens that a tokenizer would find in ``text``, or more."""
         return self._count(text, self._every)
+
+    def _is_plain(self, given: Any) -> bool:
+        """Whether certainly no text in it has a special token's: looks at all of it at once."""
+        if not self._in_json:
+            return False
+        try:
+            text = orjson.dumps(given).decode()
+        except TypeError:
+            return False
+        if any(hiding in text for hiding in HIDING):
+            return False
+        return not any(first in text for first in self._firsts) or not self.count(text)
 
     def _count(self, text: str, pattern: re.Pattern[str] | None) -> int:
         return sum(1 for _ in _find(text, pattern, self._longest))

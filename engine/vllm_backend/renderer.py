@@ -81,6 +81,8 @@ class VllmRenderer:
         self._writer = TemplateRunner()
         fast = getattr(self.tokenizer, "backend_tokenizer", None)
         self._encoder = TextEncoder(fast) if isinstance(fast, Tokenizer) else None
+        self._encodes_chat = self._encoder is not None and not self._tokenizing.do_lower_case
+        """Not left to vLLM, whose tokenizer looks for offsets, too."""
         self._special = None if parse_special else self._find_special_text()
 
     def tokenizer_info(self) -> dict[str, Any]:
@@ -153,7 +155,7 @@ class VllmRenderer:
         if self._harmony:
             return _render_harmony(conversation, given.tools, kwargs)
         kwargs["tools"] = [dict(tool) for tool in given.tools] if given.tools else None
-        by_vllm = self._templated and not given.mark
+        by_vllm = self._templated and not given.mark and not self._encodes_chat
         if self._name in WRITE_TEXT and not by_vllm:
             kwargs["tokenize"] = False
         params = ChatParams(
@@ -200,7 +202,7 @@ class VllmRenderer:
         return found
 
     def _encode_parts(self, text: str, mark: str, limits: RenderLimits) -> list[int]:
-        if self._encoder is not None and mark:
+        if self._encoder is not None:
             return self._encoder.encode_parts(text, mark, limits)
         if not mark:
             return self._encode(text, False, limits)
@@ -216,7 +218,7 @@ class VllmRenderer:
         return self._encode(text, add_special_tokens, limits)
 
     def _encode(self, text: str, add_special_tokens: bool, limits: RenderLimits) -> list[int]:
-        if self._encoder is not None and len(text) > WINDOW:
+        if self._encoder is not None:
             return self._encoder.encode(text, add_special_tokens, limits)
         token_ids = list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
         limits.check(len(token_ids))

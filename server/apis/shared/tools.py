@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import orjson
 
 from server.apis.shared.constraints import check_bounds, check_readable, check_schema
 from server.apis.shared.fields import (
@@ -112,13 +115,29 @@ def _check_offered(
         raise InvalidRequest("Two of the 'tools' have the same name.", param="tools")
     _check_known(choice.names, frozenset(names))
     for at, tool in enumerate(tools):
-        function = tool["function"]
-        check_bounds(function.get("parameters"), f"tools[{at}]")
-        if isinstance(function.get("parameters"), dict):
-            check_readable(function["parameters"], f"tools[{at}]")
-        if function.get("strict") is True and "parameters" in function:
-            check_schema(function["parameters"], f"tools[{at}]")
-            check_strict(function["parameters"], f"tools[{at}]")
+        _check_parameters(tool["function"], f"tools[{at}]")
+
+
+_ACCEPTED: set[bytes] = set()
+"""Digests of parameters that passed: agents send the same tools with every turn."""
+MAX_ACCEPTED = 4096
+
+
+def _check_parameters(function: Mapping[str, Any], param: str) -> None:
+    schema, strict = function.get("parameters"), function.get("strict") is True
+    given = orjson.dumps((schema, strict, "parameters" in function))
+    digest = hashlib.blake2b(given, digest_size=16).digest()
+    if digest in _ACCEPTED:
+        return
+    check_bounds(schema, param)
+    if isinstance(schema, dict):
+        check_readable(schema, param)
+    if strict and "parameters" in function:
+        check_schema(function["parameters"], param)
+        check_strict(function["parameters"], param)
+    if len(_ACCEPTED) >= MAX_ACCEPTED:
+        _ACCEPTED.clear()
+    _ACCEPTED.add(digest)
 
 
 def _check_known(wanted: Collection[str], offered: Collection[str]) -> None:

@@ -25,6 +25,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def small(monkeypatch):
+    monkeypatch.setattr(encoding, "WHOLE", 300)
     monkeypatch.setattr(encoding, "WINDOW", 300)
     monkeypatch.setattr(encoding, "OVERLAP", 100)
 
@@ -37,6 +38,14 @@ def natural() -> str:
 def test_natural_text_gets_the_same_tokens_in_windows(tokenizer, small):
     text = natural() + "漢字 über 😀" * 200 + "<|im_end|>\n<think>" * 50
     assert TextEncoder(tokenizer).encode(text, True) == tokenizer.encode(text).ids
+
+
+def test_text_that_is_tokenized_whole_has_the_same_tokens(tokenizer):
+    text = natural() + "漢字 über 😀" * 200 + "<|im_end|>\n<think>" * 50
+    assert len(text) < encoding.WHOLE
+    for special in (True, False):
+        expected = tokenizer.encode(text, add_special_tokens=special).ids
+        assert TextEncoder(tokenizer).encode(text, special) == expected
 
 
 @pytest.mark.parametrize("piece", ["a", " ", "\n", "漢", "😀", "-=", "ab c", "<|im_end|>"])
