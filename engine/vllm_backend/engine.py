@@ -231,6 +231,8 @@ class VllmEngine:
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
+            if self._preload is not None:  # it may still import
+                self._preload.close()
             await kill_loading(loading, others, SHUTDOWN_S)
             raise
 

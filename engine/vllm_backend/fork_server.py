@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import re
+import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -53,11 +54,20 @@ class EnginePreload:
 
     def __init__(self, variables: Mapping[str, str], module: str = PRELOADED) -> None:
         """``variables``: the environment that engines are expected to get. Raises OSError."""
+        self._closed = False
         self._executable = spawn.get_executable()
         self._variables = select_read_at_load(variables)
         forkserver.set_forkserver_preload([module])
         with replace_environment(variables):
             forkserver.ensure_running()
+
+    def close(self) -> None:
+        """End the fork server and what it has forked. Later engines are spawned."""
+        self._closed = True
+        pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def create_context(self) -> context.SpawnContext:
         """For vLLM, which makes its engine process by it."""
@@ -71,7 +81,7 @@ class EnginePreload:
         changed = sorted({name for name, _ in self._variables.items() ^ now.items()})
         if changed:
             log.debug("an engine process is spawned: %s changed", ", ".join(changed))
-        return not changed and spawn.get_executable() == self._executable
+        return not (changed or self._closed) and spawn.get_executable() == self._executable
 
 
 @contextmanager

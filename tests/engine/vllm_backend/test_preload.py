@@ -123,6 +123,24 @@ def test_an_engine_ends_with_the_fork_server(preload: EnginePreload) -> None:
     wait_until_gone(process.pid)
 
 
+def test_nothing_waits_for_a_fork_server_that_was_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that is given up while it imports."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    preload = EnginePreload(dict(os.environ), module="slow")
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(start, preload, report, tmp_path / "found")
+        with pytest.raises(TimeoutError):
+            starting.result(1)
+        preload.close()
+        process = starting.result(60)
+    process.join(60)
+    assert read(tmp_path / "found")["forked_by"] == os.getpid()
+    forkserver._forkserver._stop()
+
+
 def test_all_end_with_the_gateway() -> None:
     code = (
         "import os, time\n"
