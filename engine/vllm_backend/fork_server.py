@@ -154,8 +154,10 @@ class Surroundings:
 
 
 def take_on(variables: Mapping[str, str], *streams: Any) -> None:
-    os.environ.clear()
-    os.environ.update(variables)
+    """Changes no variable that is as it was: ``setproctitle`` finds its memory by the first."""
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables.items() - os.environ.items())
     for number, stream in enumerate(streams, 1):
         given = stream.detach()
         os.dup2(given, number)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TITLE = "EngineCore"
-FORK_SERVER = "multiprocessing.forkserver"
 
 
 def engine_pid(gateway_pid: int) -> int | None:
@@ -31,11 +30,7 @@ async def next_one(gateway_pid: int, last: int | None) -> int:
 
 
 def is_engine(pid: int) -> bool:
-    """One that was just forked has the title of the fork server, its parent."""
-    found = title(pid)
-    if FORK_SERVER in found:
-        return FORK_SERVER in title(parent(pid))
-    return TITLE in found or "--multiprocessing-fork" in found
+    return any(mark in title(pid) for mark in (TITLE, "--multiprocessing-fork"))
 
 
 def kill(gateway_pid: int, how: signal.Signals = signal.SIGKILL) -> bool:
@@ -59,13 +54,6 @@ def children(pid: int) -> list[int]:
         return [int(found) for task in tasks for found in (task / "children").read_text().split()]
     except OSError:
         return []
-
-
-def parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def title(pid: int) -> str:

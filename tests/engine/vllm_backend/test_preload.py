@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import setproctitle
 
 from engine.vllm_backend.child_process import ChildLog
 from engine.vllm_backend.fork_server import EnginePreload, predict_engine_environment
@@ -75,6 +76,20 @@ def test_every_engine_is_forked(
         assert read(tmp_path / name) == expected
         assert process.exitcode == 0
         assert log.tail() == "the engine speaks"
+
+
+def name_itself(path: Path) -> None:
+    setproctitle.setproctitle("VLLM::EngineCore")
+    path.write_bytes(Path("/proc/self/cmdline").read_bytes())
+
+
+def test_an_engine_can_name_itself(
+    preload: EnginePreload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As operators see it: the name is written over the first arguments and variables."""
+    monkeypatch.setenv("LATE", "yes")
+    start(preload, name_itself, tmp_path / "title").join(30)
+    assert (tmp_path / "title").read_bytes().startswith(b"VLLM::EngineCore\0")
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "LD_LIBRARY_PATH"])
