@@ -23,6 +23,7 @@ from multiprocessing import (
     popen_forkserver,
     popen_spawn_posix,
     reduction,
+    resource_tracker,
     spawn,
 )
 from pathlib import Path
@@ -44,6 +45,9 @@ READ_AT_LOAD = (
 PRELOADED = "engine.vllm_backend.preload"
 """What the fork server imports."""
 
+QUIET = "ignore:resource_tracker:UserWarning"
+"""Python's tracker of semaphores cleans up after a process that was killed, and need not say so."""
+
 
 class EnginePreload:
     """A fork server of ``multiprocessing`` that imports vLLM, and forks engines.
@@ -57,6 +61,8 @@ class EnginePreload:
         self._closed = False
         self._executable = spawn.get_executable()
         self._variables = select_read_at_load(variables)
+        with replace_environment({"PYTHONWARNINGS": QUIET}):
+            resource_tracker.ensure_running()
         forkserver.set_forkserver_preload([module])
         with replace_environment(variables):
             forkserver.ensure_running()
