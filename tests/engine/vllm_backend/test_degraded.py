@@ -1,4 +1,4 @@
-"""A vLLM that nothing of ours but the outputs fits still serves the same text."""
+"""A vLLM that nothing private of ours fits still serves the same text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.drive import greedy, run_all, running
 from engine import vllm_contract
+from engine.errors import EngineStartError
 from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_contract import Area
@@ -21,7 +22,7 @@ async def test_what_does_not_fit_is_left_to_vllm(
     requests = [greedy(str(at), prompt, 48) for at, prompt in enumerate(prompts)]
     async with running(speculative_config=None) as engine:
         plain = await run_all(engine, requests)
-    areas = [area for area in Area if area is not Area.OUTPUTS]
+    areas = [area for area in Area if area is not Area.ENGINE]
     monkeypatch.setattr(vllm_contract, "compare", lambda _: {area: ["renamed"] for area in areas})
     vllm_contract.find_broken.cache_clear()
     try:
@@ -35,3 +36,10 @@ async def test_what_does_not_fit_is_left_to_vllm(
     assert info.degraded == tuple(areas)
     assert not info.reports_decode_steps
     assert all(vllm_contract.LOST[area] in caplog.text for area in areas)
+
+
+async def test_without_the_public_way_in_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = {Area.ENGINE: ["AsyncLLM.generate"]}
+    monkeypatch.setattr(vllm_contract, "find_broken", lambda: broken)
+    with pytest.raises(EngineStartError, match=r"AsyncLLM\.generate.*nothing can be served"):
+        await VllmEngine(make_demo_arguments()).start()
