@@ -121,7 +121,7 @@ def begin_of_conversation(facts: RequestFacts) -> str:
     if not head:
         return ""
     content = orjson.dumps([facts.key, head], default=str)
-    return hashlib.sha256(content).hexdigest()[:32]
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 class RecordFormatter:

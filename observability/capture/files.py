@@ -1,8 +1,8 @@
 """Capture files: written off the event loop, bounded in size and age; read back by commands.
 
-One thread empties a bounded queue, some times a second: waking it for each request would cost more
-than the writing. What does not fit, or cannot be written, is dropped and
-counted; nothing waits for it. A record is one ``write``; a record that was written in part, as on a
+One thread empties a bounded queue once a second: waking it for each request would cost more than
+the writing. What does not fit, or cannot be written, is dropped and counted; nothing waits for it.
+A record is one ``write``; a record that was written in part, as on a
 full disk, is taken back. Files are ``capture-TIME-PID-N.jsonl``, mode 0600 in a folder of 0700.
 
 A record is one line, so that a file is readable to its last whole record, however it was cut off.
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 QUEUE_REQUESTS = 2048
 QUEUE_BYTES = 64 << 20
-GATHER_S = 0.2
+GATHER_S = 1.0
 """From the first request that ends until those that ended meanwhile are written."""
 PARTS = 16
 """A file holds at most this part of all bytes and of the age, so that the oldest can go alone."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import orjson
@@ -174,15 +175,16 @@ _OWN = tuple(
     item.name for item in fields(CaptureRecord) if item.name not in (*_AIPERF, "prompts", "choices")
 )
 _DEFAULTS = CaptureRecord()
+_OWN_DEFAULTS = tuple((name, getattr(_DEFAULTS, name)) for name in _OWN)
+_CUT, _WITHOUT_CUT = itemgetter(3), itemgetter(0, 1, 2)
 
 
 def format_record(record: CaptureRecord) -> bytes:
     """One line, without its end. Defaults are left out."""
-    values: dict[str, Any] = {name: getattr(record, name) for name in _OWN}
-    ours = {name: v for name, v in values.items() if v != getattr(_DEFAULTS, name)}
+    ours = {name: v for name, default in _OWN_DEFAULTS if (v := getattr(record, name)) != default}
     ours["prompts"] = [_strip(_read_slots(prompt)) for prompt in record.prompts]
     ours["choices"] = [_strip(_choice_fields(choice)) for choice in record.choices]
-    line = {name: getattr(record, name) for name in _AIPERF if getattr(record, name) is not None}
+    line = {name: v for name in _AIPERF if (v := getattr(record, name)) is not None}
     line[OURS] = {"version": VERSION, **ours}
     return orjson.dumps(line)
 
@@ -193,7 +195,10 @@ def _read_slots(part: CapturedPrompt | CapturedChoice) -> dict[str, Any]:
 
 def _choice_fields(choice: CapturedChoice) -> dict[str, Any]:
     values = _read_slots(choice)
-    values["steps"] = [tuple(step) if step[3] else step[:3] for step in choice.steps]
+    if any(map(_CUT, choice.steps)):
+        values["steps"] = [tuple(step) if step[3] else step[:3] for step in choice.steps]
+    else:
+        values["steps"] = [*map(_WITHOUT_CUT, choice.steps)]
     return values
 
 
