@@ -21,7 +21,7 @@ from server.apis.responses.background import (
     ResponseSnapshot,
 )
 from server.errors import StoreFailed
-from server.http.response import KEEP_ALIVE, ReplayedResponse, StreamTiming
+from server.http.response import SSE_KEEP_ALIVE, ReplayedResponse, StreamTiming
 from tests.server.conftest import Lab, call
 from tests.server.test_responses import URL, said
 
@@ -67,13 +67,13 @@ async def test_a_silent_background_stream_is_kept_alive():
 
     async def frames():
         yield b"first"
-        while KEEP_ALIVE not in sent:  # noqa: ASYNC110
+        while SSE_KEEP_ALIVE not in sent:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
     async with asyncio.timeout(10):
         await replay(frames(), send, StreamTiming(keep_alive_s=0.02))
     assert sent[1] == b"first"
-    assert KEEP_ALIVE in sent
+    assert SSE_KEEP_ALIVE in sent
 
 
 async def test_a_background_stream_is_not_written_to_a_reader_that_does_not_read():
