@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -19,8 +19,7 @@ import yaml
 
 from improve.ledger import Candidate, CandidateVerdict, Ledger, Stage
 from tests.conftest import ADMIN, ROOT, RunningGateway, serving
-from tests.e2e.test_draft_swap import show
-from tests.engine.draft_copies import make_noise
+from tests.engine.draft_copies import make_noise, perturb
 from tests.faults.engine_process import children, descendants, kill, title
 
 pytestmark = pytest.mark.slow
@@ -83,7 +82,7 @@ def write_config(folder: Path) -> Path:
         "window": {"answers": 24, "sessions": 24, "pause_s": 86400},
         "tune": {"steps": 6, "arguments": ["--batch-tokens", "512", "--depths", "3"]},
         "gate": {"limit": 8},
-        "canary": {"slot_s": 4, "max_s": 600},
+        "canary": {"slot_s": 15, "max_s": 900},
         "poll_s": 0.5,
     }
     file = folder / "improve.yaml"
@@ -110,8 +109,8 @@ def queue(config: Path, draft: Path) -> None:
     subprocess.run([*line, "--candidate", str(draft), "--force"], cwd=ROOT, check=True)
 
 
-def is_on_trial(gateway: RunningGateway) -> bool:
-    return bool(show(gateway)["trial"])
+def read_drafts(gateway: RunningGateway) -> dict[str, Any]:
+    return dict(httpx.get(f"{gateway.operator}/admin/draft").json())
 
 
 def test_the_serving_draft_is_promoted_whatever_is_killed(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_the_serving_draft_is_promoted_whatever_is_killed(tmp_path: Path) -> Non
         return one.verdict if one else None
 
     with serving(tmp_path / "one.log", flags) as gateway:
-        promoted = show(gateway)["promoted"]["fingerprint"]
+        promoted = read_drafts(gateway)["promoted"]["fingerprint"]
         for _ in range(30):
             traffic.send(gateway.url)
         tuner = wait("tuner", lambda: find_process(gateway, "training.draft_cli"))
@@ -139,20 +138,20 @@ def test_the_serving_draft_is_promoted_whatever_is_killed(tmp_path: Path) -> Non
         wait("end of the tuner", lambda: tuner not in children(loop) and not title(tuner))
         assert wait("verdict", lambda: read_verdict(1)) is CandidateVerdict.REFUSED
         with traffic.going_on(gateway.url):
-            queue(config, make_noise(tmp_path / "noise"))
-            wait("trial", lambda: is_on_trial(gateway))
+            queue(config, perturb(tmp_path / "near"))
+            wait("trial", lambda: read_drafts(gateway)["trial"])
             kill(gateway.process.pid)
             assert wait("verdict", lambda: read_verdict(2)) is CandidateVerdict.ROLLED_BACK
-        state = show(gateway)
+        state = read_drafts(gateway)
         assert (state["serving"]["fingerprint"], state["trial"]) == (promoted, False)
-        queue(config, tmp_path / "noise")
+        queue(config, make_noise(tmp_path / "noise"))
         wait("canary", lambda: (one := read(3)) and one.stage is Stage.CANARY)
         gateway.process.kill()
         gateway.process.wait()
     with serving(tmp_path / "two.log", flags) as again:
         with traffic.going_on(again.url):
             assert wait("verdict", lambda: read_verdict(3)) is CandidateVerdict.ROLLED_BACK
-        state = show(again)
+        state = read_drafts(again)
         assert (state["serving"]["fingerprint"], state["trial"]) == (promoted, False)
     assert not traffic.different
     assert len(traffic.texts) == len(TOPICS)
