@@ -74,7 +74,7 @@ class StepCostModel:
         self.steps += 1
         if self.steps % SOLVE_EVERY == 0 or self.steps < SOLVE_EVERY:
             self._solve()
-        self._correct(batch, depth, residual)
+        self._correct(batch, verified, depth, residual)
 
     def seconds(self, batch: int, verified: Floats) -> Floats:
         """Expected seconds at every depth 0 .. K; ``verified`` draft tokens at each of them.
@@ -139,11 +139,20 @@ class StepCostModel:
         self._weights = np.zeros(len(GUESS))
         self._weights[used] = found
 
-    def _correct(self, batch: int, depth: int, residual: float) -> None:
-        """A batch size's own correction first; what is left of it is the depth's."""
+    def _correct(self, batch: int, verified: int, depth: int, residual: float) -> None:
+        """A batch size's own correction first; what is left of it is the depth's.
+
+        A step that only verifies is charged to the depth whose drafts it verifies, and to no batch
+        size: it must not make steps without drafts look slow. One that only drafts tells neither.
+        """
         size = _size_class(batch)
-        self._sizes[size] = _approach(self._sizes[size], residual, self._size_steps[size])
-        self._size_steps[size] += 1
+        if depth and not verified:
+            return
+        if verified and not depth:
+            depth = min(self.depth, max(1, round(verified / batch)))
+        else:
+            self._sizes[size] = _approach(self._sizes[size], residual, self._size_steps[size])
+            self._size_steps[size] += 1
         rest = residual - self._sizes[size]
         steps = self._cell_steps[size, depth]
         self._cells[size, depth] = _approach(self._cells[size, depth], rest, steps)

@@ -263,3 +263,16 @@ def test_making_drafts_and_verifying_them_cost_apart() -> None:
         model.observe(4, verified, depth, seconds)
     for (depth, verified), ms in costs.items():
         assert model.step_seconds(4, verified, depth) * 1e3 == pytest.approx(ms, rel=0.04)
+
+
+def test_probes_do_not_make_steps_without_drafts_look_slow() -> None:
+    """Sampled requests: to verify costs a half more, and it falls into steps of depth 0."""
+    rng = np.random.default_rng(5)
+    model = profiled(DepthPlanner(DEPTH)).cost
+    base = step_ms(16, 0, 0)
+    for _ in range(60):
+        for depth, verified, ms in ((0, 0, base), (1, 0, 1.02 * base), (0, 16, 1.5 * base)):
+            model.observe(16, verified, depth, ms * 1e-3 * float(rng.lognormal(0, 0.03)))
+    none, one, *_ = model.seconds(16, np.arange(DEPTH + 1) * 16.0) * 1e3
+    assert none == pytest.approx(base, rel=0.05)
+    assert one > 1.35 * base
