@@ -68,6 +68,9 @@ class DepthReason(StrEnum):
     """An operator fixed the depth."""
 
 
+EXPLORING = (DepthReason.PROBE, DepthReason.COLD)
+
+
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
     """What can be set."""
@@ -170,7 +173,7 @@ class DepthPlanner:
         self._last: _Planned | None = None
         self._kept = 0
         self._fresh = True
-        """What was learnt since the last plan may change it."""
+        """The last plan is not to be kept: a probe, or what was learnt since may change it."""
         self._budget_s = 0.0
         self._price_s = 0.0
         """Of the cheapest probe that the budget did not pay; infinite where there is none."""
@@ -201,7 +204,7 @@ class DepthPlanner:
         floors = np.zeros_like(bounds) if floors is None else floors
         if self._last is None or self._must_plan(self._last, requests, bounds, floors):
             self._last = self._make_plan(requests, bounds, floors)
-            self._fresh, self._kept = False, 0
+            self._fresh, self._kept = self._last.plan.reason in EXPLORING, 0
         else:
             self._waited += 1
             self._kept += 1

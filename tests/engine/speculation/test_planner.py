@@ -276,3 +276,19 @@ def test_probes_do_not_make_steps_without_drafts_look_slow() -> None:
     none, one, *_ = model.seconds(16, np.arange(DEPTH + 1) * 16.0) * 1e3
     assert none == pytest.approx(base, rel=0.05)
     assert one > 1.35 * base
+
+
+def test_a_probe_is_made_once() -> None:
+    """Its drafts are verified a step later: until then nothing is learnt that would end it."""
+    planner = profiled(DepthPlanner(DEPTH))
+    planner.begin("a", "chat", "")
+    plans, verified = [], 0
+    for _ in range(300):
+        plan = planner.plan(["a"], np.array([DEPTH]))
+        planner.observe(["a"], np.array([verified]), np.array([0]))
+        planner.observe_step(1, verified, plan.depth, step_ms(1, verified, plan.depth) / 1e3)
+        verified = int(plan.widths[0])
+        plans.append(plan)
+    probes = [plan for plan in plans if plan.reason is DepthReason.PROBE]
+    assert probes
+    assert len(probes) == len({id(plan) for plan in probes})
