@@ -8,11 +8,9 @@ import random
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from measure import drafts_command, replay_command
 from measure.bench_command import main as bench
 from measure.datasets import Turn
 from measure.near_ties import FAULT, TIED, UNKNOWN, compare_logprobs
@@ -400,16 +398,3 @@ def _judge_disturbed(seed: int, windows: bool) -> Verdict:
                 sides.append(ReplayOutcome(result, "same", {}))
             pairs.append(Pair(request, *sides, window if windows else None))
     return compare_measure(MEASURES[0], pairs, 0.95, 0.02).finding.verdict
-
-
-@pytest.mark.parametrize(
-    ("make_parser", "arguments"),
-    [
-        (drafts_command.make_parser, ["FILE", "--draft", "DRAFT", "--out", "OUT"]),
-        (replay_command.make_parser, ["FILE", "--against", "http://localhost", "--out", "OUT"]),
-    ],
-)
-def test_the_key_file_may_stand_in_the_environment(monkeypatch, make_parser, arguments):
-    monkeypatch.setenv("EAGLEGATE_CAPTURE_KEY_FILE", "/keys")
-    assert make_parser().parse_args(arguments).key_file == Path("/keys")
-    assert make_parser().parse_args([*arguments, "--key-file", "/mine"]).key_file == Path("/mine")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
 
+from measure import drafts_command, replay_command
 from observability.capture.command import main
 from observability.capture.files import (
     CaptureFolder,
@@ -121,3 +124,20 @@ def test_an_encrypted_capture_without_its_key(
     write_records(path, [RECORD], make_cipher([Fernet.generate_key().decode()]))
     assert main(["stats", str(path)]) == 1
     assert "--key-file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("make_parser", "arguments"),
+    [
+        (drafts_command.make_parser, ["FILE", "--draft", "DRAFT", "--out", "OUT"]),
+        (replay_command.make_parser, ["FILE", "--against", "http://localhost", "--out", "OUT"]),
+    ],
+)
+def test_the_key_file_may_stand_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+    make_parser: Callable[[], argparse.ArgumentParser],
+    arguments: list[str],
+) -> None:
+    monkeypatch.setenv("EAGLEGATE_CAPTURE_KEY_FILE", "/keys")
+    assert make_parser().parse_args(arguments).key_file == Path("/keys")
+    assert make_parser().parse_args([*arguments, "--key-file", "/mine"]).key_file == Path("/mine")
