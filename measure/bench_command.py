@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from measure.bench import BenchError, BenchPlan, LoadPoint, name_settings, run
@@ -62,7 +63,14 @@ def main(argv: Sequence[str]) -> int:
 def stop_on_sigterm() -> None:
     """As on Ctrl-C: the servers a run has started stop with it."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Leave it to SIGINT's handler: asyncio's cancels the run. An exception raised here would come
+    up in the middle of a task, and out of its group as another one."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(number, frame)
 
 
 def say(text: str) -> None:
