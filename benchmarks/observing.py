@@ -40,8 +40,7 @@ from observability.capture.files import GATHER_S, CaptureFolder, CaptureLimits
 from observability.capture.redaction import Redactor, SaltedHashes, load_salt
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
-from observability.logs import AccessLog
-from observability.middleware import TelemetryMiddleware
+from observability.middleware import AccessLog, TelemetryMiddleware
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
 from server.apis.shared.gateway import Gateway

@@ -32,8 +32,7 @@ from engine.types import EngineInfo, EngineRequest, Step
 from engine.vllm_backend.translate import SinkFlusher, StepQueue
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
-from observability.logs import AccessLog
-from observability.middleware import TelemetryMiddleware
+from observability.middleware import AccessLog, TelemetryMiddleware
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
 from server.access.admission import Admission, AdmissionLimits

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from engine.fleet.types import WorkerStatus
 from engine.speculation.totals import Totals
 from engine.types import EngineInfo
-from observability.metrics.planner import summarize_planner
+from observability.metrics.engine import summarize_planner
 from observability.telemetry import Telemetry
 from observability.windows import ALL, KINDS, SlidingWindow, WindowSums
 

@@ -19,8 +19,10 @@ from vllm.renderers.hf import resolve_chat_template
 from vllm.renderers.registry import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
-from engine.rendering import read_template
 from engine.rendering.encoding import NO_LIMITS, WINDOW, RenderLimits, TextEncoder, truncate_ids
+from engine.rendering.renderer import (
+    read_template,
+)
 from engine.rendering.sandbox import SMALL_BYTES, TemplateRunner
 from engine.rendering.special_text import (
     MarkedInput,

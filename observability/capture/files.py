@@ -7,7 +7,7 @@ full disk, is taken back. Files are ``capture-TIME-PID-N.jsonl``, mode 0600 in a
 
 A record is one line, so that a file is readable to its last whole record, however it was cut off.
 With a key, a line is the Fernet token (AES-128-CBC with HMAC-SHA256) of the record; rotated files
-may be gzipped.
+may be gzipped. This module and ``record.py`` are the format; they import nothing else of ours.
 """
 
 from __future__ import annotations

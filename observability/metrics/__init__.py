@@ -1,8 +1,15 @@
 """Every metric group, one class each. A new metric is a class and a row here, no call site."""
 
 from observability.metrics.base import MetricGroup
-from observability.metrics.engine import Canaries, EngineState, Gpus, Process, Workers
-from observability.metrics.planner import PlannedDepths, PlannerCalibration
+from observability.metrics.engine import (
+    Canaries,
+    EngineState,
+    Gpus,
+    PlannedDepths,
+    PlannerCalibration,
+    Process,
+    Workers,
+)
 from observability.metrics.requests import (
     CapturedRequests,
     IgnoredFields,

@@ -22,8 +22,7 @@ from engine.types import WORKLOADS, EngineInfo
 from improve.canary import CanaryRunner
 from observability.engine import InstrumentedEngine, SupervisionObserver
 from observability.labels import TelemetrySettings
-from observability.logs import AccessLog
-from observability.middleware import TelemetryMiddleware
+from observability.middleware import AccessLog, TelemetryMiddleware
 from observability.nvml import find_gpus
 from observability.pages import make_routes
 from observability.telemetry import Telemetry

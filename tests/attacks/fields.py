@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from server.apis.chat.request import ChatRequest
 from server.apis.completions.to_job import CompletionRequest
 from server.apis.messages.request import CountTokensRequest, MessagesRequest
-from server.apis.operations.tokens import DetokenizeRequest, TokenizeRequest
+from server.apis.operations.info import DetokenizeRequest, TokenizeRequest
 from server.apis.responses.conversations import ConversationRequest
 from server.apis.responses.request import ResponsesRequest
 from server.apis.shared.request import RequestModel

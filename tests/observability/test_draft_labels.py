@@ -15,7 +15,7 @@ from engine.events import ContentDelta, Finish, Usage
 from engine.observer import Ending, RequestFacts
 from engine.types import DecodeStep, Step
 from observability.labels import TelemetrySettings
-from observability.logs import make_generation_fields
+from observability.middleware import make_generation_fields
 from observability.pages import summarize_speculation
 from observability.telemetry import Telemetry
 

@@ -23,8 +23,7 @@ from engine.scripted import ScriptedEngine, steps
 from engine.types import EngineRequest, Sampling
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
-from observability.logs import AccessLog
-from observability.middleware import TelemetryMiddleware
+from observability.middleware import AccessLog, TelemetryMiddleware
 from observability.telemetry import Telemetry
 from observability.tracing import OpenTelemetry
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.speculation.planner import DepthPlanner
 from observability.labels import TelemetrySettings
-from observability.metrics.planner import summarize_planner
+from observability.metrics.engine import summarize_planner
 from observability.pages import render_metrics, summarize_speculation
 from observability.telemetry import Telemetry
 

@@ -9,8 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from engine.rendering import ModelFiles, TemplateRenderer
 from engine.rendering.encoding import PromptTooLong
+from engine.rendering.renderer import (
+    ModelFiles,
+    TemplateRenderer,
+)
 from server.errors import InvalidRequest
 from server.generation.prompt import AS_FITS, fit, prompt_limits, room_for_messages, shorten
 from tests.server.conftest import DEMO, Lab, PlainRenderer

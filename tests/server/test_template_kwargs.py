@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.rendering import ModelFiles, TemplateRenderer
+from engine.rendering.renderer import (
+    ModelFiles,
+    TemplateRenderer,
+)
 from engine.rendering.template import RESERVED
 from tests.server.conftest import DEMO, Lab
 

@@ -16,7 +16,7 @@ from engine.types import RepetitionStop
 from server.apis.chat.request import ChatRequest
 from server.apis.completions.to_job import CompletionRequest
 from server.apis.messages.request import CountTokensRequest, MessagesRequest
-from server.apis.operations.tokens import DetokenizeRequest, TokenizeRequest
+from server.apis.operations.info import DetokenizeRequest, TokenizeRequest
 from server.apis.shared.notices import HEADER
 from tests.server.test_responses_fields import DOCS, fields_of_vllm
 

@@ -13,9 +13,8 @@ from typing import Any
 from engine.speculation.inspection import (
     config_rules,
     general_rules,
-    layer_rules,
+    target_rules,
     tensor_rules,
-    vocabulary_rules,
 )
 from engine.speculation.inspection.case import (
     MODEL_FREE,
@@ -41,8 +40,8 @@ from engine.speculation.inspection.weights import InvalidCheckpoint
 __all__ = ["DraftFinding", "Severity", "SpeculationReport", "inspect_draft"]
 
 ALWAYS: tuple[InspectionRule, ...] = general_rules.SETTINGS_RULES + general_rules.OTHER_METHOD_RULES
-EAGLE3_CONFIG: tuple[InspectionRule, ...] = config_rules.RULES + layer_rules.RULES
-EAGLE3_TENSORS: tuple[InspectionRule, ...] = tensor_rules.RULES + vocabulary_rules.RULES
+EAGLE3_CONFIG: tuple[InspectionRule, ...] = config_rules.RULES + target_rules.LAYER_RULES
+EAGLE3_TENSORS: tuple[InspectionRule, ...] = tensor_rules.RULES + target_rules.VOCABULARY_RULES
 
 
 def inspect_draft(

@@ -12,8 +12,10 @@ import pytest
 
 from engine.base import SupportsCounters
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded
-from engine.fleet import Fleet
 from engine.fleet.discovery import DiscoveryError, FileSource, StaticSource
+from engine.fleet.fleet import (
+    Fleet,
+)
 from engine.remote import ConnectionSettings, RemoteEngine, Upstream, WireProtocol, remote_engine
 from engine.remote.connection import WorkerConnection
 from engine.remote.text import TextEngine

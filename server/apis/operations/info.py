@@ -1,14 +1,15 @@
-"""Routes of POST /tokenize and /detokenize, GET /tokenizer_info, as in ``vllm serve``."""
+"""Routes that say what is served and how it is: models, health, load, version, and tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from engine.rendering.encoding import RenderLimits
 from server.access.budget import charge
@@ -21,10 +22,103 @@ from server.apis.shared.request import Many, RequestModel, parse, read_body
 from server.apis.shared.route import admit, count_prompt_tokens, describe_body
 from server.apis.shared.template import own_template, template_kwargs
 from server.apis.shared.to_job import check_model
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, NotFound
 from server.generation.pipeline import Pipeline
 from server.generation.prompt import Conversation, encode, render
 from server.http.response import json_response
+
+RETRY = {"retry-after": "5"}
+
+
+def router(gateway: Gateway) -> APIRouter:
+    routes = APIRouter()
+    _add_models(routes, gateway)
+    _add_health(routes, gateway)
+    _add_tokens(routes, gateway)
+
+    @routes.get("/load")
+    async def load() -> dict[str, int]:
+        """The number of in-flight requests, under ``vllm serve``'s name."""
+        path = gateway.path
+        return {"server_load": 0 if path is None else path.admission.num_in_flight}
+
+    @routes.get("/version")
+    async def versions() -> dict[str, str]:
+        return {"version": version("eaglegate")}
+
+    return routes
+
+
+def _add_models(routes: APIRouter, gateway: Gateway) -> None:
+    def card(name: str) -> dict[str, Any]:
+        known: dict[str, Any] = (
+            {} if gateway.path is None else {"max_model_len": gateway.path.info.max_model_len}
+        )
+        if gateway.path is not None and name in gateway.path.served.adapters:
+            known["parent"] = gateway.models[0]
+        return {
+            "id": name,
+            "object": "model",
+            "created": gateway.created,
+            "owned_by": "eaglegate",
+            **known,
+        }
+
+    @routes.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card(name) for name in gateway.models]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        if name not in gateway.models:
+            raise NotFound(
+                f"The model '{name}' does not exist here. This gateway serves: "
+                f"{', '.join(gateway.models)}.",
+                param="model",
+                code="model_not_found",
+            )
+        return card(name)
+
+
+def _add_health(routes: APIRouter, gateway: Gateway) -> None:
+    @routes.get("/health")
+    async def health() -> dict[str, str]:
+        """Liveness: the process runs."""
+        return {"status": "ok"}
+
+    async def readiness() -> JSONResponse:
+        if gateway.path is None or gateway.state != "ready":
+            return JSONResponse({"status": gateway.state}, 503, RETRY)
+        engine = await gateway.path.engine.health()
+        if not engine.live:
+            return JSONResponse({"status": "engine_dead", "reason": engine.reason}, 503, RETRY)
+        if gateway.memory.shedding and gateway.in_flight:
+            reason = f"short of memory: {gateway.memory.summary}"
+            return JSONResponse({"status": "shedding", "reason": reason}, 503, RETRY)
+        return JSONResponse({"status": "ready", "engine": _facts(gateway)})
+
+    @routes.get("/ready")
+    async def ready() -> JSONResponse:
+        """Readiness: the gateway accepts requests."""
+        return await readiness()
+
+    @routes.get("/ping", response_class=Response)
+    @routes.post("/ping", response_class=Response)
+    async def ping() -> Response:
+        """Readiness with an empty body, for SageMaker."""
+        status = (await readiness()).status_code
+        return Response(status_code=status, headers=None if status == 200 else RETRY)
+
+
+def _facts(gateway: Gateway) -> dict[str, Any]:
+    assert gateway.path is not None
+    info = gateway.path.info
+    return {
+        "model": gateway.models[0],
+        "max_model_len": info.max_model_len,
+        "speculation": info.speculation.summary,
+        "num_speculative_tokens": info.speculation.depth,
+    }
 
 
 class TokenizeRequest(RequestModel):
@@ -47,9 +141,7 @@ class DetokenizeRequest(RequestModel):
     tokens: Many[TokenId]
 
 
-def router(gateway: Gateway) -> APIRouter:
-    routes = APIRouter()
-
+def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
     @routes.post("/tokenize", openapi_extra=describe_body(TokenizeRequest), response_model=None)
     async def tokenize(request: Request) -> Response:
         arrived = time.perf_counter()
@@ -81,8 +173,6 @@ def router(gateway: Gateway) -> APIRouter:
         async def tokenizer_info() -> Response:
             """What a client needs to render prompts itself, the chat template included."""
             return json_response(gateway.require().renderer.tokenizer_info())
-
-    return routes
 
 
 def _answer(asked: TokenizeRequest, tokens: list[int], path: Pipeline) -> dict[str, Any]:

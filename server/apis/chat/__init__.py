@@ -1,1 +1,0 @@
-"""Chat completions: POST /v1/chat/completions."""

@@ -1,1 +1,0 @@
-"""Completions: POST /v1/completions."""

@@ -1,1 +1,0 @@
-"""Operator and utility endpoints: status, tokens, admin."""

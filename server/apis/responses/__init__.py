@@ -1,1 +1,0 @@
-"""The Responses API: /v1/responses and /v1/conversations."""

@@ -1,1 +1,0 @@
-"""What several APIs share: base models, validation, Job and response parts."""
