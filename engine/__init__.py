@@ -2,9 +2,18 @@
 
 ``base.py`` is the interface of an engine, ``types.py`` and ``events.py`` what goes through it,
 ``observer.py`` how it is watched. ``vllm_backend`` runs vLLM in this process, ``remote`` drives one
-worker, ``fleet`` many; ``supervision`` carries requests over the loss of an engine and
-``supervisor.py`` restarts the local one. ``speculation`` accounts for drafts, plans depth, inspects
-and swaps drafts; ``rendering`` makes prompts without vLLM; ``preflight`` says what would stop a
-start. Called by ``server.backends`` and ``server.generation``. A new engine is a module here and a
+worker, ``fleet`` many: who they are, how they are, and which of them runs a request.
+``rendering`` makes prompts without vLLM; ``preflight`` says what would stop a start.
+
+``supervision`` is how requests survive the loss of their engine, one way for a local engine
+(``supervisor.py``) and for a fleet: ``policy.py`` has the limits and what counts as a loss,
+``recovery.py`` submits requests again, ``continuation.py`` joins the steps without a gap,
+``pool.py`` is what both share.
+
+``speculation`` has the formulas in ``accounting.py``, the depth of a request in ``policy.py``, the
+depth of a step by its cost in ``planner.py``; ``inspection`` says whether a draft fits a target
+before anything is loaded, ``drafts.py`` copies drafts and ``swap.py`` exchanges the running one.
+
+Called by ``server.backends`` and ``server.generation``. A new engine is a module here and a
 backend.
 """

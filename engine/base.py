@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from engine.rendering.encoding import NO_LIMITS, RenderLimits
 from engine.speculation.totals import Totals
 from engine.supervision.policy import EngineLoss, PostMortem
 from engine.types import EngineInfo, EngineRequest, Health, Step
@@ -188,4 +189,39 @@ class DraftControl(DraftSource, Protocol):
 
     def describe(self) -> dict[str, Any]:
         """The versions and the last swaps."""
+        ...
+
+
+class Renderer(Protocol):
+    """The model's tokenizer and chat template. Thread-safe; raises ValueError on bad messages."""
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        limits: RenderLimits = NO_LIMITS,
+    ) -> list[int]:
+        """``chat_template`` is a request's own. Raises PromptTooLong, too."""
+        ...
+
+    def encode(
+        self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
+    ) -> list[int]:
+        """Raises PromptTooLong."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """tokenizer_config.json and the chat template, without local paths."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer object itself, for the parsers' vocabulary."""
         ...

@@ -183,3 +183,38 @@ def error_body(path: str, error: GatewayError) -> dict[str, Any]:
 
 class ConfigError(Exception):
     """A setting that cannot be used; the message names the flag, the value and the rule."""
+
+
+PROMPT_PARAM = {"completions": "prompt", "responses": "input"}
+"""The field of each API's prompt; 'messages' for the others."""
+
+
+def context_overflow(api: str, num_prompt: int, wanted: int, longest: int) -> InvalidRequest:
+    """The API's own error message; ``wanted`` counts only if the prompt itself fits."""
+    param = PROMPT_PARAM.get(api, "messages")
+    write = _anthropic_message if api == "messages" else _openai_message
+    counts = wanted if num_prompt <= longest else 0
+    message = write(param, num_prompt, counts, longest)
+    return InvalidRequest(message, param=param, code="context_length_exceeded")
+
+
+def _openai_message(param: str, num_prompt: int, wanted: int, longest: int) -> str:
+    prefix = f"This model's maximum context length is {longest} tokens. However, "
+    if not wanted:
+        return prefix + (
+            f"your {param} resulted in {num_prompt} tokens. Please reduce the length of the "
+            f"{param}."
+        )
+    return prefix + (
+        f"you requested {num_prompt + wanted} tokens ({num_prompt} in the {param}, {wanted} in the "
+        f"completion). Please reduce the length of the {param} or completion."
+    )
+
+
+def _anthropic_message(_param: str, num_prompt: int, wanted: int, longest: int) -> str:
+    if not wanted:
+        return f"prompt is too long: {num_prompt} tokens > {longest} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {num_prompt} + {wanted} > {longest}, "
+        "decrease input length or `max_tokens` and try again"
+    )

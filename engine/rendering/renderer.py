@@ -184,7 +184,7 @@ def _name_templates(template: Any) -> dict[str, str]:
 
 
 class TemplateRenderer:
-    """See ``server.generation.prompt.Renderer``. Raises ValueError where the template refuses."""
+    """See ``engine.base.Renderer``. Raises ValueError where the template refuses."""
 
     def __init__(
         self, files: ModelFiles, chat_template: str | None = None, parse_special: bool = False

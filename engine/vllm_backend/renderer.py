@@ -55,7 +55,7 @@ LONGEST_CODED = 1 << 19
 
 
 class VllmRenderer:
-    """See ``server.generation.prompt.Renderer``. Raises ValueError where the template refuses."""
+    """See ``engine.base.Renderer``. Raises ValueError where the template refuses."""
 
     def __init__(
         self,

@@ -11,97 +11,14 @@ many large requests of one key delay another's by one at most.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from server.access.fair_order import Priority
 from server.errors import TooManyRequests
-
-Clock = Callable[[], float]
-MINUTE_S = 60.0
-
-
-class RateBucket:
-    """Holds up to ``per_minute``, fills at that rate, may be overdrawn by what is paid late."""
-
-    def __init__(self, per_minute: int, clock: Clock) -> None:
-        self.per_minute = per_minute
-        self._clock = clock
-        self._level = float(per_minute)
-        self._at = clock()
-
-    def wait_s(self, amount: float) -> float:
-        """Seconds until ``amount`` is there; 0 when it is."""
-        return max(0.0, (amount - self._now()) * MINUTE_S / self.per_minute)
-
-    def take(self, amount: float) -> None:
-        self._level = self._now() - amount
-
-    def resume(self, earlier: RateBucket) -> None:
-        """Continue with what an earlier bucket has used, in the same share of the minute."""
-        self._level = self.per_minute * earlier._now() / earlier.per_minute
-
-    def _now(self) -> float:
-        now = self._clock()
-        filled = self._level + (now - self._at) * self.per_minute / MINUTE_S
-        self._level, self._at = min(float(self.per_minute), filled), now
-        return self._level
-
-
-class KeyQuota:
-    """Requests and tokens per minute of one key; None for no limit.
-
-    Tokens are paid when they are known: a key may enter while its bucket is not empty.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        requests: int | None = None,
-        tokens: int | None = None,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self._name = name
-        self._requests = None if requests is None else RateBucket(requests, clock)
-        self._tokens = None if tokens is None else RateBucket(tokens, clock)
-
-    def take(self) -> None:
-        """Pay for one request. Raises TooManyRequests."""
-        if self._tokens is not None:
-            self._refuse(self._tokens, "tokens", "key_tokens_exceeded")
-        if self._requests is not None:
-            self._refuse(self._requests, "requests", "key_requests_exceeded")
-            self._requests.take(1)
-
-    def resume(self, earlier: KeyQuota) -> None:
-        """Continue where the quota that this one replaces has come to."""
-        for bucket, before in (
-            (self._requests, earlier._requests),
-            (self._tokens, earlier._tokens),
-        ):
-            if bucket is not None and before is not None:
-                bucket.resume(before)
-
-    def pay(self, tokens: int) -> None:
-        """Pay for tokens read and written."""
-        if self._tokens is not None:
-            self._tokens.take(tokens)
-
-    def _refuse(self, bucket: RateBucket, what: str, code: str) -> None:
-        wait = bucket.wait_s(1)
-        if wait > 0:
-            raise TooManyRequests(
-                f"The API key '{self._name}' may use {bucket.per_minute} {what} per minute; "
-                "they are used up.",
-                code=code,
-                retry_after_s=wait,
-            )
-
 
 Result = TypeVar("Result")
 
@@ -118,6 +35,12 @@ SMALL_BYTES = 64 << 10
 RETRY_S = 2.0
 
 
+class TokenQuota(Protocol):
+    """The part of a key's quota that a charge is paid from."""
+
+    def pay(self, tokens: int) -> None: ...
+
+
 @dataclass(eq=False, slots=True)
 class RequestCharge:
     """What one request has been charged; ``close`` when its response is over."""
@@ -125,7 +48,7 @@ class RequestCharge:
     budget: RequestBudget
     name: str | None = None
     """The key's public name."""
-    quota: KeyQuota | None = None
+    quota: TokenQuota | None = None
     num_bytes: int = 0
     prepaid: int = 0
     """Tokens paid on account."""
@@ -181,7 +104,7 @@ class RequestBudget:
     _waiting: dict[str | None, deque[asyncio.Future[None]]] = field(default_factory=dict)
     """By key, in the order of their next turn."""
 
-    def open(self, name: str | None = None, quota: KeyQuota | None = None) -> RequestCharge:
+    def open(self, name: str | None = None, quota: TokenQuota | None = None) -> RequestCharge:
         return RequestCharge(self, name, quota)
 
     def hold(self, name: str | None, num_bytes: int) -> None:
@@ -241,24 +164,3 @@ class RequestBudget:
 
 charge: ContextVar[RequestCharge] = ContextVar("charge", default=RequestBudget(1 << 62).open())  # noqa: B039
 """Of the request at hand; set at the door."""
-
-
-@dataclass(frozen=True, slots=True)
-class Requester:
-    """``name`` is the API key's public name, None without keys."""
-
-    name: str | None = None
-    priority: Priority = Priority.NORMAL
-    quota: KeyQuota | None = None
-    concurrency: int | None = None
-    """Requests of this key at a time; None for no bound."""
-    deadline: float | None = None
-    """By the admission's clock; a request that cannot make it is refused."""
-    weight: float = 1.0
-    client: str = ""
-    """The address of the client, which stands for a key where there are none."""
-
-    @property
-    def flow(self) -> str:
-        """Whose share the request counts in."""
-        return f"client {self.client}" if self.name is None else f"key {self.name}"

@@ -1,4 +1,4 @@
-"""API keys: hashed at rest, named, limited; and the caller, who makes a request with one.
+"""API keys: hashed at rest, named, limited.
 
 A key is 32 random bytes, so a plain SHA-256 of it cannot be reversed by guessing, and looking one
 up costs microseconds. Keys come from flags, the environment and a file, which is YAML::
@@ -25,7 +25,6 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -34,7 +33,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.access.budget import KeyQuota, Requester
+from server.access.caller import (
+    ApiKey,
+    KeyQuota,
+)
 from server.access.fair_order import Priority
 from server.errors import ConfigError, Unauthenticated
 
@@ -48,38 +50,6 @@ NAME_DIGITS = 8
 """Hexadecimal digits of the hash in the name of a key given in plain text."""
 
 Limit = Annotated[int, Field(ge=1)]
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """One key; ``name`` is what logs, metrics and rules know it by."""
-
-    name: str
-    digest: bytes
-    priority: Priority = Priority.NORMAL
-    weight: float = 1.0
-    """Its share of the places, relative to other keys of its class."""
-    models: frozenset[str] | None = None
-    """None for all."""
-    concurrency: int | None = None
-    quota: KeyQuota | None = None
-    depth: int | None = None
-    expires: float | None = None
-    """Unix time."""
-    admin: bool = False
-    named: bool = True
-    """An operator chose the name; otherwise it is derived from the hash."""
-
-    @property
-    def owner(self) -> str:
-        """Whom stored responses belong to: stable whatever other keys there are.
-
-        A named key keeps what it owns when its secret changes.
-        """
-        return f"key:{self.name}" if self.named else f"sha256:{self.digest.hex()}"
-
-    def may_use(self, model: str) -> bool:
-        return self.models is None or model in self.models
 
 
 def hash_key(key: str) -> bytes:
@@ -237,28 +207,3 @@ def _to_timestamp(expires: datetime | date) -> float:
     if not isinstance(expires, datetime):
         expires = datetime.combine(expires, datetime.min.time()) + timedelta(days=1)
     return (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """``key`` is None where no keys are configured; ``timeout_s`` None without a deadline."""
-
-    key: ApiKey | None = None
-    timeout_s: float | None = None
-    session: str | None = None
-    """What the client calls the session this request belongs to."""
-    client: str = ""
-    """The client's address, or the network it counts as one of."""
-
-    def to_requester(self, deadline: float | None = None) -> Requester:
-        """As admission knows them."""
-        if self.key is None:
-            return Requester(deadline=deadline, client=self.client)
-        key = self.key
-        return Requester(
-            key.name, key.priority, key.quota, key.concurrency, deadline, key.weight, self.client
-        )
-
-
-caller: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039
-"""Who makes the request at hand: set by the auth middleware, read once per job."""

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from engine.base import ResilientEngine
+from engine.base import (
+    Renderer,
+    ResilientEngine,
+)
 from engine.fleet.types import WorkerStatus
 from engine.speculation.swap import DraftManager
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.cli.command_line import CommandLine
 from server.generation.pipeline import ConstraintProbe
-from server.generation.prompt import Renderer
 from server.parsing.fallback import ParserFallback
 from server.parsing.vocabulary import Vocabulary
 

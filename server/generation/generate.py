@@ -30,13 +30,21 @@ from engine.rendering.encoding import PromptTooLong
 from engine.speculation.accounting import Account
 from engine.types import EngineRequest, FinishReason, Step
 from server.access.budget import charge
-from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow
-from server.generation.job import Deadline, Job, PromptSource
+from server.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    ReaderTooSlow,
+    context_overflow,
+)
+from server.generation.job import (
+    Conversation,
+    Deadline,
+    Job,
+    Prompt,
+    PromptSource,
+)
 from server.generation.pipeline import AnswerParser, Pipeline
 from server.generation.prompt import (
-    Conversation,
-    Prompt,
-    context_overflow,
     encode,
     render,
     render_newest,

@@ -1,17 +1,27 @@
-"""Job: a validated request. Frozen, every field has a value and a meaning. And its deadline."""
+"""Job: a validated request, with its prompts, its tools and its deadline.
+
+Frozen, every field has a value and a meaning.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Collection,
+    Iterable,
+    Mapping,
+)
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import orjson
 
+from engine.events import Phase
 from engine.types import (
     CHAT,
     REASONING,
@@ -22,10 +32,51 @@ from engine.types import (
     EngineRequest,
     Sampling,
 )
-from server.access.keys import Caller
-from server.errors import DeadlineExceeded
-from server.generation.prompt import Conversation, Prompt, Side, fit
+from server.access.caller import (
+    Caller,
+)
+from server.errors import DeadlineExceeded, context_overflow
 from server.generation.text_grammar import TextGrammar
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The input of a chat template."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    """The request's own template, if the operator allows one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the phase in which the answer begins."""
+
+    token_ids: tuple[int, ...]
+    starts_in: Phase = Phase.CONTENT
+    reasoned: bool = False
+    """It ends with closed reasoning, as templates write it when thinking is off."""
+
+
+Side = Literal["left", "right"]
+LEAST = 1
+"""Tokens of the context reserved for the answer."""
+
+
+def fit(api: str, num_prompt: int, asked: int, at_least: int, longest: int) -> int:
+    """How many tokens the answer may have: ``asked`` (0: no limit), or what is left.
+
+    ``at_least`` is the request's minimum. Raises InvalidRequest when that or the prompt does not
+    fit.
+    """
+    room = longest - num_prompt
+    if room < max(LEAST, at_least):
+        raise context_overflow(api, num_prompt, at_least or asked, longest)
+    return min(asked, room) if asked else room
 
 
 def classify_workload(

@@ -8,74 +8,17 @@ messages of a conversation are dropped instead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
 
-from engine.events import Phase
-from engine.rendering.encoding import NO_LIMITS, PromptTooLong, RenderLimits
+from engine.base import Renderer
+from engine.rendering.encoding import PromptTooLong, RenderLimits
 from server.access.budget import SMALL_BYTES, charge
 from server.errors import InvalidRequest
+from server.generation.job import LEAST, Conversation, Side
 
 TaskResult = TypeVar("TaskResult")
-
-
-class Renderer(Protocol):
-    """The model's tokenizer and chat template. Thread-safe; raises ValueError on bad messages."""
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        limits: RenderLimits = NO_LIMITS,
-    ) -> list[int]:
-        """``chat_template`` is a request's own. Raises PromptTooLong, too."""
-        ...
-
-    def encode(
-        self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
-    ) -> list[int]:
-        """Raises PromptTooLong."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-
-    def tokenizer_info(self) -> dict[str, Any]:
-        """tokenizer_config.json and the chat template, without local paths."""
-        ...
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer object itself, for the parsers' vocabulary."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """The input of a chat template."""
-
-    messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...] = ()
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    template: str | None = None
-    """The request's own template, if the operator allows one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Token ids, and the phase in which the answer begins."""
-
-    token_ids: tuple[int, ...]
-    starts_in: Phase = Phase.CONTENT
-    reasoned: bool = False
-    """It ends with closed reasoning, as templates write it when thinking is off."""
 
 
 async def encode(
@@ -134,25 +77,8 @@ async def _endable(work: Callable[[], TaskResult], limits: RenderLimits) -> Task
         raise
 
 
-Side = Literal["left", "right"]
 AS_FITS = -1
 """vLLM's value of ``truncate_prompt_tokens`` for as much of the prompt as fits."""
-LEAST = 1
-"""Tokens of the context reserved for the answer."""
-PROMPT_PARAM = {"completions": "prompt", "responses": "input"}
-"""The field of each API's prompt; 'messages' for the others."""
-
-
-def fit(api: str, num_prompt: int, asked: int, at_least: int, longest: int) -> int:
-    """How many tokens the answer may have: ``asked`` (0: no limit), or what is left.
-
-    ``at_least`` is the request's minimum. Raises InvalidRequest when that or the prompt does not
-    fit.
-    """
-    room = longest - num_prompt
-    if room < max(LEAST, at_least):
-        raise context_overflow(api, num_prompt, at_least or asked, longest)
-    return min(asked, room) if asked else room
 
 
 def shorten(token_ids: list[int], keep: int | None, side: Side, longest: int) -> list[int]:
@@ -176,37 +102,6 @@ def room_for_messages(asked: int, longest: int) -> int:
     Reserves the answer's limit, but at most a quarter of the context.
     """
     return longest - max(LEAST, min(asked, longest // 4))
-
-
-def context_overflow(api: str, num_prompt: int, wanted: int, longest: int) -> InvalidRequest:
-    """The API's own error message; ``wanted`` counts only if the prompt itself fits."""
-    param = PROMPT_PARAM.get(api, "messages")
-    write = _anthropic_message if api == "messages" else _openai_message
-    counts = wanted if num_prompt <= longest else 0
-    message = write(param, num_prompt, counts, longest)
-    return InvalidRequest(message, param=param, code="context_length_exceeded")
-
-
-def _openai_message(param: str, num_prompt: int, wanted: int, longest: int) -> str:
-    prefix = f"This model's maximum context length is {longest} tokens. However, "
-    if not wanted:
-        return prefix + (
-            f"your {param} resulted in {num_prompt} tokens. Please reduce the length of the "
-            f"{param}."
-        )
-    return prefix + (
-        f"you requested {num_prompt + wanted} tokens ({num_prompt} in the {param}, {wanted} in the "
-        f"completion). Please reduce the length of the {param} or completion."
-    )
-
-
-def _anthropic_message(_param: str, num_prompt: int, wanted: int, longest: int) -> str:
-    if not wanted:
-        return f"prompt is too long: {num_prompt} tokens > {longest} maximum"
-    return (
-        f"input length and `max_tokens` exceed context limit: {num_prompt} + {wanted} > {longest}, "
-        "decrease input length or `max_tokens` and try again"
-    )
 
 
 async def render_newest(

@@ -27,7 +27,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.budget import RequestCharge, charge
-from server.access.keys import ApiKey, Caller, KeyRing, caller
+from server.access.caller import (
+    ApiKey,
+    Caller,
+    caller,
+)
+from server.access.keys import (
+    KeyRing,
+)
 from server.apis.shared.gateway import Gateway
 from server.errors import (
     Forbidden,

@@ -5,16 +5,16 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from observability.catalogue import list_metrics, rewrite_document
 from observability.labels import TelemetrySettings
 from observability.telemetry import Telemetry
+from scripts.metric_table import list_metrics, rewrite_document
 
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
 
 
 def test_the_document_lists_what_is_declared():
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == rewrite_document(text), "run python -m observability.catalogue docs/metrics.md"
+    assert text == rewrite_document(text), "run python -m scripts.metric_table docs/metrics.md"
 
 
 def test_everything_registered_is_declared_with_base_units():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from server.access.admission import Admission, AdmissionLimits
-from server.access.budget import (
+from server.access.caller import (
     KeyQuota,
     Requester,
 )

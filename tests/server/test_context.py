@@ -15,7 +15,15 @@ from engine.rendering.renderer import (
     TemplateRenderer,
 )
 from server.errors import InvalidRequest
-from server.generation.prompt import AS_FITS, fit, prompt_limits, room_for_messages, shorten
+from server.generation.job import (
+    fit,
+)
+from server.generation.prompt import (
+    AS_FITS,
+    prompt_limits,
+    room_for_messages,
+    shorten,
+)
 from tests.server.conftest import DEMO, Lab, PlainRenderer
 
 LONGEST = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.access.admission import Admission, AdmissionTicket
-from server.access.budget import (
+from server.access.caller import (
     Requester,
 )
 from server.access.fair_order import FairQueue, Flow, Priority

@@ -13,12 +13,12 @@ import pytest
 from engine.errors import EngineDead
 from engine.scripted import Pause
 from server.access.admission import Admission, AdmissionLimits
-from server.access.budget import (
+from server.access.caller import (
+    ApiKey,
     Requester,
 )
 from server.access.fair_order import Priority
 from server.access.keys import (
-    ApiKey,
     KeyRing,
     hash_key,
 )

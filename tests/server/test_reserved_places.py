@@ -6,7 +6,7 @@ import asyncio
 from contextlib import ExitStack
 
 from server.access.admission import Admission, AdmissionLimits
-from server.access.budget import (
+from server.access.caller import (
     Requester,
 )
 from server.access.fair_order import Priority

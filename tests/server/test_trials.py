@@ -10,11 +10,11 @@ import pytest
 from engine.errors import EngineFailed, RequestRejected
 from engine.types import Constraint
 from server.access.admission import AdmissionLimits
-from server.access.budget import (
+from server.access.caller import (
+    ApiKey,
     Requester,
 )
 from server.access.keys import (
-    ApiKey,
     KeyRing,
     hash_key,
 )

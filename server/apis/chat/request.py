@@ -13,9 +13,12 @@ from server.apis.shared.fields import (
     CacheHints,
     CustomFormat,
     FunctionName,
+    Many,
+    OpenModel,
     OtherPart,
     ReasoningEffort,
     RefusalPart,
+    RequestModel,
     ResponseFormat,
     SamplingFields,
     ServiceTier,
@@ -25,7 +28,10 @@ from server.apis.shared.fields import (
     call_tag,
     type_of,
 )
-from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
+from server.apis.shared.request import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+)
 
 
 def _tool_tag(value: Any) -> str:

@@ -44,8 +44,12 @@ from server.apis.shared.to_job import (
 )
 from server.apis.shared.tools import read_text_grammar
 from server.errors import InvalidRequest
-from server.generation.job import Job, ServedModel, ToolPolicy
-from server.generation.prompt import Conversation
+from server.generation.job import (
+    Conversation,
+    Job,
+    ServedModel,
+    ToolPolicy,
+)
 from server.generation.text_grammar import TextGrammar
 
 OTHER_TEXT = ("input_text", "output_text")

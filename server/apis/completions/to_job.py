@@ -12,11 +12,11 @@ from pydantic import Field
 from server.apis.shared.constraints import content_constraint
 from server.apis.shared.fields import (
     UNSUPPORTED_VLLM,
+    Many,
     ResponseFormat,
     SamplingFields,
     TokenId,
 )
-from server.apis.shared.request import Many
 from server.apis.shared.to_job import make_job, make_sampling, read_prompt_logprobs, resolve_model
 from server.errors import InvalidRequest
 from server.generation.job import Job, PromptSource, ServedModel

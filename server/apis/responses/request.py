@@ -13,15 +13,21 @@ from server.apis.shared.fields import (
     EngineFields,
     FunctionName,
     JsonObjectFormat,
+    Many,
     Metadata,
+    OpenModel,
     OtherPart,
     ReasoningEffort,
     RefusalPart,
+    RequestModel,
     ServiceTier,
     TextFormat,
     Verbosity,
 )
-from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS, Many, OpenModel, RequestModel
+from server.apis.shared.request import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+)
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"

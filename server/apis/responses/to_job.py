@@ -36,8 +36,14 @@ from server.apis.shared.template import effort_kwargs, own_template, template_kw
 from server.apis.shared.to_job import make_job, make_sampling, resolve_model
 from server.apis.shared.tools import read_text_grammar
 from server.errors import InvalidRequest
-from server.generation.job import Job, Namespaced, ServedModel, ToolPolicy, flat_name
-from server.generation.prompt import Conversation
+from server.generation.job import (
+    Conversation,
+    Job,
+    Namespaced,
+    ServedModel,
+    ToolPolicy,
+    flat_name,
+)
 from server.generation.text_grammar import TextGrammar
 
 

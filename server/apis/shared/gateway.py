@@ -12,7 +12,12 @@ from engine.observer import NullObserver, Observer
 from engine.supervision.policy import EngineLoss
 from improve.canary import CanaryRunner
 from server.access.budget import RequestBudget
-from server.access.keys import KeyRing, caller
+from server.access.caller import (
+    caller,
+)
+from server.access.keys import (
+    KeyRing,
+)
 from server.access.memory import MemoryMonitor
 from server.apis.responses.encryption import ReasoningCipher
 from server.errors import Unavailable

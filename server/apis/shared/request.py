@@ -1,10 +1,7 @@
-"""Base of all request models, and parsing of a body into one.
+"""A request's body: read up to its limit, parsed as strict JSON, validated as a request model.
 
-A field we know is acted on, or accepted without effect, as docs/api.md lists. A field we know but
-cannot serve, and whose loss would change the answer, is in ``refused``: any value but a neutral one
-is a 400 that names the field and the reason. Any other field is ignored and listed in a header of
-the answer (``notices``). Parts that a chat template may read (messages and their content) are open
-models: unknown members go to the template.
+A field we know is acted on, accepted without effect (docs/api.md lists these) or refused
+(``fields``). Any other field is ignored and listed in a header of the answer (``notices``).
 
 orjson is fast and refuses NaN, bad UTF-8 and lone surrogates, but silently accepts duplicate keys
 (which of the two did a proxy check?) and numbers that no double can hold. Where colons outnumber
@@ -15,23 +12,18 @@ refuse these.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from server.access.budget import charge
+from server.apis.shared.fields import RequestModel
 from server.apis.shared.notices import ignore
 from server.errors import BodyTooLarge, InvalidRequest
-
-Element = TypeVar("Element")
-Many = Annotated[list[Element], Field(fail_fast=True)]
-"""A list that reports its first invalid item only: reporting all would take seconds."""
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
@@ -169,36 +161,6 @@ def _body_too_large(limit: int, given: int) -> BodyTooLarge:
     )
 
 
-class RequestModel(BaseModel):
-    """Base of request models. Types are strict, except for what ``coerce_fields`` converts."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
-
-    refused: ClassVar[Mapping[str, str]] = {}
-    """Known fields that cannot be served, and why; None, False and empty values are allowed."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name in cls.refused.keys() & data.keys():
-            if data[name]:
-                raise InvalidRequest(
-                    f"'{name}' is not supported: {cls.refused[name]}.",
-                    param=name,
-                    code="unsupported_parameter",
-                )
-        known = {name: value for name, value in data.items() if name not in cls.refused}
-        return coerce_fields(cls, known)
-
-
-class OpenModel(BaseModel):
-    """A part of a request with members that only the chat template may know."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-
 Model = TypeVar("Model", bound=RequestModel)
 
 SHOWN = 80
@@ -285,62 +247,3 @@ def _find_within(value: Any, given: Any, path: str) -> Iterator[str]:
     elif isinstance(value, list) and value and isinstance(value[0], RequestModel):
         for item, one in zip(value, given, strict=False):
             yield from find_unknown_fields(item, one, path + "[].")
-
-
-WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
-SWITCHES: Mapping[str | int, bool] = {"true": True, "false": False, 1: True, 0: False}
-
-
-def coerce_fields(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, Any]:
-    """``data`` with numbers and switches given as text converted to the fields' types."""
-    kinds = _scalar_fields(model)
-    return {name: _coerce(value, kinds.get(name)) for name, value in data.items()}
-
-
-@cache
-def _scalar_fields(model: type[BaseModel]) -> dict[str, type]:
-    """The fields whose value is a number or a switch."""
-    found = {name: _plain_types(item.annotation) for name, item in model.model_fields.items()}
-    return {
-        name: float if float in leaves else next(iter(leaves))
-        for name, leaves in found.items()
-        if leaves and (leaves <= {int, float} or leaves == {bool})
-    }
-
-
-def _plain_types(annotation: Any) -> set[type]:
-    """The plain types that a value may have, except None."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _plain_types(arguments[0])
-    if origin is Literal:
-        return {type(value) for value in arguments}
-    if origin is None or not arguments or isinstance(origin, type):
-        plain = origin or annotation
-        if not _is_union(annotation):
-            return set() if plain is type(None) else {plain}
-    return set().union(*map(_plain_types, arguments))
-
-
-def _is_union(annotation: Any) -> bool:
-    return type(annotation).__name__ in ("UnionType", "_UnionGenericAlias")
-
-
-def _coerce(value: Any, kind: type | None) -> Any:
-    if kind is bool:
-        return SWITCHES.get(value, value) if isinstance(value, str | int) else value
-    if kind is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if kind is int and isinstance(value, str) and WHOLE.fullmatch(value):
-        return int(value)
-    if kind is float and isinstance(value, str):
-        return _to_float(value)
-    return value
-
-
-def _to_float(text: str) -> Any:
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    return value if math.isfinite(value) else text

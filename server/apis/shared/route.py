@@ -16,15 +16,20 @@ from starlette.responses import Response
 from engine.events import BatchSink
 from engine.rendering.encoding import PromptTooLong, RenderLimits
 from server.access.budget import charge
-from server.access.keys import Caller, caller
+from server.access.caller import (
+    Caller,
+    caller,
+)
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Model, read_body, read_json, validate
 from server.apis.shared.response import EncodingContext
-from server.errors import Forbidden
+from server.errors import (
+    Forbidden,
+    context_overflow,
+)
 from server.generation.generate import events
 from server.generation.job import Deadline, Job, ServedModel
 from server.generation.pipeline import Pipeline
-from server.generation.prompt import context_overflow
 from server.http.response import ErrorBody, Fold, FoldedResponse, StreamedResponse, StreamEncoder
 
 WORKLOAD_HEADER = "x-eaglegate-workload"

@@ -13,6 +13,7 @@ from server.apis.shared.fields import EngineFields, RepetitionDetection, Samplin
 from server.apis.shared.notices import ignore
 from server.errors import InvalidRequest, NotFound
 from server.generation.job import (
+    Conversation,
     Job,
     PromptSource,
     ServedModel,
@@ -20,7 +21,6 @@ from server.generation.job import (
     classify_workload,
     fingerprint,
 )
-from server.generation.prompt import Conversation
 
 MAX_DEPTH_PARAM = "num_speculative_tokens"
 MAX_BAD_WORDS_BYTES = 512

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from server.access.admission import Admission, AdmissionLimits
-from server.access.budget import (
+from server.access.caller import (
     KeyQuota,
     Requester,
 )

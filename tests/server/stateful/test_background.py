@@ -15,7 +15,13 @@ from hypothesis.stateful import (
 
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.access.keys import ApiKey, KeyRing, hash_key
+from server.access.caller import (
+    ApiKey,
+)
+from server.access.keys import (
+    KeyRing,
+    hash_key,
+)
 from tests.server.conftest import Lab, call
 from tests.server.stateful.machine import FEW, OWNERS, Machine
 from tests.server.test_responses import URL, said

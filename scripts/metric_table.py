@@ -1,6 +1,6 @@
 """The metric table of docs/metrics.md, made from what the groups declare.
 
-``python -m observability.catalogue docs/metrics.md`` rewrites the part between the two marks.
+``python -m scripts.metric_table docs/metrics.md`` rewrites the part between the two marks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from observability.metrics import GROUPS
 from observability.metrics.base import MetricDeclaration
 from observability.telemetry import Telemetry
 
-BEGIN = "<!-- made by python -m observability.catalogue: begin -->\n"
+BEGIN = "<!-- made by python -m scripts.metric_table: begin -->\n"
 END = "<!-- end -->\n"
 
 

@@ -1,0 +1,169 @@
+"""Who makes a request: the caller with its API key, the key's quota, and what admission knows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from server.access.fair_order import Priority
+from server.errors import TooManyRequests
+
+Clock = Callable[[], float]
+MINUTE_S = 60.0
+
+
+class RateBucket:
+    """Holds up to ``per_minute``, fills at that rate, may be overdrawn by what is paid late."""
+
+    def __init__(self, per_minute: int, clock: Clock) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._at = clock()
+
+    def wait_s(self, amount: float) -> float:
+        """Seconds until ``amount`` is there; 0 when it is."""
+        return max(0.0, (amount - self._now()) * MINUTE_S / self.per_minute)
+
+    def take(self, amount: float) -> None:
+        self._level = self._now() - amount
+
+    def resume(self, earlier: RateBucket) -> None:
+        """Continue with what an earlier bucket has used, in the same share of the minute."""
+        self._level = self.per_minute * earlier._now() / earlier.per_minute
+
+    def _now(self) -> float:
+        now = self._clock()
+        filled = self._level + (now - self._at) * self.per_minute / MINUTE_S
+        self._level, self._at = min(float(self.per_minute), filled), now
+        return self._level
+
+
+class KeyQuota:
+    """Requests and tokens per minute of one key; None for no limit.
+
+    Tokens are paid when they are known: a key may enter while its bucket is not empty.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        requests: int | None = None,
+        tokens: int | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._requests = None if requests is None else RateBucket(requests, clock)
+        self._tokens = None if tokens is None else RateBucket(tokens, clock)
+
+    def take(self) -> None:
+        """Pay for one request. Raises TooManyRequests."""
+        if self._tokens is not None:
+            self._refuse(self._tokens, "tokens", "key_tokens_exceeded")
+        if self._requests is not None:
+            self._refuse(self._requests, "requests", "key_requests_exceeded")
+            self._requests.take(1)
+
+    def resume(self, earlier: KeyQuota) -> None:
+        """Continue where the quota that this one replaces has come to."""
+        for bucket, before in (
+            (self._requests, earlier._requests),
+            (self._tokens, earlier._tokens),
+        ):
+            if bucket is not None and before is not None:
+                bucket.resume(before)
+
+    def pay(self, tokens: int) -> None:
+        """Pay for tokens read and written."""
+        if self._tokens is not None:
+            self._tokens.take(tokens)
+
+    def _refuse(self, bucket: RateBucket, what: str, code: str) -> None:
+        wait = bucket.wait_s(1)
+        if wait > 0:
+            raise TooManyRequests(
+                f"The API key '{self._name}' may use {bucket.per_minute} {what} per minute; "
+                "they are used up.",
+                code=code,
+                retry_after_s=wait,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """``name`` is the API key's public name, None without keys."""
+
+    name: str | None = None
+    priority: Priority = Priority.NORMAL
+    quota: KeyQuota | None = None
+    concurrency: int | None = None
+    """Requests of this key at a time; None for no bound."""
+    deadline: float | None = None
+    """By the admission's clock; a request that cannot make it is refused."""
+    weight: float = 1.0
+    client: str = ""
+    """The address of the client, which stands for a key where there are none."""
+
+    @property
+    def flow(self) -> str:
+        """Whose share the request counts in."""
+        return f"client {self.client}" if self.name is None else f"key {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key; ``name`` is what logs, metrics and rules know it by."""
+
+    name: str
+    digest: bytes
+    priority: Priority = Priority.NORMAL
+    weight: float = 1.0
+    """Its share of the places, relative to other keys of its class."""
+    models: frozenset[str] | None = None
+    """None for all."""
+    concurrency: int | None = None
+    quota: KeyQuota | None = None
+    depth: int | None = None
+    expires: float | None = None
+    """Unix time."""
+    admin: bool = False
+    named: bool = True
+    """An operator chose the name; otherwise it is derived from the hash."""
+
+    @property
+    def owner(self) -> str:
+        """Whom stored responses belong to: stable whatever other keys there are.
+
+        A named key keeps what it owns when its secret changes.
+        """
+        return f"key:{self.name}" if self.named else f"sha256:{self.digest.hex()}"
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """``key`` is None where no keys are configured; ``timeout_s`` None without a deadline."""
+
+    key: ApiKey | None = None
+    timeout_s: float | None = None
+    session: str | None = None
+    """What the client calls the session this request belongs to."""
+    client: str = ""
+    """The client's address, or the network it counts as one of."""
+
+    def to_requester(self, deadline: float | None = None) -> Requester:
+        """As admission knows them."""
+        if self.key is None:
+            return Requester(deadline=deadline, client=self.client)
+        key = self.key
+        return Requester(
+            key.name, key.priority, key.quota, key.concurrency, deadline, key.weight, self.client
+        )
+
+
+caller: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039
+"""Who makes the request at hand: set by the auth middleware, read once per job."""
