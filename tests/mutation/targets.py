@@ -38,6 +38,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_clock.py",
         "tests/server/stateful/test_admission.py::test_no_history_surprises[Quotas]",
     ),
+    "server/access/caller.py": (
+        "tests/server/test_keys.py",
+        "tests/server/test_bounds.py",
+        "tests/server/test_clock.py",
+        "tests/server/stateful/test_admission.py::test_no_history_surprises[Quotas]",
+    ),
     "server/access/keys.py": (
         "tests/server/test_keys.py",
         "tests/server/test_door.py",
