@@ -43,6 +43,8 @@ from server.parsing.markers import Lexicon, Quotes, Stops, follows
 Sink = Callable[[str], None]
 DONE = ""
 """Sent to the grammar when what it wanted has ended without a marker."""
+_LONGEST_LEFT = 1024
+"""How much of what a want has left is taken at once: each want that ends copies the rest of it."""
 
 
 class Want(Protocol):
@@ -302,7 +304,7 @@ class Reader:
     def _take_left(self, text: str, lexicon: Lexicon | None) -> None:
         """Take what a want has left, in which tokens are signs."""
         for piece, marker in lexicon.split(text) if lexicon else [(text, "")]:
-            if piece:
-                self._take(self._held + piece, True)
+            for start in range(0, len(piece), _LONGEST_LEFT):
+                self._take(self._held + piece[start : start + _LONGEST_LEFT], True)
             if marker:
                 self.marker(marker)

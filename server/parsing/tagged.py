@@ -7,12 +7,15 @@ the call, after that another call or the end of the section. Else it is part of 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+import re
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from server.parsing.markers import Follow, Lexicon, follows
 from server.parsing.reader import DONE, Sink
 
+_NAME = re.compile(r"""["']?([^\s"'<>]+)""")
+Taken = tuple[str | None, str]
 FORCED = "forced"
 """What a value ends with that its own closing tag has not ended."""
 
@@ -35,6 +38,12 @@ class Closing:
     """By word, the tag it is the beginning of."""
     unnests: Container[str] = ()
     """Words that close what a word in ``nests`` has opened, beside those in ``forced``."""
+    call: str = ""
+    """The word that opens a call, where a section may hold several."""
+    call_ends: Container[str] = ()
+    """Words that close a call."""
+    pairs: Mapping[str, Follow] = field(default_factory=dict)
+    """What follows a closing tag of the value at the end of a call, by the word of the tag."""
 
 
 class Tagged:
@@ -96,6 +105,239 @@ class Tagged:
         if tag in self._closing.implied or tag in self._closing.forced:
             return text[start:]
         return text[after:].partition(">")[2] if tag in self._closing.unfinished else text[after:]
+
+
+@dataclass(slots=True)
+class KnownEnds:
+    """How many ends of calls ahead in the section are known to be no quotations."""
+
+    num: int = 0
+
+
+class CallValue(Tagged):
+    """A value in a section that may hold several calls, with text between them.
+
+    What looks like a call in it is quoted, or it is the next call. Where a call opens inside the
+    value, or ends there and the section does not go on as it must, everything is kept back until
+    the openings and ends that follow say which it was:
+
+    - a call that opens and ends with more of the value behind it is quoted;
+    - behind the end of a call stands one more end, as the section demands: the first was quoted;
+    - behind the end of a call another opens and ends, or the output ends: the first was meant;
+    - a call opens, and the section ends with it, one end too few for both: an opening tag is
+      quoted, or the model has forgotten to close the value. Where it names an offered tool at the
+      beginning of a line, the call cannot be trusted, and ``doubt`` is called.
+
+    Without ``names`` any name is that of an offered tool. ``known`` is shared by the values of a
+    section, so that none of it is judged twice.
+    """
+
+    __slots__ = (
+        "_doubt",
+        "_fallback",
+        "_first",
+        "_in_doubt",
+        "_kept",
+        "_known",
+        "_last",
+        "_look",
+        "_names",
+        "_num_ends",
+        "_num_known",
+        "_num_later",
+        "_num_open",
+        "_paired",
+        "_size",
+        "_text",
+    )
+
+    def __init__(
+        self,
+        lexicon: Lexicon,
+        closing: Closing,
+        sink: Sink,
+        known: KnownEnds,
+        names: Container[str],
+        doubt: Callable[[], object],
+    ) -> None:
+        super().__init__(lexicon, closing, sink)
+        self._known, self._names, self._doubt = known, names, doubt
+        self._text, self._look = "", 0
+        self._last = ""
+        """The last character that is surely one of the value."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._kept: list[str] | None = None
+        self._size = 0
+        """How many characters are kept back before the text."""
+        self._num_open = 0
+        """Calls that have opened in the value and not ended."""
+        self._first: tuple[int, str] | None = None
+        """The first closing tag with the end of a call behind it that nothing has opened."""
+        self._num_ends = self._num_later = self._num_known = 0
+        """Ends of calls that nothing has opened; calls behind the first; those not demanded."""
+        self._paired = False
+        """Whether the end of a call that comes next stands behind a closing tag."""
+        self._fallback: tuple[int, str] | None = None
+        """The closing tag that ends the value if what has opened in it is a quoted tag."""
+        self._in_doubt = False
+
+    def take(self, text: str, more: bool) -> Taken:
+        self._text, self._look = text, 0
+        while True:
+            text = self._text
+            start, after, tag = self._stops.find(text, self._look, more)
+            verdict = follows(text, after, self._closing.words[tag], more) if tag else None
+            if tag is None or verdict is None:
+                return self._leave(start, more)
+            self._look = after
+            taken = self._take_tag(start, tag, verdict, more)
+            if taken is not None:
+                return taken
+
+    def truncate(self, text: str) -> Taken:
+        self._text = text
+        if self._first and self._num_later:
+            return self._close_first()
+        start, _, tag = self._stops.find(text, 0, more=True)
+        if tag == self._closing.call and not self._num_open:
+            start = len(text)
+        self._write_kept(start)
+        if tag is None or tag == self._closing.call or self._num_open:
+            return None, ""
+        return super().truncate(text[start:])
+
+    def _take_tag(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
+        closing, after = self._closing, self._look
+        if tag in closing.nests:
+            self._depth += verdict
+        elif tag in closing.forced:
+            if verdict and not self._depth:
+                return self._close_first() if self._is_meant else self._close(start, tag)
+            self._depth -= self._depth > 0
+        elif self._depth:
+            pass
+        elif tag == closing.call:
+            if verdict:
+                self._open_call(start)
+        elif tag in closing.call_ends:
+            return self._end_call(start, tag, verdict, more)
+        elif verdict:
+            return self._end_value(start, tag)
+        elif tag in closing.pairs and follows(self._text, after, closing.pairs[tag], more):
+            return self._end_pair(start, tag)
+        return None
+
+    @property
+    def _is_meant(self) -> bool:
+        """Whether the first end of a call, which nothing had opened, ended this one."""
+        return self._first is not None and (self._num_ends == 1 or self._num_later > 0)
+
+    def _open_call(self, start: int) -> None:
+        if self._kept is None:
+            named = _NAME.match(self._text, self._look)
+            offered = not self._names or (named is not None and named[1] in self._names)
+            self._in_doubt = offered and (self._text[start - 1 : start] or self._last) == "\n"
+        self._num_later += self._first is not None
+        self._num_open += 1
+        self._keep(start)
+
+    def _end_value(self, start: int, tag: str) -> Taken | None:
+        """A tag that ends the value, or the call with it, if it stands in no other call."""
+        if not self._num_open:
+            return self._close(self._size + start, tag)
+        if not self._first and not self._fallback and tag not in self._closing.implied:
+            self._fallback = self._size + start, tag
+        return None
+
+    def _end_pair(self, start: int, tag: str) -> Taken | None:
+        """A closing tag and the end of a call, and then nothing that the section demands."""
+        if self._num_open:
+            self._paired = True
+            return None
+        if self._known.num:
+            self._known.num -= 1
+            return self._close(self._size + start, tag)
+        place = self._keep(start)
+        self._num_ends += 1
+        self._first = self._first or (place, tag)
+        self._paired = True
+        return None
+
+    def _end_call(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
+        paired, self._paired = self._paired, False
+        if not self._num_open:
+            return self._close(self._size + start, tag) if verdict and not paired else None
+        self._num_open -= 1
+        if self._num_open:
+            return None
+        if self._first:
+            if verdict:
+                return self._close_first()
+            self._num_known += paired
+        elif not verdict:
+            self._write_kept(self._look)
+        elif not self._goes_on(more):
+            if self._in_doubt:
+                self._doubt()
+            return self._close(*(self._fallback or (self._size + start, tag)))
+        return None
+
+    def _goes_on(self, more: bool) -> bool:
+        """Whether another call follows."""
+        following = self._text[self._look :]
+        return bool(following.strip() and follows(following, 0, {self._closing.call: None}, more))
+
+    def _keep(self, start: int) -> int:
+        """Keep the text back from ``start`` on; where that is in what is kept."""
+        if self._kept is not None:
+            return self._size + start
+        if start:
+            self._sink(self._spell(self._text[:start]))
+        self._kept, self._text = [], self._text[start:]
+        self._look -= start
+        return 0
+
+    def _write_kept(self, end: int) -> None:
+        """What is kept back, and the text up to ``end``, is part of the value."""
+        text = "".join([*(self._kept or ()), self._text[:end]])
+        if text:
+            self._last = text[-1]
+            self._sink(self._spell(text))
+        self._text, self._look = self._text[end:], 0
+        if self._kept is not None:
+            self._reset()
+
+    def _leave(self, start: int, more: bool) -> Taken:
+        """The text up to ``start`` is settled, or kept back but for the last character."""
+        text = self._text
+        if self._kept is None:
+            if start:
+                self._last = text[start - 1]
+                self._sink(self._spell(text[:start]))
+            return None, text[start:]
+        if more:
+            end = min(start, len(text) - 1)
+            self._kept.append(text[:end])
+            self._size += end
+            return None, text[end:]
+        if self._is_meant:
+            return self._close_first()
+        self._write_kept(len(text))
+        return None, ""
+
+    def _close_first(self) -> Taken:
+        self._known.num = self._num_known
+        place, tag = self._first or (0, "")
+        return self._close(place, tag)
+
+    def _close(self, place: int, tag: str) -> Taken:
+        """The value ends at ``place`` in what is kept and the text."""
+        text = "".join([*self._kept, self._text]) if self._kept else self._text
+        if place:
+            self._sink(self._spell(text[:place]))
+        return self._ended(tag), self._rest(text, place, place + len(tag), tag)
 
 
 class LeadingBreak:

@@ -20,7 +20,15 @@ from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Framed
 from server.parsing.reader import DONE, Ended, Grammar, Next, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import STRING
-from server.parsing.tagged import FORCED, Closing, LeadingBreak, OwnLines, Tagged
+from server.parsing.tagged import (
+    FORCED,
+    CallValue,
+    Closing,
+    KnownEnds,
+    LeadingBreak,
+    OwnLines,
+    Tagged,
+)
 
 SPACE = " \t\r\n"
 _EMPTY = "/>"
@@ -131,12 +139,13 @@ class Tags:
         stops = context.lexicon.stops(self.call, *self.outer)
         write = ignore if self.inside else context.out.content.write
         stray = Framed(write, lead=SPACE, trail=SPACE)
+        known = KnownEnds()
         marker = yield Next(stops, keep=None, markup=True)
         if marker == "{":
             marker = yield from self._json(context)
         while marker not in self.section_ends:
             if marker == self.call:
-                marker = yield from _Call(self, context).read()
+                marker = yield from _Call(self, context, known).read()
             else:
                 marker = yield Until(stops, stray.write, stray=ignore, markup=True)
         return marker
@@ -154,9 +163,9 @@ class Tags:
             if quoted:
                 context.out.content.unmark(self.call)
             return ""
-        marker = self.call
+        marker, known = self.call, KnownEnds()
         while marker == self.call:
-            marker = yield from _Call(self, context).read()
+            marker = yield from _Call(self, context, known).read()
             if marker == DONE:
                 blank: list[str] = []
                 marker = yield Next(stops, blank.append, keep=None)
@@ -183,9 +192,10 @@ class Tags:
 class _Call:
     """One call, from behind the beginning of its opening tag."""
 
-    def __init__(self, tags: Tags, context: Context) -> None:
+    def __init__(self, tags: Tags, context: Context, known: KnownEnds) -> None:
         self._tags = tags
         self._context = context
+        self._known = known
         self._outer = tags.outer
 
     def read(self) -> Subgrammar:
@@ -244,7 +254,11 @@ class _Call:
         line, sink = self._tags.line, arguments.write
         if line or self._tags.may_line:
             sink = (LeadingBreak(line, sink) if line else OwnLines(sink)).write
-        return Tagged(self._context.lexicon, self._closing(arguments), sink)
+        lexicon, closing = self._context.lexicon, self._closing(arguments)
+        if not closing.call:
+            return Tagged(lexicon, closing, sink)
+        calls = self._context.calls
+        return CallValue(lexicon, closing, sink, self._known, calls.names, calls.spoil)
 
     def _closing(self, arguments: ArgumentsWriter) -> Closing:
         """The tags that end a value; a next parameter is as good, if the tool has it."""
@@ -274,10 +288,18 @@ class _Call:
             for word in lexicon.words(tags.call_end):
                 words[line + word] = tags.after_call(lexicon)
                 implied.add(line + word)
+        call_ends = frozenset(implied)
         if not lexicon.is_token(tags.parameter):
             words[tags.next_parameter] = {}
             implied.add(tags.next_parameter)
-        return self._outer_closing(Closing(words, implied, unfinished=unfinished))
+        closing = Closing(words, implied, unfinished=unfinished)
+        if tags.section:
+            words[tags.call] = tags.head(lexicon)
+            end: Follow = dict.fromkeys(lexicon.words(tags.call_end))
+            own = words.keys() - implied - {tags.call}
+            pairs = {word: _allow_drift(end) if word in unfinished else end for word in own}
+            closing = replace(closing, call=tags.call, call_ends=call_ends, pairs=pairs)
+        return self._outer_closing(closing)
 
     def _outer_closing(self, inner: Closing) -> Closing:
         """A value that its own tag does not end: a marker token may, or begins a quotation."""
