@@ -9,14 +9,7 @@ from dataclasses import dataclass, field
 
 from engine.errors import EngineDead, EngineError
 from engine.speculation.accounting import intern_step, trim_decode
-from engine.types import (
-    EngineInfo,
-    EngineRequest,
-    FinishReason,
-    Health,
-    SpeculationInfo,
-    Step,
-)
+from engine.types import EngineInfo, EngineRequest, FinishReason, Health, SpeculationInfo, Step
 
 DEFAULT_INFO = EngineInfo(
     model="scripted",

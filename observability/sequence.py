@@ -20,11 +20,7 @@ from engine.events import (
     ToolCallStart,
     Usage,
 )
-from engine.speculation.accounting import (
-    spread_account,
-    sum_steps,
-    trim_decode,
-)
+from engine.speculation.accounting import spread_account, sum_steps, trim_decode
 from engine.speculation.totals import Totals
 from engine.types import EngineRequest, Step
 

@@ -8,13 +8,7 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from engine.base import (
-    DraftSource,
-    DraftSwap,
-    DraftVersion,
-    SupportsPlanning,
-    SupportsUnclaimed,
-)
+from engine.base import DraftSource, DraftSwap, DraftVersion, SupportsPlanning, SupportsUnclaimed
 from engine.fleet.types import WorkerStatus
 from engine.observer import Observation, RequestFacts
 from engine.speculation.totals import Totals

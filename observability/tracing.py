@@ -20,11 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from engine.observer import Ending
 from observability.labels import OTHER, name_api
-from observability.middleware import (
-    QUIET,
-    HttpExchange,
-    RawHeaders,
-)
+from observability.middleware import QUIET, HttpExchange, RawHeaders
 from observability.observation import RequestRecord
 
 SERVICE = "eaglegate"

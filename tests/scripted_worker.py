@@ -15,10 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from engine.remote.probe import PROBE
-from engine.rendering.renderer import (
-    ModelFiles,
-    TemplateRenderer,
-)
+from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from tests import workers
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end
 

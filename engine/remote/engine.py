@@ -23,9 +23,7 @@ from engine.remote.reading import (
     read_object,
     read_optional_object,
 )
-from engine.speculation.accounting import (
-    intern_step,
-)
+from engine.speculation.accounting import intern_step
 from engine.speculation.totals import Totals
 from engine.types import (
     DecodeStep,

@@ -33,9 +33,7 @@ from engine.remote.reading import (
     read_optional_object,
 )
 from engine.remote.upstream import LocalModel
-from engine.speculation.accounting import (
-    intern_step,
-)
+from engine.speculation.accounting import intern_step
 from engine.speculation.totals import Totals
 from engine.types import (
     DecodeStep,

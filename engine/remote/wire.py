@@ -12,12 +12,7 @@ from engine.remote.reading import (
     read_number,
     read_object,
 )
-from engine.types import (
-    EngineRequest,
-    PositionLogprobs,
-    Sampling,
-    TokenLogprob,
-)
+from engine.types import EngineRequest, PositionLogprobs, Sampling, TokenLogprob
 from engine.vllm_fields import KEEP, build_sampling_fields, is_reasoning_ended, select_top
 
 GENERATE = "/inference/v1/generate"

@@ -15,18 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from engine.base import (
-    DraftListener,
-    DraftSwap,
-    DraftVersion,
-    SwapsDrafts,
-)
-from engine.speculation.drafts import (
-    DraftPlan,
-    DraftRefused,
-    DraftStore,
-    is_whole,
-)
+from engine.base import DraftListener, DraftSwap, DraftVersion, SwapsDrafts
+from engine.speculation.drafts import DraftPlan, DraftRefused, DraftStore, is_whole
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,7 @@ from engine.errors import (
     RequestQuarantined,
     RequestRejected,
 )
-from engine.speculation.accounting import (
-    sum_steps,
-)
+from engine.speculation.accounting import sum_steps
 from engine.speculation.totals import Totals
 from engine.supervision.continuation import Continuation, ReplayDiverged
 from engine.supervision.policy import RecoveryObserver, RecoveryOutcome, SupervisionTimeouts, now

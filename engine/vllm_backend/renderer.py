@@ -20,16 +20,9 @@ from vllm.renderers.registry import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
 from engine.rendering.encoding import NO_LIMITS, WINDOW, RenderLimits, TextEncoder, truncate_ids
-from engine.rendering.renderer import (
-    read_template,
-)
+from engine.rendering.renderer import read_template
 from engine.rendering.sandbox import SMALL_BYTES, TemplateRunner
-from engine.rendering.special_text import (
-    MarkedInput,
-    Messages,
-    SpecialText,
-    SpecialTextRefused,
-)
+from engine.rendering.special_text import MarkedInput, Messages, SpecialText, SpecialTextRefused
 from engine.rendering.template import (
     CODED,
     ChatTemplate,

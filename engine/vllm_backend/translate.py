@@ -22,13 +22,7 @@ from vllm.sampling_params import (
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine.errors import (
-    EngineDead,
-    EngineError,
-    EngineFailed,
-    EngineOverloaded,
-    RequestRejected,
-)
+from engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded, RequestRejected
 from engine.speculation.accounting import intern_step
 from engine.types import (
     DecodeStep,

@@ -15,9 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from engine.base import (
-    DraftSwap,
-)
+from engine.base import DraftSwap
 from engine.fleet.types import WorkerStatus
 from engine.speculation.totals import Totals
 from engine.types import EngineInfo

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from engine.base import (
-    DraftSwap,
-)
+from engine.base import DraftSwap
 from engine.speculation.totals import Totals
 from observability.labels import LABELS, Labels
 from observability.metrics.base import MetricGroup, Samples

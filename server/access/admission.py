@@ -23,9 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from server.access.caller import (
-    Requester,
-)
+from server.access.caller import Requester
 from server.access.fair_order import FairQueue, Flow, Priority, ServiceRate
 from server.errors import GatewayError, TooManyRequests
 

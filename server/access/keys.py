@@ -33,10 +33,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.access.caller import (
-    ApiKey,
-    KeyQuota,
-)
+from server.access.caller import ApiKey, KeyQuota
 from server.access.fair_order import Priority
 from server.errors import ConfigError, Unauthenticated
 

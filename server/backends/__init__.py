@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from engine.base import (
-    Renderer,
-    ResilientEngine,
-)
+from engine.base import Renderer, ResilientEngine
 from engine.fleet.types import WorkerStatus
 from engine.speculation.swap import DraftManager
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts

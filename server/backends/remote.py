@@ -11,20 +11,10 @@ from pathlib import Path
 from engine.base import Engine
 from engine.errors import EngineStartError, redact
 from engine.fleet.discovery import DiscoveryError, DnsSource, FileSource, StaticSource, WorkerSource
-from engine.fleet.fleet import (
-    Fleet,
-)
-from engine.fleet.types import (
-    FleetSettings,
-    RoutingSettings,
-    WorkerStatus,
-)
+from engine.fleet.fleet import Fleet
+from engine.fleet.types import FleetSettings, RoutingSettings, WorkerStatus
 from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
-from engine.rendering.renderer import (
-    ModelFiles,
-    TemplateRenderer,
-    UnsupportedModel,
-)
+from engine.rendering.renderer import ModelFiles, TemplateRenderer, UnsupportedModel
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.cli.command_line import CommandLine, ModelArguments, refuse_unknown_parsers

@@ -30,27 +30,10 @@ from engine.rendering.encoding import PromptTooLong
 from engine.speculation.accounting import Account
 from engine.types import EngineRequest, FinishReason, Step
 from server.access.budget import charge
-from server.errors import (
-    DeadlineExceeded,
-    GatewayError,
-    ReaderTooSlow,
-    context_overflow,
-)
-from server.generation.job import (
-    Conversation,
-    Deadline,
-    Job,
-    Prompt,
-    PromptSource,
-)
+from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
+from server.generation.job import Conversation, Deadline, Job, Prompt, PromptSource
 from server.generation.pipeline import AnswerParser, Pipeline
-from server.generation.prompt import (
-    encode,
-    render,
-    render_newest,
-    room_for_messages,
-    shorten,
-)
+from server.generation.prompt import encode, render, render_newest, room_for_messages, shorten
 from server.generation.prompt import prompt_limits as limits_of
 
 ENDINGS: dict[type[Exception], Ending] = {

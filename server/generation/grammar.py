@@ -15,11 +15,7 @@ import orjson
 from engine.events import Phase
 from engine.types import Constraint
 from server.errors import InvalidRequest
-from server.generation.job import (
-    Job,
-    Prompt,
-    ToolPolicy,
-)
+from server.generation.job import Job, Prompt, ToolPolicy
 from server.parsing.fallback import ParserFallback
 from server.parsing.frames import FRAMES, Format, Frame, calls, is_held, matching, text_with_calls
 from server.parsing.message import ReasoningFormat

@@ -8,13 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Collection,
-    Iterable,
-    Mapping,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -32,9 +26,7 @@ from engine.types import (
     EngineRequest,
     Sampling,
 )
-from server.access.caller import (
-    Caller,
-)
+from server.access.caller import Caller
 from server.errors import DeadlineExceeded, context_overflow
 from server.generation.text_grammar import TextGrammar
 

@@ -12,24 +12,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from engine.base import (
-    Engine,
-    Renderer,
-)
+from engine.base import Engine, Renderer
 from engine.errors import EngineError, RequestRejected
 from engine.events import ParserEvent, Phase
 from engine.speculation.policy import SpeculationPolicy
 from engine.types import Constraint, EngineInfo, FinishReason
 from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import (
-    Requester,
-)
+from server.access.caller import Requester
 from server.errors import InvalidRequest, TooManyRequests
-from server.generation.job import (
-    Job,
-    Prompt,
-    ServedModel,
-)
+from server.generation.job import Job, Prompt, ServedModel
 from server.http.response import from_engine
 
 BOUNDS = AdmissionLimits(running=1, queued=64, queued_tokens=4 << 20)

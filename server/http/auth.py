@@ -27,14 +27,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.budget import RequestCharge, charge
-from server.access.caller import (
-    ApiKey,
-    Caller,
-    caller,
-)
-from server.access.keys import (
-    KeyRing,
-)
+from server.access.caller import ApiKey, Caller, caller
+from server.access.keys import KeyRing
 from server.apis.shared.gateway import Gateway
 from server.errors import (
     Forbidden,

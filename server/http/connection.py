@@ -14,12 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from server.errors import (
-    GatewayError,
-    HeadersTooLarge,
-    InvalidRequest,
-    RequestTimeout,
-)
+from server.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
 from server.http.connection_limits import ConnectionSlot, build_response
 
 

@@ -19,9 +19,7 @@ from server.apis.messages.request import CountTokensRequest, MessagesRequest
 from server.apis.operations.info import DetokenizeRequest, TokenizeRequest
 from server.apis.responses.conversations import ConversationRequest
 from server.apis.responses.request import ResponsesRequest
-from server.apis.shared.fields import (
-    RequestModel,
-)
+from server.apis.shared.fields import RequestModel
 
 SAY = [{"role": "user", "content": "hi"}]
 ENDPOINTS: dict[str, tuple[type[RequestModel], dict[str, Any]]] = {

@@ -11,10 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.rendering.renderer import (
-    ModelFiles,
-    TemplateRenderer,
-)
+from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from engine.scripted import steps
 from engine.types import EngineRequest, FinishReason, Step
 from server.store.base import Retention

@@ -14,10 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.remote.probe import PROBE
-from engine.rendering.renderer import (
-    ModelFiles,
-    TemplateRenderer,
-)
+from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from tests import workers
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end
 

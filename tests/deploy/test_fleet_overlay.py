@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from tests.deploy.overlays import (
-    container,
-    gateway,
-    needs_kustomize,
-    only,
-    rendered,
-    templates,
-)
+from tests.deploy.overlays import container, gateway, needs_kustomize, only, rendered, templates
 
 pytestmark = needs_kustomize
 

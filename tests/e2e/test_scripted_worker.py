@@ -10,10 +10,7 @@ import httpx
 import pytest
 
 from engine.remote.probe import PROBE
-from engine.rendering.renderer import (
-    ModelFiles,
-    TemplateRenderer,
-)
+from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from tests import workers
 from tests.conftest import ROOT
 from tests.conftest import serving as serving_gateway

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine import vllm_contract
-from engine.vllm_contract import (
-    LOST,
-    PARTS,
-    Area,
-    compare,
-    describe_broken,
-)
+from engine.vllm_contract import LOST, PARTS, Area, compare, describe_broken
 from engine.vllm_source import ModuleSource, split_parts
 
 vllm = pytest.importorskip("vllm")

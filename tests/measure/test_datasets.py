@@ -6,14 +6,7 @@ import json
 
 import pytest
 
-from measure.datasets import (
-    CHAT,
-    COMPLETIONS,
-    DataError,
-    list_own_sets,
-    load_sessions,
-    take_block,
-)
+from measure.datasets import CHAT, COMPLETIONS, DataError, list_own_sets, load_sessions, take_block
 
 
 def load(tmp_path, *rows, name="data.jsonl", **options):

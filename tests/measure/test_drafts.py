@@ -28,12 +28,7 @@ from measure.drafts import (
 )
 from measure.drafts_answers import read_answers
 from observability.capture.files import read_records, write_records
-from observability.capture.record import (
-    CapturedChoice,
-    CapturedPrompt,
-    CapturedStep,
-    CaptureRecord,
-)
+from observability.capture.record import CapturedChoice, CapturedPrompt, CapturedStep, CaptureRecord
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 PHASES = ["content"] * 99

@@ -22,12 +22,7 @@ from measure.statistics import Verdict
 from measure.stream import RequestResult, ToolCall
 from measure.tool_outcomes import judge_calls
 from observability.capture.files import write_records
-from observability.capture.record import (
-    CapturedChoice,
-    CapturedPrompt,
-    CapturedStep,
-    CaptureRecord,
-)
+from observability.capture.record import CapturedChoice, CapturedPrompt, CapturedStep, CaptureRecord
 from tests.measure.stand_in_server import StandInServer
 
 TOOL = {

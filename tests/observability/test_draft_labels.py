@@ -6,11 +6,7 @@ from typing import Any, ClassVar
 
 from prometheus_client import CollectorRegistry
 
-from engine.base import (
-    DraftListener,
-    DraftSwap,
-    DraftVersion,
-)
+from engine.base import DraftListener, DraftSwap, DraftVersion
 from engine.events import ContentDelta, Finish, Usage
 from engine.observer import Ending, RequestFacts
 from engine.types import DecodeStep, Step

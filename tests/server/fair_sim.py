@@ -11,9 +11,7 @@ from itertools import count
 from random import Random
 
 from server.access.admission import Admission, AdmissionLimits, AdmissionTicket
-from server.access.caller import (
-    Requester,
-)
+from server.access.caller import Requester
 from server.errors import TooManyRequests
 
 

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import (
-    KeyQuota,
-    Requester,
-)
+from server.access.caller import KeyQuota, Requester
 from server.access.fair_order import Priority, ServiceRate
 from server.errors import TooManyRequests
 

@@ -13,13 +13,8 @@ import pytest
 from engine.errors import EngineFailed
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.access.caller import (
-    ApiKey,
-)
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.caller import ApiKey
+from server.access.keys import KeyRing, hash_key
 from server.apis.responses.background import (
     BackgroundRun,
     BackgroundRuns,

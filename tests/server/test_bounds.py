@@ -6,14 +6,8 @@ import time
 
 import pytest
 
-from server.access.caller import (
-    ApiKey,
-    KeyQuota,
-)
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.caller import ApiKey, KeyQuota
+from server.access.keys import KeyRing, hash_key
 from server.apis.shared.notices import Notices
 from server.apis.shared.template import MediaPolicy
 

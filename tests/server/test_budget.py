@@ -8,14 +8,9 @@ from contextvars import Context
 
 import pytest
 
-from server.access.budget import (
-    BYTES_PER_TOKEN,
-    RequestBudget,
-)
+from server.access.budget import BYTES_PER_TOKEN, RequestBudget
 from server.access.budget import charge as current_charge
-from server.access.caller import (
-    KeyQuota,
-)
+from server.access.caller import KeyQuota
 from server.errors import TooManyRequests
 
 

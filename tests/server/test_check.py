@@ -10,12 +10,8 @@ import pytest
 from engine.machine import GIB, Machine
 from engine.preflight import EnginePlan
 from server.__main__ import main
-from server.cli.check import (
-    check,
-)
-from server.cli.command_line import (
-    GatewayPlan,
-)
+from server.cli.check import check
+from server.cli.command_line import GatewayPlan
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 LAPTOP = Machine("cpu", cores=2, free_memory=16 * GIB)

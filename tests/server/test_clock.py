@@ -8,14 +8,8 @@ import pytest
 
 from engine.scripted import Pause
 from engine.types import Step
-from server.access.caller import (
-    ApiKey,
-    KeyQuota,
-)
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.caller import ApiKey, KeyQuota
+from server.access.keys import KeyRing, hash_key
 
 YEARS = 10 * 365 * 86400.0
 KEY = "key-0123456789abcdef"

@@ -10,20 +10,10 @@ import orjson
 import pytest
 
 from engine.rendering.encoding import PromptTooLong
-from engine.rendering.renderer import (
-    ModelFiles,
-    TemplateRenderer,
-)
+from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from server.errors import InvalidRequest
-from server.generation.job import (
-    fit,
-)
-from server.generation.prompt import (
-    AS_FITS,
-    prompt_limits,
-    room_for_messages,
-    shorten,
-)
+from server.generation.job import fit
+from server.generation.prompt import AS_FITS, prompt_limits, room_for_messages, shorten
 from tests.server.conftest import DEMO, Lab, PlainRenderer
 
 LONGEST = 256

@@ -5,13 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from server.access.caller import (
-    ApiKey,
-)
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.caller import ApiKey
+from server.access.keys import KeyRing, hash_key
 from server.errors import ConfigError
 from server.http.cross_origin import CrossOriginPolicy, parse_host, parse_names
 from tests.server.conftest import call

@@ -11,16 +11,9 @@ from prometheus_client import CollectorRegistry
 import observability.pages
 from observability.labels import TelemetrySettings
 from observability.telemetry import Telemetry
-from server.access.caller import (
-    ApiKey,
-    KeyQuota,
-)
+from server.access.caller import ApiKey, KeyQuota
 from server.access.fair_order import Priority
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-    load_keys,
-)
+from server.access.keys import KeyRing, hash_key, load_keys
 from server.app import create_app
 from tests.server.conftest import call
 

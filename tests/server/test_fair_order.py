@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.access.admission import Admission, AdmissionTicket
-from server.access.caller import (
-    Requester,
-)
+from server.access.caller import Requester
 from server.access.fair_order import FairQueue, Flow, Priority
 from tests.server.test_admission import Clock
 

@@ -13,15 +13,9 @@ import pytest
 from engine.errors import EngineDead
 from engine.scripted import Pause
 from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import (
-    ApiKey,
-    Requester,
-)
+from server.access.caller import ApiKey, Requester
 from server.access.fair_order import Priority
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.keys import KeyRing, hash_key
 from server.errors import TooManyRequests
 from tests.server.conftest import Answer, call
 from tests.server.fair_sim import Load, Outcome, World, play

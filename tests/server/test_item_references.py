@@ -8,13 +8,8 @@ import pytest
 from openai import OpenAI
 from sqlalchemy import text as sql
 
-from server.access.caller import (
-    ApiKey,
-)
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.caller import ApiKey
+from server.access.keys import KeyRing, hash_key
 from server.store import items
 from server.store.base import Retention, StoredResponse
 from server.store.sql import SqlResponseStore

@@ -6,13 +6,8 @@ import pytest
 from cryptography.fernet import Fernet
 from openai import OpenAI
 
-from server.access.caller import (
-    ApiKey,
-)
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.caller import ApiKey
+from server.access.keys import KeyRing, hash_key
 from server.apis.responses.encryption import ReasoningCipher
 from tests.server.test_responses import ask, plain, said
 

@@ -6,9 +6,7 @@ import asyncio
 from contextlib import ExitStack
 
 from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import (
-    Requester,
-)
+from server.access.caller import Requester
 from server.access.fair_order import Priority
 from server.errors import TooManyRequests
 from tests.server.test_admission import Client, Clock, settle

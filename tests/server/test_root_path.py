@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.access.caller import (
-    ApiKey,
-)
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.caller import ApiKey
+from server.access.keys import KeyRing, hash_key
 from server.app import create_app
 from tests.server.conftest import call
 from tests.server.test_door import pages

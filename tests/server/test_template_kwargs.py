@@ -7,10 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.rendering.renderer import (
-    ModelFiles,
-    TemplateRenderer,
-)
+from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from engine.rendering.template import RESERVED
 from tests.server.conftest import DEMO, Lab
 

@@ -10,14 +10,8 @@ import pytest
 from engine.errors import EngineFailed, RequestRejected
 from engine.types import Constraint
 from server.access.admission import AdmissionLimits
-from server.access.caller import (
-    ApiKey,
-    Requester,
-)
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.caller import ApiKey, Requester
+from server.access.keys import KeyRing, hash_key
 from server.errors import InvalidRequest, TooManyRequests
 from server.generation.pipeline import ConstraintTrials
 from tests.server.conftest import DEMO

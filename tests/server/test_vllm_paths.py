@@ -9,13 +9,8 @@ import pytest
 from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
-from server.access.caller import (
-    ApiKey,
-)
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.caller import ApiKey
+from server.access.keys import KeyRing, hash_key
 from server.app import create_app
 from tests.server.conftest import DEMO, EOS
 

@@ -10,12 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.inspection import (
-    config_rules,
-    general_rules,
-    target_rules,
-    tensor_rules,
-)
+from engine.speculation.inspection import config_rules, general_rules, target_rules, tensor_rules
 from engine.speculation.inspection.case import (
     MODEL_FREE,
     DraftFinding,

@@ -28,10 +28,7 @@ from server.apis.shared.fields import (
     call_tag,
     type_of,
 )
-from server.apis.shared.request import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
-)
+from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
 
 
 def _tool_tag(value: Any) -> str:

@@ -21,9 +21,7 @@ from server.apis.chat.request import (
 )
 from server.apis.shared import tools
 from server.apis.shared.constraints import content_constraint
-from server.apis.shared.fields import (
-    TextPart,
-)
+from server.apis.shared.fields import TextPart
 from server.apis.shared.template import (
     MediaPolicy,
     custom_call,
@@ -44,12 +42,7 @@ from server.apis.shared.to_job import (
 )
 from server.apis.shared.tools import read_text_grammar
 from server.errors import InvalidRequest
-from server.generation.job import (
-    Conversation,
-    Job,
-    ServedModel,
-    ToolPolicy,
-)
+from server.generation.job import Conversation, Job, ServedModel, ToolPolicy
 from server.generation.text_grammar import TextGrammar
 
 OTHER_TEXT = ("input_text", "output_text")

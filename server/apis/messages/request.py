@@ -8,16 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from server.apis.shared.fields import (
-    Many,
-    OpenModel,
-    RequestModel,
-    SpeculationMetrics,
-)
-from server.apis.shared.request import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
-)
+from server.apis.shared.fields import Many, OpenModel, RequestModel, SpeculationMetrics
+from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
 from server.apis.shared.template import MediaPolicy, is_newest, join
 
 

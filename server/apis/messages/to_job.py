@@ -32,12 +32,7 @@ from server.apis.shared.template import (
 )
 from server.apis.shared.to_job import default_sampling, make_job, read_stops, resolve_model
 from server.errors import InvalidRequest
-from server.generation.job import (
-    Conversation,
-    Job,
-    ServedModel,
-    ToolPolicy,
-)
+from server.generation.job import Conversation, Job, ServedModel, ToolPolicy
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 FORMAT = "output_config.format"

@@ -17,14 +17,9 @@ from engine.speculation.drafts import DraftRefused
 from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 from engine.speculation.swap import DraftSwapBusy
 from improve.canary import CanaryBusy, CanaryPlan, CanaryRunner
-from server.apis.shared.fields import (
-    RequestModel,
-)
+from server.apis.shared.fields import RequestModel
 from server.apis.shared.gateway import Controls, Gateway
-from server.apis.shared.request import (
-    parse,
-    read_body,
-)
+from server.apis.shared.request import parse, read_body
 from server.apis.shared.route import describe_body
 from server.errors import ConfigError, Conflict, GatewayError, InvalidRequest, Unavailable
 from server.generation.pipeline import Pipeline

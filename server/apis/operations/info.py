@@ -16,28 +16,16 @@ from server.access.budget import charge
 from server.apis.chat.request import ChatMessage, ChatTool
 from server.apis.chat.to_job import list_offered_tools, template_messages
 from server.apis.completions.to_job import check_token_ids
-from server.apis.shared.fields import (
-    Many,
-    RequestModel,
-    TokenId,
-)
+from server.apis.shared.fields import Many, RequestModel, TokenId
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.request import (
-    parse,
-    read_body,
-)
+from server.apis.shared.request import parse, read_body
 from server.apis.shared.route import admit, count_prompt_tokens, describe_body
 from server.apis.shared.template import own_template, template_kwargs
 from server.apis.shared.to_job import check_model
 from server.errors import InvalidRequest, NotFound
-from server.generation.job import (
-    Conversation,
-)
+from server.generation.job import Conversation
 from server.generation.pipeline import Pipeline
-from server.generation.prompt import (
-    encode,
-    render,
-)
+from server.generation.prompt import encode, render
 from server.http.response import json_response
 
 RETRY = {"retry-after": "5"}

@@ -13,11 +13,7 @@ from pydantic import Field
 from server.access.budget import charge
 from server.apis.responses.items import REFERENCE, ItemDict, read_items
 from server.apis.responses.request import InputItem
-from server.apis.shared.fields import (
-    Many,
-    Metadata,
-    RequestModel,
-)
+from server.apis.shared.fields import Many, Metadata, RequestModel
 from server.apis.shared.gateway import Gateway
 from server.errors import InvalidRequest, NotFound
 from server.store.base import ConversationStore, StoredConversation

@@ -27,9 +27,7 @@ from server.apis.shared.template import (
     placeholder,
 )
 from server.errors import InvalidRequest
-from server.generation.job import (
-    flat_name,
-)
+from server.generation.job import flat_name
 
 ItemDict = Mapping[str, Any]
 Decrypt = Callable[[str], str]

@@ -24,10 +24,7 @@ from server.apis.shared.fields import (
     TextFormat,
     Verbosity,
 )
-from server.apis.shared.request import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
-)
+from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"

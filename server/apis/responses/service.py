@@ -15,9 +15,7 @@ from starlette.responses import Response
 from engine.events import BatchSink
 from engine.observer import Observer
 from server.access.budget import charge
-from server.access.caller import (
-    caller,
-)
+from server.access.caller import caller
 from server.apis.responses.background import HOLD_S, BackgroundRun, BackgroundRuns, LoggedStream
 from server.apis.responses.conversations import (
     ConversationsService,

@@ -12,12 +12,8 @@ from engine.observer import NullObserver, Observer
 from engine.supervision.policy import EngineLoss
 from improve.canary import CanaryRunner
 from server.access.budget import RequestBudget
-from server.access.caller import (
-    caller,
-)
-from server.access.keys import (
-    KeyRing,
-)
+from server.access.caller import caller
+from server.access.keys import KeyRing
 from server.access.memory import MemoryMonitor
 from server.apis.responses.encryption import ReasoningCipher
 from server.errors import Unavailable

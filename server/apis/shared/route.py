@@ -16,17 +16,11 @@ from starlette.responses import Response
 from engine.events import BatchSink
 from engine.rendering.encoding import PromptTooLong, RenderLimits
 from server.access.budget import charge
-from server.access.caller import (
-    Caller,
-    caller,
-)
+from server.access.caller import Caller, caller
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Model, read_body, read_json, validate
 from server.apis.shared.response import EncodingContext
-from server.errors import (
-    Forbidden,
-    context_overflow,
-)
+from server.errors import Forbidden, context_overflow
 from server.generation.generate import events
 from server.generation.job import Deadline, Job, ServedModel
 from server.generation.pipeline import Pipeline

@@ -11,9 +11,7 @@ from typing import Any
 import orjson
 
 from server.apis.shared.constraints import check_bounds, check_readable, check_schema
-from server.apis.shared.fields import (
-    CustomFormat,
-)
+from server.apis.shared.fields import CustomFormat
 from server.apis.shared.notices import ignore
 from server.apis.shared.strict_schema import check_strict
 from server.errors import InvalidRequest

@@ -20,9 +20,7 @@ from engine.errors import (
 )
 from engine.fleet.types import BreakerSettings, WorkerState
 from engine.scripted import DEFAULT_INFO
-from engine.speculation.accounting import (
-    Account,
-)
+from engine.speculation.accounting import Account
 from engine.speculation.totals import Totals
 from engine.supervision.policy import RecoveryOutcome
 from engine.types import Constraint, SpeculationInfo

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import (
-    EngineStartError,
-)
+from engine.errors import EngineStartError
 from engine.fleet.types import WorkerState
 from engine.scripted import DEFAULT_INFO
 from tests.engine.fleet.town import town, until_serving

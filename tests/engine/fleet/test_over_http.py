@@ -10,9 +10,7 @@ import pytest
 
 from engine.errors import EngineOverloaded, RequestRejected
 from engine.fleet.discovery import FileSource
-from engine.fleet.fleet import (
-    Fleet,
-)
+from engine.fleet.fleet import Fleet
 from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
 from engine.remote.probe import PROBE
 from engine.speculation.accounting import Account

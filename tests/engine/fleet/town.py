@@ -9,14 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from engine.errors import EngineDead, EngineError, EngineStartError, EngineUnreachable
 from engine.fleet.discovery import DiscoveryError
-from engine.fleet.fleet import (
-    Fleet,
-)
-from engine.fleet.types import (
-    BreakerSettings,
-    FleetSettings,
-    RoutingSettings,
-)
+from engine.fleet.fleet import Fleet
+from engine.fleet.types import BreakerSettings, FleetSettings, RoutingSettings
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from engine.speculation.totals import Totals
 from engine.supervision.policy import SupervisionTimeouts

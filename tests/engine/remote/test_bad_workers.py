@@ -13,9 +13,7 @@ import pytest
 from engine.base import SupportsCounters
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded
 from engine.fleet.discovery import DiscoveryError, FileSource, StaticSource
-from engine.fleet.fleet import (
-    Fleet,
-)
+from engine.fleet.fleet import Fleet
 from engine.remote import ConnectionSettings, RemoteEngine, Upstream, WireProtocol, remote_engine
 from engine.remote.connection import WorkerConnection
 from engine.remote.text import TextEngine

@@ -17,10 +17,7 @@ from starlette.routing import Route
 from engine.errors import EngineDead, EngineStartError, RequestRejected
 from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
 from engine.remote.text import WORD, TextEngine
-from engine.rendering.renderer import (
-    ModelFiles,
-    TemplateRenderer,
-)
+from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from engine.types import Constraint, EngineRequest, FinishReason, Sampling
 from server.parsing.vocabulary import Vocabulary
 from tests.engine.remote.stand_in_worker import serving

@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.rendering.renderer import (
-    ModelFiles,
-    TemplateRenderer,
-    UnsupportedModel,
-)
+from engine.rendering.renderer import ModelFiles, TemplateRenderer, UnsupportedModel
 from tests.engine.rendering.conversations import IN_PARTS, OPEN, TALKS, TEMPLATES, TOOL, user
 
 DEMO = "engine/demo/target"

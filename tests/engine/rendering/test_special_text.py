@@ -12,10 +12,7 @@ from tokenizers.models import BPE
 
 from engine.rendering import special_text as module
 from engine.rendering.encoding import PromptTooLong, RenderLimits
-from engine.rendering.renderer import (
-    ModelFiles,
-    TemplateRenderer,
-)
+from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from engine.rendering.special_text import SpecialText, SpecialTextRefused
 from tests.engine.rendering.conversations import TOOL, call, user
 

@@ -7,9 +7,7 @@ import struct
 
 import numpy as np
 
-from tests.engine.speculation.draft_changes import (
-    drop,
-)
+from tests.engine.speculation.draft_changes import drop
 from tests.engine.speculation.draft_folder import (
     AUX,
     DEMO,

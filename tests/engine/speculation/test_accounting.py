@@ -4,12 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.accounting import (
-    Account,
-    spread_account,
-    sum_steps,
-    trim_step,
-)
+from engine.speculation.accounting import Account, spread_account, sum_steps, trim_step
 from engine.speculation.totals import Totals
 from engine.types import DecodeStep, FinishReason, Step, UndraftedReason
 

@@ -9,13 +9,7 @@ import pytest
 
 from engine.base import AppliedDepth
 from engine.types import Sampling
-from tests.engine.supervision.mortal import (
-    FAST,
-    Cradle,
-    ask,
-    supervised,
-    until,
-)
+from tests.engine.supervision.mortal import FAST, Cradle, ask, supervised, until
 from tests.engine.supervision.test_supervisor import CONSTRAINT
 
 

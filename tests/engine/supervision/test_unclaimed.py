@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from engine.speculation.accounting import (
-    sum_steps,
-)
+from engine.speculation.accounting import sum_steps
 from engine.speculation.totals import Totals
 from engine.types import Constraint, DecodeStep
 from tests.engine.supervision.mortal import Cradle, Mortal, ask, collect, supervised

@@ -13,14 +13,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from engine.errors import EngineDead, EngineFailed, RequestRejected
-from engine.types import (
-    EngineRequest,
-    FinishReason,
-    PositionLogprobs,
-    Sampling,
-    Step,
-    TokenLogprob,
-)
+from engine.types import EngineRequest, FinishReason, PositionLogprobs, Sampling, Step, TokenLogprob
 from engine.vllm_backend.public_outputs import PublicInbox, PublicOutputs
 
 REQUEST = EngineRequest("a", (1, 2, 3), Sampling(max_tokens=9))

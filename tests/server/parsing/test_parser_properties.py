@@ -28,12 +28,7 @@ from engine.events import (
 from engine.types import FinishReason
 from server.parsing.fold import Folded, fold
 from server.parsing.parser import Parser, make_parser
-from server.parsing.registry import (
-    grammar_names,
-    reasoning_format,
-    thinking_names,
-    tool_format,
-)
+from server.parsing.registry import grammar_names, reasoning_format, thinking_names, tool_format
 from server.parsing.vocabulary import Vocabulary
 
 DEMO = Path(__file__).parents[3] / "engine/demo/target/tokenizer.json"

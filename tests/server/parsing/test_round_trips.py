@@ -302,11 +302,7 @@ def _tekken(version: str) -> Any:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_the_result_of_a_mistral_call_goes_back_under_its_id(version: str) -> None:
     """A client returns the id that it was given; the library refuses one of another form."""
-    from mistral_common.protocol.instruct.messages import (
-        AssistantMessage,
-        ToolMessage,
-        UserMessage,
-    )
+    from mistral_common.protocol.instruct.messages import AssistantMessage, ToolMessage, UserMessage
     from mistral_common.protocol.instruct.request import InstructRequest
     from mistral_common.protocol.instruct.tool_calls import FunctionCall, ToolCall
     from mistral_common.protocol.instruct.validator import MistralRequestValidatorV3

@@ -6,9 +6,7 @@ import asyncio
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-)
+from hypothesis.stateful import RuleBasedStateMachine
 
 OWNERS = st.sampled_from(["ann", "bob"])
 

@@ -20,10 +20,7 @@ from hypothesis.stateful import (
 )
 
 from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import (
-    KeyQuota,
-    Requester,
-)
+from server.access.caller import KeyQuota, Requester
 from server.access.fair_order import Priority
 from server.errors import TooManyRequests
 from tests.server.stateful.machine import FEW, OTHER, OWNERS, Machine
