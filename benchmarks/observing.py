@@ -40,6 +40,7 @@ from observability.capture.files import GATHER_S, CaptureFolder, CaptureLimits
 from observability.capture.redaction import Redactor, SaltedHashes, load_salt
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.middleware import AccessLog, TelemetryMiddleware
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
@@ -113,7 +114,9 @@ def make_app(engine: Engine, observing: bool, folder: File | None = None) -> ASG
     if not observing:
         gateway.open(Pipeline(engine, INFO, renderer, parsers, served, SpeculationPolicy()))
         return create_app(gateway)
-    telemetry = Telemetry(TelemetrySettings(models=("demo",), lanes=("speculative", "plain")))
+    telemetry = Telemetry(
+        GROUPS, TelemetrySettings(models=("demo",), lanes=("speculative", "plain"))
+    )
     gateway.observer = telemetry
     if folder is not None:
         telemetry.watch_capture(open_capture(folder), renderer.decode)

@@ -32,6 +32,7 @@ from engine.types import EngineInfo, EngineRequest, Step
 from engine.vllm_backend.translate import SinkFlusher, StepQueue
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.middleware import AccessLog, TelemetryMiddleware
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
@@ -198,7 +199,9 @@ def make_app(variant: Variant, folder: Path) -> ASGIApp:
     if not variant.observers:
         gateway.open(pipeline)
         return create_app(gateway)
-    telemetry = Telemetry(TelemetrySettings(models=("demo",), lanes=("speculative", "plain")))
+    telemetry = Telemetry(
+        GROUPS, TelemetrySettings(models=("demo",), lanes=("speculative", "plain"))
+    )
     gateway.observer = telemetry
     if variant.capture:
         telemetry.watch_capture(open_capture(folder), renderer.decode)

@@ -8,6 +8,8 @@ EngineError
  +-- EngineDead          the engine is gone, and every request in it
  |    +-- EngineUnreachable   no connection: the engine never received this request
  +-- EngineStartError    the engine could not be started
+
+DraftRefused and DraftSwapBusy are of an exchange of the running draft.
 """
 
 from __future__ import annotations
@@ -57,6 +59,14 @@ class EngineStartError(EngineError):
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
+
+
+class DraftRefused(ValueError):
+    """This draft cannot take the running draft's place; the message says why."""
+
+
+class DraftSwapBusy(Exception):
+    """Another swap is running."""
 
 
 USERINFO = re.compile(r"//\S*@")

@@ -18,16 +18,11 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.base import (
-    DraftVersion,
-)
-from engine.errors import EngineError
+from engine.base import DraftVersion
+from engine.errors import DraftRefused, DraftSwapBusy, EngineError
 from engine.events import Outcome
 from engine.observer import Ending
-from engine.speculation.drafts import (
-    DraftRefused,
-)
-from engine.speculation.swap import DraftManager, DraftSwapBusy
+from engine.speculation.swap import DraftManager
 from engine.speculation.totals import Totals
 from improve.sequential import (
     BY_SLICE,

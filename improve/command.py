@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from engine.speculation.drafts import DraftRefused, find_folder
+from engine.errors import DraftRefused
+from engine.speculation.drafts import find_folder
 from improve.config import ConfigInvalid, ImproveConfig, read_config
 from improve.ledger import Ledger
 from improve.loop import LoopRunning, Switch, lock_state, make_loop

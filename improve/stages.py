@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.drafts import DraftRefused, find_folder, fingerprint_draft, list_files
+from engine.errors import DraftRefused
+from engine.speculation.drafts import find_folder, fingerprint_draft, list_files
 from improve.client import CallFailed, GatewayClient
 from improve.config import ImproveConfig
 from improve.gate import CANDIDATE, PARENT, judge_comparison

@@ -25,8 +25,7 @@ from observability.labels import (
     TopTemplates,
     name_context,
 )
-from observability.metrics import GROUPS
-from observability.metrics.base import AdmissionQueue, MetricDeclaration, MetricScope
+from observability.metrics.base import AdmissionQueue, MetricDeclaration, MetricGroup, MetricScope
 from observability.middleware import attach, note_refusal, take_body
 from observability.nvml import GpuMonitor
 from observability.observation import (
@@ -69,6 +68,7 @@ class Telemetry:
 
     def __init__(
         self,
+        groups: Iterable[type[MetricGroup]],
         settings: TelemetrySettings,
         registry: CollectorRegistry | None = None,
         clock: MonotonicClock = time.perf_counter,
@@ -102,7 +102,7 @@ class Telemetry:
         self._batch = PendingMetrics()
         self._count_at = 0.0
         scope = self._make_scope(gpus)
-        self.groups = [make(scope) for make in GROUPS]
+        self.groups = [make(scope) for make in groups]
         self.catalogue: list[MetricDeclaration] = scope.catalogue
 
     def _make_scope(self, gpus: tuple[GpuMonitor, ...]) -> MetricScope:

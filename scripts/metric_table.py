@@ -24,7 +24,7 @@ END = "<!-- end -->\n"
 
 def list_metrics() -> list[MetricDeclaration]:
     """Every metric there is."""
-    return Telemetry(TelemetrySettings(models=()), CollectorRegistry()).catalogue
+    return Telemetry(GROUPS, TelemetrySettings(models=()), CollectorRegistry()).catalogue
 
 
 def render_markdown(metrics: Iterable[MetricDeclaration]) -> str:

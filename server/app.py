@@ -23,8 +23,6 @@ from server.apis.messages.request import CountTokensRequest, MessagesRequest
 from server.apis.messages.response import MessageFold, MessageStream
 from server.apis.messages.to_job import make_counted_conversation, make_messages_job
 from server.apis.operations import admin, info
-from server.apis.responses import route as responses
-from server.apis.responses.background import BackgroundRuns
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.notices import NoticeHeader
 from server.apis.shared.request import parse, read_body
@@ -62,10 +60,12 @@ MESSAGES = GenerationApi(
 def create_app(
     gateway: Gateway,
     more_routes: Iterable[BaseRoute] = (),
-    background_runs: BackgroundRuns | None = None,
+    stateful: Iterable[APIRouter] = (),
 ) -> FastAPI:
-    """``more_routes`` are those of other packages, such as /metrics."""
-    runs = BackgroundRuns() if background_runs is None else background_runs
+    """``more_routes`` are those of other packages, such as /metrics.
+
+    ``stateful`` are APIs that store answers or run what outlives a request: ``apis/responses``.
+    """
     prefix = gateway.root_path.rstrip("/")
     servers = [{"url": prefix}] if prefix else None
     app = FastAPI(title="eaglegate", docs_url=None, redoc_url=None, servers=servers)
@@ -73,7 +73,7 @@ def create_app(
         admin.router(gateway),
         _make_generation_routes(gateway),
         info.router(gateway),
-        responses.router(gateway, runs),
+        *stateful,
     ):
         app.include_router(routes)
     app.router.routes.extend(more_routes)

@@ -17,6 +17,8 @@ from engine.supervision.policy import SupervisionTimeouts
 from server.access.admission import AdmissionLimits
 from server.errors import ConfigError
 from server.flags import flag, read_into, setting, setting_of
+from server.http.connection import TlsSettings
+from server.http.cross_origin import CrossOriginPolicy
 from server.http.response import StreamTiming
 from server.store.base import Retention, StoreLimits
 
@@ -204,15 +206,25 @@ class Settings:
         None, "serve operator paths (/, /metrics, /debug, /admin) on this port and there alone"
     )
     admin_host: str = setting("127.0.0.1", "address of --admin-port")
-    allowed_hosts: tuple[str, ...] = setting(
-        (), "more names clients may reach this gateway by without API keys; *.NAME for those below"
+    allowed_hosts: tuple[str, ...] = setting_of(
+        CrossOriginPolicy,
+        "hosts",
+        "more names clients may reach this gateway by without API keys; *.NAME for those below",
     )
-    allowed_origins: tuple[str, ...] = setting(
-        (), "origins whose web pages may use the API, such as https://app.example; * for all"
+    allowed_origins: tuple[str, ...] = setting_of(
+        CrossOriginPolicy,
+        "origins",
+        "origins whose web pages may use the API, such as https://app.example; * for all",
     )
-    allow_credentials: bool = setting(False, "CORS: pages of allowed origins may send credentials")
-    allowed_methods: tuple[str, ...] = setting(("*",), "CORS: methods for allowed origins")
-    allowed_headers: tuple[str, ...] = setting(("*",), "CORS: headers for allowed origins")
+    allow_credentials: bool = setting_of(
+        CrossOriginPolicy, "credentials", "CORS: pages of allowed origins may send credentials"
+    )
+    allowed_methods: tuple[str, ...] = setting_of(
+        CrossOriginPolicy, "methods", "CORS: methods for allowed origins"
+    )
+    allowed_headers: tuple[str, ...] = setting_of(
+        CrossOriginPolicy, "headers", "CORS: headers for allowed origins"
+    )
     forwarded_allow_ips: tuple[str, ...] = setting(
         (), "addresses or networks of proxies whose X-Forwarded-For and -Proto are believed"
     )
@@ -248,13 +260,21 @@ class Settings:
     drain_s: float = setting(
         30.0, "seconds running requests have left after SIGTERM before they are ended"
     )
-    ssl_certfile: str | None = setting(None, "TLS certificate; HTTPS with one, HTTP without")
-    ssl_keyfile: str | None = setting(None, "TLS key, if it is not in the certificate's file")
-    ssl_keyfile_password: str | None = setting(None, "password of the TLS key")
-    ssl_ca_certs: str | None = setting(
-        None, "certificates of those who sign clients' certificates, which then are required"
+    ssl_certfile: str | None = setting_of(
+        TlsSettings, "certfile", "TLS certificate; HTTPS with one, HTTP without"
     )
-    ssl_ciphers: str = setting("TLSv1", "ciphers as OpenSSL names them")
+    ssl_keyfile: str | None = setting_of(
+        TlsSettings, "keyfile", "TLS key, if it is not in the certificate's file"
+    )
+    ssl_keyfile_password: str | None = setting_of(
+        TlsSettings, "keyfile_password", "password of the TLS key"
+    )
+    ssl_ca_certs: str | None = setting_of(
+        TlsSettings,
+        "ca_certs",
+        "certificates of those who sign clients' certificates, which then are required",
+    )
+    ssl_ciphers: str = setting_of(TlsSettings, "ciphers", "ciphers as OpenSSL names them")
     engine_start_s: float = setting_of(
         SupervisionTimeouts,
         "start_s",

@@ -21,6 +21,7 @@ from weakref import finalize
 import numpy as np
 
 from engine.base import DraftVersion
+from engine.errors import DraftRefused
 from engine.speculation.inspection import SpeculationReport, inspect_draft
 from engine.speculation.inspection.checkpoint import (
     Checkpoint,
@@ -45,10 +46,6 @@ EXPONENTS: Mapping[str, tuple[str, int]] = {
     "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000),
 }  # fmt: skip
 """A number whose exponent bits are all set is infinite or not a number."""
-
-
-class DraftRefused(ValueError):
-    """This draft cannot take the running draft's place; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

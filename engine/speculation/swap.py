@@ -16,16 +16,13 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.base import DraftListener, DraftSwap, DraftVersion, SwapsDrafts
-from engine.speculation.drafts import DraftPlan, DraftRefused, DraftStore, is_whole
+from engine.errors import DraftRefused, DraftSwapBusy
+from engine.speculation.drafts import DraftPlan, DraftStore, is_whole
 
 log = logging.getLogger(__name__)
 
 MOST_SWAPS = 50
 """The last ones, for operators."""
-
-
-class DraftSwapBusy(Exception):
-    """Another swap is running."""
 
 
 class DraftManager:

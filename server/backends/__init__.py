@@ -1,13 +1,13 @@
-"""Backends: where a gateway's tokens come from. ``open_backend`` chooses one by the command line.
+"""Backends: where a gateway's tokens come from. ``server/cli/serve.py`` chooses one.
 
 ``in_process.py`` runs vLLM in this process and its children; ``remote.py`` drives remote workers.
-A backend gives ``server/cli/serve.py`` the engine, the renderer and the vocabulary. A new kind of
+A backend gives it the engine, the renderer and the vocabulary. A new kind of
 engine is one more module here with a class that fits ``Backend``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from engine.base import Renderer, ResilientEngine
@@ -15,7 +15,6 @@ from engine.fleet.types import WorkerStatus
 from engine.speculation.swap import DraftManager
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
-from server.cli.command_line import CommandLine
 from server.generation.pipeline import ConstraintProbe
 from server.parsing.fallback import ParserFallback
 from server.parsing.vocabulary import Vocabulary
@@ -80,14 +79,3 @@ class Backend(Protocol):
     async def aclose(self) -> None:
         """Stop what the backend itself has started."""
         ...
-
-
-def open_backend(line: CommandLine, progress: Callable[[str], None]) -> Backend:
-    """Raises ConfigError or EngineStartError."""
-    if line.remote:
-        from server.backends.remote import RemoteBackend
-
-        return RemoteBackend(line, progress)
-    from server.backends.in_process import InProcessBackend
-
-    return InProcessBackend(line, progress)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import threading
 import time
@@ -108,3 +110,17 @@ def describe_exposure(settings: Settings, keys: KeyRing) -> str:
         f"WARNING: --host {settings.host} without API keys: everyone who reaches this address may "
         "use the model and read /metrics. Configure keys (--api-key-file), or listen on 127.0.0.1."
     )
+
+
+def open_log(settings: Settings) -> TextIO:
+    """Log to standard error; returns it."""
+    errors = duplicate_stderr()
+    logging.basicConfig(level=settings.log_level.upper(), stream=errors)
+    if settings.log_level == "info":  # httpx logs every request to a worker
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+    return errors
+
+
+def duplicate_stderr() -> TextIO:
+    """Standard error as it is now: while an engine starts, its number belongs to the engine."""
+    return os.fdopen(os.dup(2), "w", buffering=1)

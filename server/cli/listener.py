@@ -7,26 +7,27 @@ import errno
 import logging
 import signal
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from server.access.admission import Admission
 from server.apis.shared.gateway import Gateway
 from server.errors import ConfigError, Unavailable
-from server.http.connection import HttpConnection
+from server.http.connection import HttpConnection, TlsSettings, make_server_config
 from server.http.connection_limits import LIMITS, ConnectionLimiter, ConnectionSlot
-from server.http.middleware import FastWriteMiddleware
+from server.settings import Settings
 
 log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 5.0
 """How long cut streams may take to send their error frame."""
+BACKLOG = 2048
+PLAIN_HTTP = TlsSettings()
 
 
 class Drain:
@@ -76,15 +77,6 @@ async def _wait_for_first(timeout_s: float, *waits: Awaitable[object]) -> None:
         task.cancel()
 
 
-log = logging.getLogger(__name__)
-
-BACKLOG = 2048
-KEEP_ALIVE_S = 75
-"""An idle connection is closed after this long: longer than most proxies keep one."""
-CLOSE_S = 5
-"""Connections still open this long after the last answer are cut."""
-
-
 def bind(host: str, port: int, unread_s: float | None = None) -> socket.socket:
     """Raises ConfigError when the address cannot be had.
 
@@ -111,6 +103,18 @@ def _explain_bind_error(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} on {host} is in use by another process; choose one with --port"
     return f"cannot listen on --host {host} --port {port}: {error.strerror or error}"
+
+
+def bind_listeners(settings: Settings) -> list[socket.socket]:
+    """The port of the API, then that of the operator where there is one."""
+    listeners = [bind(settings.host, settings.port, settings.reader_timeout_s)]
+    if settings.admin_port is not None:
+        listeners.append(bind(settings.admin_host, settings.admin_port))
+    return listeners
+
+
+def find_admin_port(listeners: list[socket.socket]) -> int | None:
+    return None if len(listeners) == 1 else int(listeners[1].getsockname()[1])
 
 
 def format_url(listener: socket.socket, tls: TlsSettings | None = None) -> str:
@@ -146,33 +150,6 @@ class GatewayServer(uvicorn.Server):
 
 
 @dataclass(frozen=True, slots=True)
-class TlsSettings:
-    """As uvicorn has it; off without a certificate."""
-
-    certfile: str | None = None
-    keyfile: str | None = None
-    keyfile_password: str | None = None
-    ca_certs: str | None = None
-    ciphers: str = "TLSv1"
-
-    def check(self) -> None:
-        """Raises ConfigError for what cannot be served with, before anything slow begins."""
-        if self.certfile is None:
-            if self.keyfile or self.ca_certs:
-                raise ConfigError(
-                    "--ssl-keyfile and --ssl-ca-certs need --ssl-certfile; without it the gateway "
-                    "would serve plain HTTP"
-                )
-            return
-        try:
-            _make_config(_empty_app, self).load()
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise ConfigError(
-                f"TLS cannot be served with --ssl-certfile {self.certfile} and its key: {error}"
-            ) from error
-
-
-@dataclass(frozen=True, slots=True)
 class SignalHandlers:
     """What signals do."""
 
@@ -185,7 +162,7 @@ async def serve(
     listeners: Sequence[socket.socket],
     starting: Coroutine[Any, Any, None],
     hooks: SignalHandlers,
-    tls: TlsSettings = TlsSettings(),
+    tls: TlsSettings = PLAIN_HTTP,
     gate: ConnectionLimiter | None = None,
 ) -> int:
     """Serve at once, ``starting`` beside; returns how many requests were lost.
@@ -194,7 +171,7 @@ async def serve(
     ``starting`` raises. SIGHUP reloads.
     """
     gate = gate or ConnectionLimiter(LIMITS)
-    server = GatewayServer(_make_config(app, tls, gate.limits.proxies), gate)
+    server = GatewayServer(make_server_config(app, tls, gate.limits.proxies), gate)
     serving = asyncio.create_task(server.serve(sockets=list(listeners)))
     start = asyncio.create_task(starting)
     stop = asyncio.Event()
@@ -211,31 +188,6 @@ async def serve(
     with suppress(asyncio.CancelledError):
         await start
     return lost
-
-
-def _make_config(app: ASGIApp, tls: TlsSettings, proxies: Sequence[str] = ()) -> uvicorn.Config:
-    return uvicorn.Config(
-        FastWriteMiddleware(app),
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=list(proxies),
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=CLOSE_S,
-        ssl_certfile=tls.certfile,
-        ssl_keyfile=tls.keyfile,
-        ssl_keyfile_password=tls.keyfile_password,
-        ssl_ca_certs=tls.ca_certs,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if tls.ca_certs else ssl.CERT_NONE,
-        ssl_ciphers=tls.ciphers,
-    )
-
-
-async def _empty_app(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    """An application for looking at a configuration."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What runs beside the requests: captures (docs/capture.md), traces, the improvement loop."""
+"""What runs beside the requests: captures (docs/capture.md) and the improvement loop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from improve.process import ImproveProcess
 from observability.capture.capture import FULL, HASHES, MODES, RequestCapture
 from observability.capture.files import CaptureFolder, CaptureLimits, make_cipher
 from observability.capture.redaction import Redactor, SaltedHashes, load_salt
-from observability.middleware import NoTracing, Tracing
 from server.apis.responses.encryption import read_keys
 from server.errors import ConfigError
-from server.flags import read_into, setting
+from server.flags import make_part, read_into, setting, setting_of
 from server.settings import Settings
 
-LIMITS = CaptureLimits()
 SMALLEST_BYTES = 1 << 20
 
 
@@ -35,10 +33,10 @@ class CaptureSettings:
     capture_mode: str = setting(
         FULL, "capture everything, or lengths and salted hashes without any text", choices=MODES
     )
-    capture_bytes: int = setting(
-        LIMITS.max_bytes, "bytes of all capture files; beyond them the oldest are deleted"
+    capture_bytes: int = setting_of(
+        CaptureLimits, "max_bytes", "bytes of all capture files; beyond them the oldest are deleted"
     )
-    capture_age_s: float = setting(LIMITS.max_age_s, "seconds a capture file is kept")
+    capture_age_s: float = setting_of(CaptureLimits, "max_age_s", "seconds a capture file is kept")
     capture_key_file: str | None = setting(
         None, "a file of Fernet keys that encrypt the capture: the first encrypts, all decrypt"
     )
@@ -80,7 +78,7 @@ def open_capture(
         redactor = Redactor.of(settings.capture_redact, settings.capture_drop)
     except ValueError as error:
         raise ConfigError(f"--capture-redact and --capture-drop: {error}") from None
-    limits = CaptureLimits(settings.capture_bytes, settings.capture_age_s)
+    limits = make_part(CaptureLimits, settings)
     try:
         folder = CaptureFolder(directory, limits)
         hashes = SaltedHashes(load_salt(directory))
@@ -108,16 +106,3 @@ def open_improve(settings: Settings, has_draft: bool) -> ImproveProcess | None:
         return ImproveProcess(path, read_config(path), settings.admin_api_key)
     except ConfigInvalid as error:
         raise ConfigError(f"--improve: {error}") from None
-
-
-def open_tracing(endpoint: str | None) -> Tracing:
-    """Raises ConfigError."""
-    if endpoint is None:
-        return NoTracing()
-    try:
-        from observability.tracing import OpenTelemetry
-    except ImportError as error:
-        raise ConfigError(
-            f"--otlp-endpoint needs {error.name}: pip install 'eaglegate[otel]'"
-        ) from error
-    return OpenTelemetry.for_endpoint(endpoint)

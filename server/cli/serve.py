@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import multiprocessing
-import os
 import sys
 import time
 from dataclasses import asdict, replace
-from socket import socket
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -22,38 +19,40 @@ from engine.types import WORKLOADS, EngineInfo
 from improve.canary import CanaryRunner
 from observability.engine import InstrumentedEngine, SupervisionObserver
 from observability.labels import TelemetrySettings
-from observability.middleware import AccessLog, TelemetryMiddleware
+from observability.metrics import GROUPS
+from observability.middleware import AccessLog, NoTracing, TelemetryMiddleware, Tracing
 from observability.nvml import find_gpus
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
 from server.access.admission import Admission, AdmissionLimits
 from server.access.keys import KeyRing, load_keys
 from server.access.memory import MemoryMonitor, find_sources
-from server.apis.responses import encryption
+from server.apis.responses import encryption, route
 from server.apis.responses.background import BackgroundRuns
 from server.apis.responses.service import maintain_store
 from server.apis.shared.gateway import Controls, Gateway
 from server.app import create_app
-from server.backends import Backend, open_backend
+from server.backends import Backend
 from server.cli.command_line import CommandLine, read_again
-from server.cli.console import StartupProgress, describe_exposure, format_banner
+from server.cli.console import StartupProgress, describe_exposure, format_banner, open_log
 from server.cli.listener import (
     LAST_WORDS_S,
     Drain,
     SignalHandlers,
-    TlsSettings,
-    bind,
+    bind_listeners,
+    find_admin_port,
     format_url,
     serve,
 )
-from server.cli.observing import open_capture, open_improve, open_tracing
+from server.cli.observing import open_capture, open_improve
 from server.errors import ConfigError
 from server.flags import make_part
 from server.generation.grammar import ParserFactory
 from server.generation.job import ServedModel
 from server.generation.pipeline import ConstraintTrials, Pipeline
+from server.http.connection import TlsSettings
 from server.http.connection_limits import ConnectionLimiter, ConnectionLimits, raise_file_limit
-from server.http.cross_origin import CrossOriginPolicy, parse_names
+from server.http.cross_origin import CrossOriginPolicy
 from server.http.response import StreamTiming
 from server.settings import Settings
 from server.store.base import Retention, StoreLimits
@@ -77,15 +76,15 @@ class ServeCommand:
         self._line = line
         self._settings = settings
         self._progress = progress
-        errors = _open_log(settings)
+        errors = open_log(settings)
         self._gate = ConnectionLimiter(limits(line, raise_file_limit()), self._refuse_connection)
         keys = load_key_ring(settings)
-        self._tls = tls(settings)
+        self._tls = make_part(TlsSettings, settings)
         self._tls.check()
-        self._listeners = _bind_listeners(settings)
+        self._listeners = bind_listeners(settings)
         if warning := describe_exposure(settings, keys):
             progress(warning)
-        self._backend = backend = open_backend(line, progress)
+        self._backend = backend = _open_backend(line, progress)
         self._parsers = ParserFactory(
             backend.vocabulary,
             settings.tool_call_parser,
@@ -96,8 +95,10 @@ class ServeCommand:
         self._improve = open_improve(settings, backend.drafts is not None)
         self._improving: asyncio.Task[None] | None = None
         capture = open_capture(line.namespace, progress)
-        self._telemetry = Telemetry(_make_telemetry_settings(backend, settings), gpus=find_gpus())
-        self._tracing = open_tracing(settings.otlp_endpoint)
+        self._telemetry = Telemetry(
+            GROUPS, _make_telemetry_settings(backend, settings), gpus=find_gpus()
+        )
+        self._tracing = _open_tracing(settings.otlp_endpoint)
         self._resilient = backend.create_engine(
             make_part(SupervisionTimeouts, settings), SupervisionObserver(self._telemetry)
         )
@@ -110,7 +111,11 @@ class ServeCommand:
         self._gateway = self._new_gateway(keys)
         self._runs = BackgroundRuns()
         self._app = TelemetryMiddleware(
-            create_app(self._gateway, make_routes(self._telemetry), self._runs),
+            create_app(
+                self._gateway,
+                make_routes(self._telemetry),
+                [route.router(self._gateway, self._runs)],
+            ),
             AccessLog(settings.log_level, errors),
             self._tracing,
             keep_bodies=capture is not None,
@@ -142,8 +147,8 @@ class ServeCommand:
             max_body_bytes=settings.max_body_bytes,
             timing=make_part(StreamTiming, settings),
             keys=keys,
-            admin_port=_find_admin_port(self._listeners),
-            cross_origin=cross_origin(settings),
+            admin_port=find_admin_port(self._listeners),
+            cross_origin=make_part(CrossOriginPolicy, settings).for_machine(settings.host),
             root_path=settings.root_path,
             tokenizer_info=settings.enable_tokenizer_info_endpoint,
             memory=MemoryMonitor(find_sources(settings.memory_limit)),
@@ -254,45 +259,33 @@ class ServeCommand:
             child.terminate()
 
 
-def _bind_listeners(settings: Settings) -> list[socket]:
-    """The port of the API, then that of the operator where there is one."""
-    listeners = [bind(settings.host, settings.port, settings.reader_timeout_s)]
-    if settings.admin_port is not None:
-        listeners.append(bind(settings.admin_host, settings.admin_port))
-    return listeners
+def _open_backend(line: CommandLine, progress: StartupProgress) -> Backend:
+    """Raises ConfigError or EngineStartError."""
+    if line.remote:
+        from server.backends.remote import RemoteBackend
+
+        return RemoteBackend(line, progress)
+    from server.backends.in_process import InProcessBackend
+
+    return InProcessBackend(line, progress)
 
 
-def _find_admin_port(listeners: list[socket]) -> int | None:
-    return None if len(listeners) == 1 else int(listeners[1].getsockname()[1])
-
-
-def _open_log(settings: Settings) -> TextIO:
-    """Log to standard error; returns it."""
-    errors = duplicate_stderr()
-    logging.basicConfig(level=settings.log_level.upper(), stream=errors)
-    if settings.log_level == "info":  # httpx logs every request to a worker
-        logging.getLogger("httpx").setLevel(logging.WARNING)
-    return errors
-
-
-def duplicate_stderr() -> TextIO:
-    """Standard error as it is now: while an engine starts, its number belongs to the engine."""
-    return os.fdopen(os.dup(2), "w", buffering=1)
+def _open_tracing(endpoint: str | None) -> Tracing:
+    """Raises ConfigError."""
+    if endpoint is None:
+        return NoTracing()
+    try:
+        from observability.tracing import OpenTelemetry
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-endpoint needs {error.name}: pip install 'eaglegate[otel]'"
+        ) from error
+    return OpenTelemetry.for_endpoint(endpoint)
 
 
 def load_key_ring(settings: Settings) -> KeyRing:
     """Raises ConfigError."""
     return load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
-
-
-def cross_origin(settings: Settings) -> CrossOriginPolicy:
-    return replace(
-        CrossOriginPolicy.for_machine(settings.host, parse_names(settings.allowed_hosts)),
-        origins=parse_names(settings.allowed_origins),
-        credentials=settings.allow_credentials,
-        methods=parse_names(settings.allowed_methods),
-        headers=parse_names(settings.allowed_headers),
-    )
 
 
 def limits(line: CommandLine, files: int) -> ConnectionLimits:
@@ -303,16 +296,6 @@ def limits(line: CommandLine, files: int) -> ConnectionLimits:
         connections=settings.max_connections,
         per_client=settings.max_connections_per_client,
         proxies=settings.forwarded_allow_ips,
-    )
-
-
-def tls(settings: Settings) -> TlsSettings:
-    return TlsSettings(
-        settings.ssl_certfile,
-        settings.ssl_keyfile,
-        settings.ssl_keyfile_password,
-        settings.ssl_ca_certs,
-        settings.ssl_ciphers,
     )
 
 

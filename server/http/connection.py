@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's, with a limit on what comes before a request has begun.
+"""One client's connection: uvicorn's, its configuration, and a limit on the head of a request.
 
 httptools gathers a header until it is whole and uvicorn all of them until the last, both without
 an end. What is gathered is counted here: what the parser has handed over since the message began,
@@ -9,13 +9,24 @@ and what it was fed since it last handed over anything. Uses what uvicorn 0.54 k
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from server.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
+from server.errors import ConfigError, GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
 from server.http.connection_limits import ConnectionSlot, build_response
+from server.http.middleware import FastWriteMiddleware
+
+KEEP_ALIVE_S = 75
+"""An idle connection is closed after this long: longer than most proxies keep one."""
+CLOSE_S = 5
+"""Connections still open this long after the last answer are cut."""
 
 
 class HeadTooLarge(Exception):
@@ -130,3 +141,57 @@ class HttpConnection(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(build_response(error, self.server_state.default_headers))
         self.transport.close()
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """As uvicorn has it; off without a certificate."""
+
+    certfile: str | None = None
+    keyfile: str | None = None
+    keyfile_password: str | None = None
+    ca_certs: str | None = None
+    ciphers: str = "TLSv1"
+
+    def check(self) -> None:
+        """Raises ConfigError for what cannot be served with, before anything slow begins."""
+        if self.certfile is None:
+            if self.keyfile or self.ca_certs:
+                raise ConfigError(
+                    "--ssl-keyfile and --ssl-ca-certs need --ssl-certfile; without it the gateway "
+                    "would serve plain HTTP"
+                )
+            return
+        try:
+            make_server_config(_empty_app, self).load()
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise ConfigError(
+                f"TLS cannot be served with --ssl-certfile {self.certfile} and its key: {error}"
+            ) from error
+
+
+def make_server_config(
+    app: ASGIApp, tls: TlsSettings, proxies: Sequence[str] = ()
+) -> uvicorn.Config:
+    return uvicorn.Config(
+        FastWriteMiddleware(app),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSE_S,
+        ssl_certfile=tls.certfile,
+        ssl_keyfile=tls.keyfile,
+        ssl_keyfile_password=tls.keyfile_password,
+        ssl_ca_certs=tls.ca_certs,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if tls.ca_certs else ssl.CERT_NONE,
+        ssl_ciphers=tls.ciphers,
+    )
+
+
+async def _empty_app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """An application for looking at a configuration."""

@@ -15,7 +15,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import orjson
@@ -47,10 +47,18 @@ class CrossOriginPolicy:
     methods: tuple[str, ...] = (ANY,)
     headers: tuple[str, ...] = (ANY,)
 
-    @classmethod
-    def for_machine(cls, host: str, hosts: Iterable[str] = ()) -> CrossOriginPolicy:
-        """With the name listened on and the machine's own among the hosts."""
-        return cls(hosts=(*hosts, host.lower(), socket.gethostname().lower()))
+    def for_machine(self, host: str) -> CrossOriginPolicy:
+        """Lists are read by ``parse_names``; the name listened on and the machine's own are hosts.
+
+        Raises ConfigError.
+        """
+        return replace(
+            self,
+            hosts=(*parse_names(self.hosts), host.lower(), socket.gethostname().lower()),
+            origins=parse_names(self.origins),
+            methods=parse_names(self.methods),
+            headers=parse_names(self.headers),
+        )
 
     def check_host(self, host: str) -> None:
         """Raises Forbidden for a name that a stranger could have registered."""

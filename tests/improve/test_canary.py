@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineDead
+from engine.errors import DraftRefused, EngineDead
 from engine.observer import Ending
-from engine.speculation.drafts import DraftRefused
 from engine.speculation.swap import DraftManager
 from engine.speculation.totals import Totals
 from improve.canary import Canary, CanaryBusy, CanaryPlan, CanaryRunner, measure_request

@@ -13,6 +13,7 @@ from engine.speculation.accounting import intern_step
 from engine.types import EngineRequest, FinishReason, Step, UndraftedReason
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.middleware import TelemetryMiddleware
 from observability.telemetry import Telemetry
 from tests.server.conftest import Lab
@@ -72,7 +73,7 @@ def counted(telemetry: Telemetry) -> dict[str, float]:
 @pytest.mark.parametrize("seed", range(6))
 async def test_counters_are_the_sum_of_what_was_delivered(seed):
     dice = random.Random(seed)
-    telemetry = Telemetry(TelemetrySettings(models=("demo", "alias")), CollectorRegistry())
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("demo", "alias")), CollectorRegistry())
     lab = Lab()
     ids = lab.renderer.encode(WORDS * 3, False)
     engine = ScriptedEngine(Script(ids, dice, telemetry.settle))

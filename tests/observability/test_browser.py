@@ -37,6 +37,7 @@ from engine.types import (
     UndraftedReason,
 )
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
 
@@ -206,7 +207,9 @@ async def shoot(page: Browser, path: Path) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium (.ci/packages)")
 async def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(tmp_path):
     clock = Clock()
-    telemetry = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry(), clock=clock)
+    telemetry = Telemetry(
+        GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), clock=clock
+    )
     traffic(telemetry, clock)
     telemetry.watch_workers(lambda: WORKERS)
     async with asyncio.timeout(120), serving(telemetry) as url, browser(tmp_path / "p") as page:
@@ -230,7 +233,7 @@ async def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(tmp_path):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium (.ci/packages)")
 async def test_the_page_without_traffic(tmp_path):
-    telemetry = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry())
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
     async with asyncio.timeout(60), serving(telemetry) as url, browser(tmp_path / "p") as page:
         await show(page, url, "phone", "light")
         text = await page.value("document.body.innerText")

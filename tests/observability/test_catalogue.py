@@ -6,6 +6,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.telemetry import Telemetry
 from scripts.metric_table import list_metrics, rewrite_document
 
@@ -19,7 +20,9 @@ def test_the_document_lists_what_is_declared():
 
 def test_everything_registered_is_declared_with_base_units():
     registry = CollectorRegistry()
-    names = {d.name for d in Telemetry(TelemetrySettings(models=("m",)), registry).catalogue}
+    names = {
+        d.name for d in Telemetry(GROUPS, TelemetrySettings(models=("m",)), registry).catalogue
+    }
     registered = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in registry.collect()

@@ -13,6 +13,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ def rules() -> list[dict]:
 @pytest.fixture(scope="module")
 def known() -> set[str]:
     """Every name a query may use: declared metrics, their parts, and recorded series."""
-    declared = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry()).catalogue
+    declared = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry()).catalogue
     parts = ("", "_bucket", "_sum", "_count")
     names = {
         metric.name + part

@@ -11,6 +11,7 @@ from engine.events import ContentDelta, Finish, Usage
 from engine.observer import Ending, RequestFacts
 from engine.types import DecodeStep, Step
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.middleware import make_generation_fields
 from observability.pages import summarize_speculation
 from observability.telemetry import Telemetry
@@ -34,7 +35,7 @@ class Drafts:
 
 
 def make_telemetry(drafts: Drafts) -> Telemetry:
-    telemetry = Telemetry(TelemetrySettings(models=("m",), drafts=2), CollectorRegistry())
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",), drafts=2), CollectorRegistry())
     telemetry.watch_drafts(drafts)  # type: ignore[arg-type]
     return telemetry
 
@@ -110,7 +111,7 @@ class CanaryStub:
 
 
 def test_a_canary_is_in_the_metrics_and_on_the_page() -> None:
-    telemetry = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry())
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
     assert summarize_speculation(telemetry)["canary"] is None
     telemetry.watch_canary(CanaryStub())
     sample = telemetry.registry.get_sample_value

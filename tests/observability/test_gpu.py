@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.nvml import GpuReading, NvmlGpu, find_gpus
 from observability.telemetry import Telemetry
 
@@ -21,7 +22,7 @@ class Told:
 
 def test_each_gpu_has_its_own_and_untold_values_are_absent():
     told = (Told(0, GpuReading(3, 4, 0.5, None)), Told(1, GpuReading(1, 4, None, 70.0)))
-    telemetry = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry(), gpus=told)
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), gpus=told)
 
     def value(name: str, gpu: str) -> float | None:
         return telemetry.registry.get_sample_value("eaglegate_gpu_" + name, {"gpu": gpu})
@@ -65,5 +66,5 @@ def test_what_is_found_can_be_read():
 
 @pytest.mark.parametrize("name", ["memory_used_bytes", "power_watts"])
 def test_without_gpus_nothing_is_exported(name):
-    telemetry = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry())
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
     assert telemetry.registry.get_sample_value("eaglegate_gpu_" + name, {"gpu": "0"}) is None

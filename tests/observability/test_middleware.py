@@ -23,6 +23,7 @@ from engine.scripted import ScriptedEngine, steps
 from engine.types import EngineRequest, Sampling
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.middleware import AccessLog, TelemetryMiddleware
 from observability.telemetry import Telemetry
 from observability.tracing import OpenTelemetry
@@ -34,7 +35,7 @@ class Gateway:
     """As much of the server as a request needs: begin, step, event, end, answer."""
 
     def __init__(self, *, stream: bool, ending: Ending = Ending.COMPLETED, status: int = 200):
-        self.telemetry = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry())
+        self.telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
         self.scripted = ScriptedEngine(steps(range(9), cuts=[1, 4, 4]))
         self.engine = InstrumentedEngine(self.scripted, self.telemetry)
         self.stream, self.ending, self.status = stream, ending, status

@@ -11,6 +11,7 @@ from engine.observer import Ending, RequestFacts
 from engine.speculation.totals import Totals
 from engine.types import DecodeStep, Step
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.pages import MIN_AT_RISK, compute_conditional_slope, make_routes
 from observability.telemetry import Telemetry
 
@@ -30,7 +31,7 @@ def now() -> Now:
 
 @pytest.fixture
 def telemetry(now) -> Telemetry:
-    return Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry(), clock=now)
+    return Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), clock=now)
 
 
 async def get(telemetry: Telemetry, path: str) -> httpx.Response:

@@ -10,6 +10,7 @@ import pytest
 
 from engine.speculation.planner import DepthPlanner
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.metrics.engine import summarize_planner
 from observability.pages import render_metrics, summarize_speculation
 from observability.telemetry import Telemetry
@@ -30,7 +31,7 @@ def planner() -> DepthPlanner:
 
 
 async def watch(planner: DepthPlanner | None) -> Telemetry:
-    telemetry = Telemetry(TelemetrySettings(models=("m",)))
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)))
 
     async def read(recent: int) -> Mapping[str, Any]:
         return {"mode": "off"} if planner is None else planner.describe(recent)

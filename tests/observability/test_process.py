@@ -5,13 +5,14 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.metrics.engine import HELP
 from observability.pages import render_metrics
 from observability.telemetry import Telemetry
 
 
 def test_every_value_that_is_known_is_shown():
-    telemetry = Telemetry(TelemetrySettings(models=()), CollectorRegistry())
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=()), CollectorRegistry())
     assert b"eaglegate_memory" not in lines(telemetry)
     telemetry.watch_process(lambda: dict.fromkeys(HELP, 3.0) | {"memory_shedding": True})
     shown = lines(telemetry)

@@ -20,6 +20,7 @@ from engine.events import (
 from engine.observer import Ending, RequestFacts
 from engine.types import DecodeStep, FinishReason, Step
 from observability.labels import CONTEXTS, TelemetrySettings
+from observability.metrics import GROUPS
 from observability.pages import summarize_speculation
 from observability.telemetry import Telemetry
 
@@ -70,7 +71,7 @@ def hostile(telemetry: Telemetry, random: Random, at: int) -> None:
 
 
 def test_series_are_bounded_under_hostile_input():
-    telemetry = Telemetry(SETTINGS, CollectorRegistry())
+    telemetry = Telemetry(GROUPS, SETTINGS, CollectorRegistry())
     random = Random(7)
     counts = []
     sizes = []

@@ -6,12 +6,13 @@ from engine.scripted import DEFAULT_INFO
 from engine.supervision.policy import LossCause, RecoveryOutcome
 from observability.engine import SupervisionObserver
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.pages import render_metrics
 from observability.telemetry import Telemetry
 
 
 def test_losses_and_what_became_of_requests_are_counted():
-    telemetry = Telemetry(TelemetrySettings(models=("demo",)))
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("demo",)))
     watch = SupervisionObserver(telemetry)
     watch.record_loss(LossCause.HUNG)
     watch.record_interruption(RecoveryOutcome.RESUMED)

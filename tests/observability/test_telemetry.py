@@ -13,6 +13,7 @@ from engine.speculation.totals import Totals
 from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step, UndraftedReason
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.pages import render_metrics
 from observability.telemetry import Telemetry
 from server.access.admission import Admission, AdmissionLimits
@@ -22,7 +23,7 @@ LABELS = {"model": "m", "lane": "default", "workload": "chat"}
 
 @pytest.fixture
 def telemetry() -> Telemetry:
-    return Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry())
+    return Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
 
 
 def facts(telemetry: Telemetry, *sequences: str, **changes) -> RequestFacts:

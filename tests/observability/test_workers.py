@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from engine.fleet.types import RoutingReason, WorkerState, WorkerStatus
 from engine.speculation.totals import Totals
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.metrics.engine import MOST
 from observability.pages import summarize_speculation
 from observability.telemetry import Telemetry
@@ -22,7 +23,7 @@ def status(
 
 
 def watching(*workers: WorkerStatus) -> Telemetry:
-    telemetry = Telemetry(TelemetrySettings(models=("m",)), CollectorRegistry())
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry())
     telemetry.watch_workers(lambda: workers)
     return telemetry
 

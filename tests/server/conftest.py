@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -13,6 +13,8 @@ from typing import Any
 import orjson
 import pytest
 import uvicorn
+from fastapi import FastAPI
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
@@ -27,13 +29,14 @@ from engine.types import (
     Step,
     TokenLogprob,
 )
+from server.apis.responses import route
 from server.apis.responses.background import BackgroundRuns
 from server.apis.shared.gateway import Gateway
 from server.app import create_app
-from server.cli.listener import KEEP_ALIVE_S
 from server.generation.grammar import ParserFactory
 from server.generation.job import ServedModel
 from server.generation.pipeline import Pipeline
+from server.http.connection import KEEP_ALIVE_S
 from server.http.middleware import FastWriteMiddleware
 from server.http.response import StreamTiming
 from server.parsing.vocabulary import Vocabulary
@@ -80,6 +83,11 @@ class PlainRenderer:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
 
+def make_app(lab: Lab, more_routes: Iterable[BaseRoute] = ()) -> FastAPI:
+    """The application of ``lab``, with the APIs that store answers."""
+    return create_app(lab.gateway, more_routes, [route.router(lab.gateway, lab.runs)])
+
+
 @dataclass
 class Lab:
     """A gateway whose engine says what a test tells it to."""
@@ -100,7 +108,7 @@ class Lab:
         )
         self.gateway.open(self.path())
         self.runs = BackgroundRuns()
-        self.app = create_app(self.gateway, background_runs=self.runs)
+        self.app = make_app(self)
 
     def path(self) -> Pipeline:
         info = EngineInfo("demo", 256, 2048, SpeculationInfo("eagle3.1", self.depth, summary="x"))

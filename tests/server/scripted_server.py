@@ -12,8 +12,9 @@ import sys
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.admission import Admission
-from server.cli.listener import Drain, SignalHandlers, TlsSettings, bind, format_url, serve
+from server.cli.listener import Drain, SignalHandlers, bind, format_url, serve
 from server.errors import ConfigError
+from server.http.connection import TlsSettings
 from tests.server.conftest import Lab
 
 

@@ -24,6 +24,7 @@ from observability.capture.record import CaptureRecord
 from observability.capture.redaction import Redactor, SaltedHashes, load_salt
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.middleware import TelemetryMiddleware
 from observability.telemetry import Telemetry
 from tests.server.conftest import EOS, Lab, call
@@ -75,7 +76,7 @@ def bench(
         None if hashes else redactor or Redactor(),
         cipher,
     )
-    telemetry = Telemetry(TelemetrySettings(models=("demo",)), CollectorRegistry())
+    telemetry = Telemetry(GROUPS, TelemetrySettings(models=("demo",)), CollectorRegistry())
     telemetry.watch_capture(capture, lab.renderer.decode)
     lab.gateway.observer = telemetry
     path = lab.path()

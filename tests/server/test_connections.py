@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from server.cli.listener import GatewayServer, TlsSettings, _make_config
+from server.cli.listener import GatewayServer
+from server.http.connection import TlsSettings, make_server_config
 from server.http.connection_limits import (
     RESERVED_FILES,
     ConnectionLimiter,
@@ -73,7 +74,7 @@ async def serving(limits: ConnectionLimits, tls: TlsSettings = PLAIN):
     made = Served(limits)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         made.port = listener.getsockname()[1]
-        server = GatewayServer(_make_config(made.app, tls), made.gate)
+        server = GatewayServer(make_server_config(made.app, tls), made.gate)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:  # noqa: ASYNC110
             await asyncio.sleep(0)

@@ -25,9 +25,9 @@ async def post(lab, path="/v1/chat/completions", body=CHAT, **headers):
 
 @pytest.fixture
 def open_lab(lab):
-    from server.app import create_app
+    from tests.server.conftest import make_app
 
-    lab.app = create_app(lab.gateway, pages())
+    lab.app = make_app(lab, pages())
     lab.says("x")
     return lab
 
@@ -165,7 +165,7 @@ async def test_names_of_this_machine_and_names_given_are_answered(open_lab, host
 async def test_the_name_listened_on_and_the_machine_s_own_are_answered(open_lab):
     import socket
 
-    allow(open_lab, hosts=CrossOriginPolicy.for_machine("gw.corp.example").hosts)
+    allow(open_lab, hosts=CrossOriginPolicy().for_machine("gw.corp.example").hosts)
     for name in ("gw.corp.example", socket.gethostname()):
         assert (await open_lab.get("/v1/models", headers={"host": name})).status == 200
     allow(open_lab, hosts=("*",))
@@ -240,7 +240,7 @@ def test_a_broken_list_of_names_is_refused():
 
 def allow(lab, hosts=(), origins=()):
     """The app with these names allowed."""
-    from server.app import create_app
+    from tests.server.conftest import make_app
 
     lab.gateway.cross_origin = CrossOriginPolicy(hosts=tuple(hosts), origins=tuple(origins))
-    lab.app = create_app(lab.gateway, pages())
+    lab.app = make_app(lab, pages())

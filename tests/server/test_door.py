@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry
 
 import observability.pages
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.telemetry import Telemetry
 from server.access.caller import ApiKey, KeyQuota
 from server.access.fair_order import Priority
 from server.access.keys import KeyRing, hash_key, load_keys
-from server.app import create_app
-from tests.server.conftest import call
+from tests.server.conftest import call, make_app
 
 USER, ADMIN, OLD = "user-key-0123456789", "admin-key-0123456789", "old-key-0123456789"
 REFUSED = ((None, "missing_api_key"), ("wrong", "invalid_api_key"), (OLD, "expired_api_key"))
@@ -25,13 +25,13 @@ OPERATOR = {"/", "/metrics", "/debug/speculation"}
 
 def pages():
     return observability.pages.make_routes(
-        Telemetry(TelemetrySettings(models=()), CollectorRegistry())
+        Telemetry(GROUPS, TelemetrySettings(models=()), CollectorRegistry())
     )
 
 
 @pytest.fixture
 def guarded(lab):
-    lab.app = create_app(lab.gateway, pages())
+    lab.app = make_app(lab, pages())
     lab.gateway.keys = KeyRing(
         (
             ApiKey("user", hash_key(USER)),

@@ -8,14 +8,13 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from server.app import create_app
-from tests.server.conftest import on_a_port
+from tests.server.conftest import make_app, on_a_port
 from tests.server.test_door import pages, routes
 
 
 @pytest.fixture
 def with_pages(lab):
-    lab.app = create_app(lab.gateway, pages())
+    lab.app = make_app(lab, pages())
     return lab
 
 

@@ -12,10 +12,9 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from server.apis.shared.gateway import Controls
-from server.app import create_app
 from server.http.cross_origin import CrossOriginPolicy
 from tests.observability.test_browser import CHROMIUM, browser
-from tests.server.conftest import on_a_port
+from tests.server.conftest import make_app, on_a_port
 from tests.server.test_door import pages
 
 pytestmark = [
@@ -87,7 +86,7 @@ def site(lab):
     lab.gateway.controls = Controls(reload, reload)
 
     def app():
-        return recorded(create_app(lab.gateway, pages()), made.seen)
+        return recorded(make_app(lab, pages()), made.seen)
 
     async def page(_):
         return HTMLResponse("<!doctype html><title>x</title><body>hostile</body>")

@@ -10,7 +10,8 @@ import httpx
 import orjson
 import pytest
 
-from server.cli.listener import GatewayServer, TlsSettings, _make_config
+from server.cli.listener import GatewayServer
+from server.http.connection import TlsSettings, make_server_config
 from server.http.connection_limits import ConnectionLimiter, ConnectionLimits
 from server.http.response import send_json
 
@@ -27,7 +28,7 @@ async def served(proxies):
     limits = ConnectionLimits.of(1024, proxies=proxies)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = GatewayServer(
-            _make_config(tell, TlsSettings(), limits.proxies), ConnectionLimiter(limits)
+            make_server_config(tell, TlsSettings(), limits.proxies), ConnectionLimiter(limits)
         )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"

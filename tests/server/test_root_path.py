@@ -6,8 +6,7 @@ import pytest
 
 from server.access.caller import ApiKey
 from server.access.keys import KeyRing, hash_key
-from server.app import create_app
-from tests.server.conftest import call
+from tests.server.conftest import call, make_app
 from tests.server.test_door import pages
 
 USER = "user-key-0123456789"
@@ -16,7 +15,7 @@ USER = "user-key-0123456789"
 @pytest.fixture
 def under(lab):
     lab.gateway.root_path = "/team/llm"
-    lab.app = create_app(lab.gateway, pages())
+    lab.app = make_app(lab, pages())
     return lab
 
 

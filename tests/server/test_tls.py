@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from server.cli.listener import TlsSettings
 from server.errors import ConfigError
+from server.http.connection import TlsSettings
 from tests.server.test_signals import BODY, scripted
 
 

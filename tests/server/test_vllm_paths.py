@@ -11,8 +11,7 @@ from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.caller import ApiKey
 from server.access.keys import KeyRing, hash_key
-from server.app import create_app
-from tests.server.conftest import DEMO, EOS
+from tests.server.conftest import DEMO, EOS, make_app
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 KEY = "user-key-0123456789"
@@ -88,7 +87,7 @@ async def test_an_invocation_is_charged_once(lab):
 async def test_the_tokenizer_s_configuration_is_shown_where_that_is_asked_for(lab):
     assert (await lab.get("/tokenizer_info")).status == 404
     lab.gateway.tokenizer_info = True
-    lab.app = create_app(lab.gateway)
+    lab.app = make_app(lab)
     info = (await lab.get("/tokenizer_info")).json
     assert info == {
         "tokenizer_class": "PlainTokenizer",

@@ -12,10 +12,8 @@ from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
 from engine.base import AppliedDepth, DraftControl, DraftSwap
-from engine.errors import EngineDead, EngineFailed
-from engine.speculation.drafts import DraftRefused
+from engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineFailed
 from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
-from engine.speculation.swap import DraftSwapBusy
 from improve.canary import CanaryBusy, CanaryPlan, CanaryRunner
 from server.apis.shared.fields import RequestModel
 from server.apis.shared.gateway import Controls, Gateway

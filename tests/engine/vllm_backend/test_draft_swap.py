@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.drive import Outcome, greedy, run_all, running, speculation
-from engine.errors import EngineFailed
-from engine.speculation.drafts import DraftPlan, DraftRefused, DraftStore
+from engine.errors import DraftRefused, EngineFailed
+from engine.speculation.drafts import DraftPlan, DraftStore
 from engine.speculation.swap import DraftManager
 from engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
 from engine.vllm_backend.engine import VllmEngine
