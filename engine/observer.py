@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from engine.events import Event
+from engine.speculation.policy import Arm
 
 EventCallback = Callable[[Event], None]
 
@@ -69,6 +70,8 @@ class RequestFacts:
     """The public name of the API key."""
     session: str | None = None
     """What the client calls the session; None when it names none."""
+    arm: Arm | None = None
+    """Its side of the canary that runs."""
     messages: Sequence[Mapping[str, Any]] = ()
     """As the chat template is given them; never to be logged."""
     tools: Sequence[Mapping[str, Any]] = ()

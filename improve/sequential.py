@@ -3,7 +3,9 @@
 Time is cut into *slots* in which all traffic meets one arm: the control or the candidate. Two slots
 in random order make a *block*. What a block tells of a metric is one number: the difference of the
 arms' means over sessions (of logarithms, for ratios). Sessions within a slot are alike and share
-its load, so blocks are the independent units, never requests or steps.
+its load, so blocks are the independent units, never requests or steps. Where arms are drawn by
+session both serve at the same time, and a block is a span of time with the sessions that begin in
+it: a session that counted in two blocks would make them depend on each other.
 
 A block weighs as much as its sessions make it precise: the difference of means of n and m sessions
 has a variance in proportion to 1/n + 1/m. A quiet hour cannot drown a busy one.
@@ -24,8 +26,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from statistics import fmean
+from typing import Any
 
-BY_SLICE = "acceptance:"
 SPREAD = 1.0
 """Variance of the mixture over effect sizes in standard deviations of a block."""
 
@@ -64,6 +66,11 @@ class Guardrail:
     by_slice: bool = False
     """Compared within each slice, and the differences averaged: what the traffic is made of changes
     from slot to slot, and acceptance differs more between workloads than between drafts."""
+
+    @property
+    def prefix(self) -> str:
+        """Of its slices' metrics: ``acceptance:tools``."""
+        return f"{self.metric}:"
 
     def orient(self, difference: float) -> float:
         """The difference so that higher is better."""
@@ -134,7 +141,8 @@ class SlotPair:
 
     def compare(self, guardrail: Guardrail) -> BlockDifference | None:
         """The oriented difference; None where an arm has no session with a value."""
-        names = (self.slices if guardrail.by_slice else set()) or {guardrail.metric}
+        slices = self.find_slices(guardrail) if guardrail.by_slice else set()
+        names = slices or {guardrail.metric}
         found = [one for name in sorted(names) if (one := self._subtract(name, guardrail.scale))]
         weight = math.fsum(weight for weight, _ in found)
         if not weight:
@@ -150,10 +158,10 @@ class SlotPair:
             return None
         return 1 / math.fsum(1 / len(sessions) for sessions in arms), candidate - control
 
-    @property
-    def slices(self) -> set[str]:
-        """Metrics of acceptance by slice: ``acceptance:tools``."""
-        return {name for name in (*self.control, *self.candidate) if name.startswith(BY_SLICE)}
+    def find_slices(self, guardrail: Guardrail) -> set[str]:
+        """The metrics of its slices."""
+        prefix = guardrail.prefix
+        return {name for name in (*self.control, *self.candidate) if name.startswith(prefix)}
 
     @property
     def sessions(self) -> set[Hashable]:
@@ -167,6 +175,12 @@ def average_sessions(sessions: SessionValues, scale: Scale) -> float | None:
     if scale is Scale.RATIO:
         means = [math.log(mean) for mean in means if mean > 0]
     return fmean(means) if means else None
+
+
+FAILURE_GUARDRAILS = (
+    Guardrail("failed", False, 0.02, Scale.DIFFERENCE, 0.01),
+    Guardrail("tool_failed", False, 0.05, Scale.DIFFERENCE, 0.01),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +197,20 @@ class CanaryRules:
     guardrails: tuple[Guardrail, ...] = (
         Guardrail("tpot", higher_is_better=False, margin=0.05),
         Guardrail("fallback", False, 0.05, Scale.DIFFERENCE, 0.005),
-        Guardrail("failed", False, 0.02, Scale.DIFFERENCE, 0.01),
-        Guardrail("tool_failed", False, 0.05, Scale.DIFFERENCE, 0.01),
+        *FAILURE_GUARDRAILS,
     )
     slice_margin: float = 0.03
-    """How much acceptance may fall in any slice."""
+    """How much worse the primary metric may become in any slice."""
     alpha: float = 0.05
     min_blocks: int = 6
     min_sessions: int = 20
     max_blocks: int = 200
+
+    @classmethod
+    def for_tpot(cls, slice_margin: float = 0.05, **rules: Any) -> CanaryRules:
+        """Of a change that must make answers faster; acceptance may become what it will."""
+        primary = Guardrail("tpot", higher_is_better=False, margin=0.0, by_slice=True)
+        return cls(primary, FAILURE_GUARDRAILS, slice_margin, **rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +255,10 @@ class CanaryTest:
     def add(self, block: SlotPair) -> None:
         self.blocks += 1
         self._sessions |= block.sessions
-        for name in block.slices - self._guardrails.keys():
+        primary = self.rules.primary
+        for name in block.find_slices(primary) - self._guardrails.keys():
             margin = self.rules.slice_margin
-            self._guardrails[name] = Guardrail(name, higher_is_better=True, margin=margin)
+            self._guardrails[name] = Guardrail(name, primary.higher_is_better, margin)
             self._differences[name] = []
         for name, guardrail in self._guardrails.items():
             difference = block.compare(guardrail)

@@ -12,7 +12,7 @@ one set of them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -82,6 +82,30 @@ class SpeculationRules:
         return self.workload_flags.get(workload, self.flag)
 
 
+class Arm(StrEnum):
+    """A request's side of a canary."""
+
+    CONTROL = "control"
+    CANDIDATE = "candidate"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTrial:
+    """What a canary has the policy do: draw each request's arm, and apply the candidate's rules.
+
+    A request that asks for a depth of its own is on neither side of a trial of rules: those in
+    force hold for it.
+    """
+
+    draw: Callable[[str], Arm]
+    """The arm of a session, or of a request that has none."""
+    rules: SpeculationRules | None = None
+    """Of the candidate; None where the change is not one of rules."""
+
+    def find_arm(self, unit: str, depth: int | None) -> Arm | None:
+        return None if self.rules is not None and depth is not None else self.draw(unit)
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationDecision:
     """What ``EngineRequest`` needs: ``depth`` (None: the engine's K) and ``lane``."""
@@ -89,6 +113,8 @@ class SpeculationDecision:
     depth: int | None
     lane: str
     source: DepthSource
+    arm: Arm | None = None
+    """None outside of canaries."""
 
 
 class SpeculationPolicy:
@@ -96,6 +122,8 @@ class SpeculationPolicy:
 
     def __init__(self, rules: SpeculationRules | None = None) -> None:
         self.rules = rules or SpeculationRules()
+        self.trial: PolicyTrial | None = None
+        """Of a canary that runs."""
 
     def decide(
         self,
@@ -103,18 +131,22 @@ class SpeculationPolicy:
         workload: str,
         key: str | None = None,
         depth: int | None = None,
+        session: str | None = None,
     ) -> SpeculationDecision:
         """``key`` is the API key's public name, ``depth`` what the request asked for."""
-        rules = self.rules
+        trial, rules, arm = self.trial, self.rules, None
+        if trial is not None:
+            arm = trial.find_arm(session or request_id, depth)
+            rules = trial.rules or rules if arm is Arm.CANDIDATE else rules
         if not is_speculative(rules.flag_of(workload), request_id, key):
-            return SpeculationDecision(0, PLAIN, DepthSource.FLAG)
+            return SpeculationDecision(0, PLAIN, DepthSource.FLAG, arm)
         chosen, source = _choose_first(
             (depth, DepthSource.REQUEST),
             (rules.key_depths.get(key) if key is not None else None, DepthSource.KEY),
             (rules.workload_depths.get(workload), DepthSource.WORKLOAD),
             (rules.depth, DepthSource.DEFAULT),
         )
-        return SpeculationDecision(chosen, PLAIN if chosen == 0 else SPECULATIVE, source)
+        return SpeculationDecision(chosen, PLAIN if chosen == 0 else SPECULATIVE, source, arm)
 
 
 def is_speculative(flag: SpeculationFlag, request_id: str, key: str | None) -> bool:

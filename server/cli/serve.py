@@ -17,6 +17,8 @@ from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, Spe
 from engine.supervision.policy import SupervisionTimeouts
 from engine.types import WORKLOADS, EngineInfo
 from improve.canary import CanaryRunner
+from improve.changes import CanaryChanges
+from improve.rules import PromotedRules
 from observability.engine import InstrumentedEngine, SupervisionObserver
 from observability.labels import TelemetrySettings
 from observability.metrics import GROUPS
@@ -103,9 +105,10 @@ class ServeCommand:
             make_part(SupervisionTimeouts, settings), SupervisionObserver(self._telemetry)
         )
         self._engine = InstrumentedEngine(self._resilient, self._telemetry)
-        self._policy = SpeculationPolicy(
-            SpeculationRules(depth=settings.fixed_depth, key_depths=keys.depths)
-        )
+        promoted = PromotedRules(settings.draft_store, SpeculationRules(depth=settings.fixed_depth))
+        self._policy = SpeculationPolicy(replace(promoted.choose(), key_depths=keys.depths))
+        losses, drafts = lambda: self._resilient.losses, backend.drafts
+        self._changes = CanaryChanges(self._telemetry, self._policy, promoted, losses, drafts)
         self._admission = Admission(make_part(AdmissionLimits, settings), classes=keys.classes)
         self._watch(capture)
         self._gateway = self._new_gateway(keys)
@@ -162,8 +165,8 @@ class ServeCommand:
             store=_open_store(settings, self._progress),
             cipher=_open_cipher(settings, self._progress),
         )
-        engine, drafts = self._resilient, self._backend.drafts
-        canaries = None if drafts is None else CanaryRunner(drafts, self._telemetry)
+        engine, canaries = self._resilient, CanaryRunner(self._changes)
+        drafts = self._backend.drafts
         gateway.controls = Controls(self._reload, engine.set_depth, drafts, canaries, engine)
         self._telemetry.watch_canary(canaries)
         return gateway

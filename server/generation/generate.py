@@ -105,9 +105,9 @@ def _report_ending(observation: Observation) -> Iterator[None]:
 
 def _apply_policy(job: Job, path: Pipeline) -> Job:
     """The job with its adapter, and the depth and lane that the current policy gives it."""
-    decision = path.policy.decide(job.id, job.workload, job.key, job.depth)
+    decision = path.policy.decide(job.id, job.workload, job.key, job.depth, job.session)
     adapter = job.model if job.model in path.served.adapters else None
-    return replace(job, depth=decision.depth, lane=decision.lane, adapter=adapter)
+    return replace(job, depth=decision.depth, lane=decision.lane, arm=decision.arm, adapter=adapter)
 
 
 def _describe_request(
@@ -127,7 +127,8 @@ def _describe_request(
         arrived=arrived,
         admitted=time.perf_counter(),
         key=job.key,
-        session=job.caller.session or job.affinity,
+        session=job.session,
+        arm=job.arm,
         messages=chat.messages if chat else (),
         tools=chat.tools if chat else (),
     )

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import orjson
 
 from engine.events import Phase
+from engine.speculation.policy import Arm
 from engine.types import (
     CHAT,
     REASONING,
@@ -230,9 +231,15 @@ class Job:
     """The public name of the API key, never the key."""
     caller: Caller = Caller()
     lane: str = "default"
+    arm: Arm | None = None
+    """Its side of the canary that runs."""
     workload: str = "chat"
     template: str = ""
     """Fingerprint of system prompt and tool schemas, for slicing."""
+
+    @property
+    def session(self) -> str | None:
+        return self.caller.session or self.affinity
 
     @property
     def num_choices(self) -> int:
@@ -261,7 +268,7 @@ class Job:
             workload=self.workload,
             tenant=self.key or "",
             cache_salt=self.cache_salt,
-            affinity=self.caller.session or self.affinity,
+            affinity=self.session,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -14,7 +14,10 @@ from pydantic import ConfigDict, Field
 from engine.base import AppliedDepth, DraftControl, DraftSwap
 from engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineFailed
 from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
+from improve.arms import CanaryChange, ChangeRefused
 from improve.canary import CanaryBusy, CanaryPlan, CanaryRunner
+from improve.changes import CanaryChanges
+from improve.sequential import CanaryRules
 from server.apis.shared.fields import RequestModel
 from server.apis.shared.gateway import Controls, Gateway
 from server.apis.shared.request import parse, read_body
@@ -43,13 +46,26 @@ class FlagModel(AdminModel):
         return SpeculationFlag(FlagMode(self.mode), self.share, self.sticky, self.salt)
 
 
-class SpeculationModel(AdminModel):
+class RulesModel(AdminModel):
     """The complete set of rules: a missing field is reset to its default."""
 
     flag: FlagModel = FlagModel()
     workload_flags: dict[str, FlagModel] = Field(default_factory=dict)
     depth: Depth | None = None
     workload_depths: dict[str, Depth] = Field(default_factory=dict)
+
+    def rules(self) -> SpeculationRules:
+        return SpeculationRules(
+            flag=self.flag.flag(),
+            workload_flags={name: flag.flag() for name, flag in self.workload_flags.items()},
+            depth=self.depth,
+            workload_depths=self.workload_depths,
+        )
+
+
+class SpeculationModel(RulesModel):
+    """The rules, those of keys included, and what is not one."""
+
     key_depths: dict[str, Depth] = Field(default_factory=dict)
     bound: Depth | None = None
     """The maximum depth of every request, running ones included; null leaves it unchanged."""
@@ -58,13 +74,7 @@ class SpeculationModel(AdminModel):
     unchanged."""
 
     def rules(self) -> SpeculationRules:
-        return SpeculationRules(
-            flag=self.flag.flag(),
-            workload_flags={name: flag.flag() for name, flag in self.workload_flags.items()},
-            depth=self.depth,
-            workload_depths=self.workload_depths,
-            key_depths=self.key_depths,
-        )
+        return replace(super().rules(), key_depths=self.key_depths)
 
 
 class DraftModel(AdminModel):
@@ -75,18 +85,26 @@ class DraftModel(AdminModel):
 
 
 class CanaryModel(AdminModel):
-    """A draft to try on live traffic, and when that is decided."""
+    """A draft or rules to try on live traffic, and when that is decided."""
 
-    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    speculation: RulesModel | None = None
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Of the sessions, for rules; null tries them on all requests, in slots."""
     slot_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
     max_s: Annotated[float, Field(ge=2, le=7 * 86400)] = 3600.0
     min_blocks: Annotated[int, Field(ge=3)] = 6
     min_sessions: Annotated[int, Field(ge=2)] = 20
     alpha: Annotated[float, Field(gt=0, le=0.2)] = 0.05
-    slice_margin: Annotated[float, Field(ge=0, lt=1)] = 0.03
+    slice_margin: Annotated[float, Field(ge=0, lt=1)] | None = None
 
     def plan(self) -> CanaryPlan:
-        return CanaryPlan.lasting(**self.model_dump())
+        """The default margin is that of what is tried."""
+        given = self.model_dump(include={"min_blocks", "min_sessions", "alpha", "slice_margin"})
+        given["max_blocks"] = CanaryPlan.count_blocks(self.slot_s, self.max_s)
+        rules = {name: value for name, value in given.items() if value is not None}
+        make = CanaryRules if self.path is not None else CanaryRules.for_tpot
+        return CanaryPlan(self.slot_s, rules=make(**rules))
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -144,7 +162,8 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
         path = gateway.require()
         given = parse(await read_body(request, gateway.max_body_bytes), SpeculationModel)
         rules = given.rules()
-        _check(rules, given, path, gateway)
+        _check_rules(rules, path)
+        _check_operation(given, path, gateway)
         out: dict[str, Any] = {}
         if given.bound is not None:
             done = await _bound_depth(gateway, given.bound)
@@ -153,6 +172,8 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
             await _freeze_planner(gateway, None if given.planner == "auto" else given.planner)
             out["planner"] = given.planner
         path.policy.rules = rules
+        if (canaries := _require_controls(gateway).canaries) is not None:
+            canaries.changes.memory.forget()
         return asdict(rules) | out
 
 
@@ -186,17 +207,18 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.post("/canary", openapi_extra=describe_body(CanaryModel))
     async def start_canary(request: Request) -> dict[str, Any]:
-        """Try a draft in random slots of live traffic, then promote it or roll it back."""
-        gateway.require()
+        """Try a draft or rules on a part of live traffic, then promote them or roll them back."""
+        path = gateway.require()
         given = parse(await read_body(request, gateway.max_body_bytes), CanaryModel)
         canaries = _require_canaries(gateway)
+        change = _make_change(given, canaries.changes, path, gateway)
         with _convert_draft_errors():
-            await canaries.start(given.plan())
+            await canaries.start(change, given.plan())
         return {"canary": canaries.describe()}
 
     @routes.delete("/canary")
     async def stop_canary() -> dict[str, Any]:
-        """End the running canary without a verdict: the promoted draft serves."""
+        """End the running canary without a verdict: what served before it serves."""
         canaries = _require_canaries(gateway)
         await canaries.stop()
         return {"canary": canaries.describe()}
@@ -212,11 +234,29 @@ def _require_drafts(gateway: Gateway) -> DraftControl:
 
 
 def _require_canaries(gateway: Gateway) -> CanaryRunner:
-    _require_drafts(gateway)
     canaries = _require_controls(gateway).canaries
     if canaries is None:
         raise Unavailable("This gateway runs no canaries.")
     return canaries
+
+
+def _make_change(
+    given: CanaryModel, changes: CanaryChanges, path: Pipeline, gateway: Gateway
+) -> CanaryChange:
+    """Raises GatewayError."""
+    if (given.path is None) == (given.speculation is None):
+        raise InvalidRequest("A canary tries one thing: give 'path' or 'speculation'.")
+    if given.speculation is None:
+        if given.share is not None:
+            raise InvalidRequest(
+                "'share' goes with 'speculation': a draft serves all sessions in turns.",
+                param="share",
+            )
+        _require_drafts(gateway)
+        return changes.try_draft(given.path or "")
+    rules = given.speculation.rules()
+    _check_rules(rules, path, "speculation.")
+    return changes.try_rules(rules, given.share)
 
 
 async def _change_draft(drafts: DraftControl, change: Awaitable[DraftSwap]) -> dict[str, Any]:
@@ -236,6 +276,8 @@ def _convert_draft_errors() -> Iterator[None]:
         raise Conflict(str(error), code="draft_swap_running") from None
     except CanaryBusy as error:
         raise Conflict(str(error), code="canary_running") from None
+    except ChangeRefused as error:
+        raise InvalidRequest(str(error), code="change_refused") from None
     except EngineFailed as error:
         raise GatewayError(str(error), code="draft_swap_failed") from None
     except EngineDead as error:
@@ -268,25 +310,31 @@ def _require_controls(gateway: Gateway) -> Controls:
     return gateway.controls
 
 
-def _check(
-    rules: SpeculationRules, given: SpeculationModel, path: Pipeline, gateway: Gateway
-) -> None:
-    """Raises InvalidRequest for unknown names and for depths above the engine's."""
+def _check_rules(rules: SpeculationRules, path: Pipeline, prefix: str = "") -> None:
+    """Raises InvalidRequest for unknown workloads and for depths above the engine's."""
     known = path.served.workloads
-    _check_names("workload_flags", rules.workload_flags, known)
-    _check_names("workload_depths", rules.workload_depths, known)
+    _check_names(f"{prefix}workload_flags", rules.workload_flags, known)
+    _check_names(f"{prefix}workload_depths", rules.workload_depths, known)
+    depths = {f"workload_depths.{name}": at for name, at in rules.workload_depths.items()}
+    depths |= {f"key_depths.{name}": at for name, at in rules.key_depths.items()}
+    for name, depth in ({"depth": rules.depth} | depths).items():
+        _check_depth(prefix + name, depth, path)
+
+
+def _check_operation(given: SpeculationModel, path: Pipeline, gateway: Gateway) -> None:
+    """What is set beside the rules of all requests. Raises InvalidRequest."""
     if gateway.keys:
-        _check_names("key_depths", rules.key_depths, [key.name for key in gateway.keys.keys])
-    depths = {"depth": rules.depth, "bound": given.bound}
-    depths["planner"] = None if given.planner == "auto" else given.planner
-    depths |= {f"workload_depths.{name}": depth for name, depth in rules.workload_depths.items()}
-    depths |= {f"key_depths.{name}": depth for name, depth in rules.key_depths.items()}
-    for name, depth in depths.items():
-        if depth is not None and depth > path.served.depth:
-            raise InvalidRequest(
-                f"'{name}' must be at most {path.served.depth}, the engine's depth; given {depth}.",
-                param=name,
-            )
+        _check_names("key_depths", given.key_depths, [key.name for key in gateway.keys.keys])
+    _check_depth("bound", given.bound, path)
+    _check_depth("planner", None if given.planner == "auto" else given.planner, path)
+
+
+def _check_depth(param: str, depth: int | None, path: Pipeline) -> None:
+    if depth is not None and depth > path.served.depth:
+        raise InvalidRequest(
+            f"'{param}' must be at most {path.served.depth}, the engine's depth; given {depth}.",
+            param=param,
+        )
 
 
 def _check_names(param: str, given: Collection[str], known: Collection[str]) -> None:
