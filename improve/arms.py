@@ -139,14 +139,15 @@ class CollapseLimits:
     failing: float = 0.5
     """Likewise: more failed requests than the control's by this share."""
     requests: int = 20
-    """Ended requests of both arms before that is judged."""
+    """Ended requests of an arm before that is judged; of a control that has fewer none failed."""
 
 
 def check_collapse(arms: ArmsNow, limits: CollapseLimits) -> None:
     """Raises Collapsed."""
     ours, theirs = arms.candidate, arms.control
-    if min(ours.requests, theirs.requests) >= limits.requests:
-        failing, usual = ours.failed / ours.requests, theirs.failed / theirs.requests
+    if ours.requests >= limits.requests:
+        failing = ours.failed / ours.requests
+        usual = theirs.failed / theirs.requests if theirs.requests >= limits.requests else 0.0
         if failing > usual + limits.failing:
             raise Collapsed(
                 f"{failing:.0%} of the candidate's requests fail, {usual:.0%} of the control's"

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.base import DraftVersion
-from engine.errors import EngineError
-from engine.speculation.drafts import DraftRefused
+from engine.errors import DraftRefused, DraftSwapBusy, EngineError
 from engine.speculation.policy import Arm, SpeculationPolicy, SpeculationRules
-from engine.speculation.swap import DraftManager, DraftSwapBusy
+from engine.speculation.swap import DraftManager
 from engine.speculation.totals import Totals
 from engine.supervision.policy import EngineLoss
 from improve.arms import (

@@ -1,4 +1,4 @@
-"""``eaglegate draft``: show, exchange, try and roll back the draft of a running gateway."""
+"""``eaglegate draft`` and ``canary``: exchange a running gateway's draft, try it or other rules."""
 
 from __future__ import annotations
 
@@ -34,9 +34,17 @@ def _make_argument_parser() -> argparse.ArgumentParser:
         "--trial", action="store_true", help="do not promote it: a restart ends the trial"
     )
     rollback = commands.add_parser("rollback", help="end a trial, or serve the draft before")
-    canary = commands.add_parser("canary", help="try a draft on live traffic; show or stop that")
+    canary = commands.add_parser(
+        "canary", help="try a draft or rules of speculation on live traffic; show or stop that"
+    )
     canary.add_argument("path", nargs="?", help="folder of the draft; without it, show the canary")
-    canary.add_argument("--stop", action="store_true", help="serve the promoted draft again")
+    canary.add_argument(
+        "--speculation",
+        metavar="JSON",
+        help="try these rules, as PUT /admin/speculation takes them",
+    )
+    canary.add_argument("--share", type=float, help="try rules on this share of the sessions")
+    canary.add_argument("--stop", action="store_true", help="serve what served before")
     canary.add_argument("--slot-s", type=float, help="seconds each draft serves at a time")
     canary.add_argument("--max-s", type=float, help="seconds after which it ends undecided")
     show = commands.add_parser("show", help="show which draft serves, and the last swaps")
@@ -71,11 +79,22 @@ def _call_canary(options: argparse.Namespace) -> dict[str, Any]:
     url = options.url.rstrip("/") + "/admin/canary"
     if options.stop:
         return send(url, None, options.key, "DELETE")
-    if options.path is None:
-        return send(url, None, options.key)
     times = {"slot_s": options.slot_s, "max_s": options.max_s}
-    given = {name: value for name, value in times.items() if value is not None}
-    return send(url, {"path": _resolve(options.path), **given}, options.key)
+    change = {
+        "path": options.path and _resolve(options.path),
+        "speculation": _read_rules(options.speculation),
+        "share": options.share,
+    }
+    given = {name: value for name, value in (change | times).items() if value is not None}
+    return send(url, given or None, options.key)
+
+
+def _read_rules(text: str | None) -> Any:
+    """Raises CallFailed."""
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise CallFailed(f"--speculation is not JSON: {error}") from None
 
 
 def _resolve(path: str) -> str:
@@ -109,7 +128,7 @@ def _format_canary(canary: Mapping[str, Any] | None) -> str:
     verdict = "running" if canary["running"] else canary["verdict"] or "stopped"
     lines = [
         f"{verdict}: {canary['candidate']} against {canary['control']}, {canary['blocks']} of "
-        f"{canary['max_blocks']} blocks, {canary['sessions']} sessions",
+        f"{canary['max_blocks']} blocks by {canary['by']}, {canary['sessions']} sessions",
         *([canary["reason"]] if canary["reason"] else []),
     ]
     for row in canary["evidence"]:

@@ -71,7 +71,7 @@ class PromotedRules:
         """The rules promoted in place of the configured ones; the keys' depths are not in them."""
         if self._path is None:
             return None
-        with suppress(OSError, ValueError, TypeError, KeyError):
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             known = json.loads(self._path.read_text(encoding="utf-8"))
             if known["configured"] == self._configured:
                 return read_rules(known["promoted"])

@@ -289,6 +289,7 @@ def make_generation_fields(record: RequestRecord) -> dict[str, Any]:
         "accepted_tokens": totals.accepted,
         "fallback_ratio": _round(totals.fallback_ratio),
         "drafts": list(record.drafts),
+        "arm": facts.arm,
         "tool_calls": [outcome.value for choice in record.choices for outcome in choice.tools],
     }
 

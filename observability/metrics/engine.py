@@ -209,7 +209,7 @@ class Process(MetricGroup):
 
 
 class Canaries(MetricGroup):
-    """Trials of drafts on live traffic (docs/drafts.md).
+    """Trials of drafts and other changes on live traffic (docs/canary.md).
 
     An effect above 0 is in the candidate's favour; ``low`` and ``high`` are the ends of its
     interval, absent while it is open.
@@ -223,7 +223,10 @@ class Canaries(MetricGroup):
             "canary_running", "1 while a candidate is tried", (), lambda: self._read("running")
         )
         self.computed_metric(
-            "canary_blocks", "Pairs of slots so far", (), lambda: self._read("blocks")
+            "canary_blocks",
+            "Blocks so far: pairs of slots, or as long spans of both arms",
+            (),
+            lambda: self._read("blocks"),
         )
         self.computed_metric(
             "canary_effect",

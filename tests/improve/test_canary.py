@@ -14,9 +14,13 @@ import pytest
 
 from engine.errors import DraftRefused, EngineDead
 from engine.observer import Ending
+from engine.speculation.policy import Arm, SpeculationPolicy
 from engine.speculation.swap import DraftManager
 from engine.speculation.totals import Totals
-from improve.canary import Canary, CanaryBusy, CanaryPlan, CanaryRunner, measure_request
+from improve.arms import measure_request
+from improve.canary import Canary, CanaryBusy, CanaryPlan, CanaryRunner
+from improve.changes import CanaryChanges, DraftChange
+from improve.rules import PromotedRules
 from improve.sequential import CanaryRules, CanaryVerdict
 from tests.engine.speculation.test_drafts import Loader, copy_draft, make_manager
 
@@ -90,9 +94,17 @@ class Scene:
     control: str
 
     def make_canary(self, **plan: Any) -> Canary:
-        made = CanaryPlan(self.path, **{"slot_s": 2.0, "rules": RULES, **plan})
+        made = CanaryPlan(**{"slot_s": 2.0, "rules": RULES, **plan})
         draws = random.Random(1)
-        return Canary(made, self.manager, self.traffic, self.traffic.sleep, draws)
+        return Canary(made, self.make_change(), self.traffic, self.traffic.sleep, draws)
+
+    def make_change(self) -> DraftChange:
+        return DraftChange(self.path, self.manager, self.traffic)
+
+    def make_runner(self) -> CanaryRunner:
+        policy = SpeculationPolicy()
+        memory = PromotedRules(None, policy.rules)
+        return CanaryRunner(CanaryChanges(self.traffic, policy, memory, drafts=self.manager))
 
 
 @pytest.fixture
@@ -106,8 +118,7 @@ def scene(tmp_path: Path) -> Scene:
 async def start(scene: Scene, gain: float, **plan: Any) -> Canary:
     canary = scene.make_canary(**plan)
     await canary.start()
-    assert canary.candidate is not None
-    scene.traffic.gains[canary.candidate.fingerprint] = gain
+    scene.traffic.gains[canary.change.candidate] = gain
     return canary
 
 
@@ -197,23 +208,23 @@ async def test_the_promoted_draft_cannot_be_its_own_candidate(scene: Scene) -> N
 
 
 async def test_a_runner_runs_one_and_a_stop_serves_the_promoted_draft(scene: Scene) -> None:
-    runner = CanaryRunner(scene.manager, scene.traffic)
+    runner = scene.make_runner()
     assert runner.describe() is None
-    plan = CanaryPlan(scene.path, slot_s=1000.0)
-    await runner.start(plan)
+    plan = CanaryPlan(slot_s=1000.0)
+    await runner.start(scene.make_change(), plan)
     await asyncio.sleep(0)
     with pytest.raises(CanaryBusy):
-        await runner.start(plan)
+        await runner.start(scene.make_change(), plan)
     await runner.stop()
     assert served(scene) == scene.control
     assert {verdict: count for verdict, count in runner.verdicts.items() if count} == {"stopped": 1}
 
 
 async def test_a_stop_in_the_middle_of_a_swap_waits_for_it(scene: Scene) -> None:
-    runner = CanaryRunner(scene.manager, scene.traffic)
+    runner = scene.make_runner()
     scene.loader.gate = asyncio.Event()
     scene.loader.gate.set()
-    await runner.start(CanaryPlan(scene.path, slot_s=1000.0))
+    await runner.start(scene.make_change(), CanaryPlan(slot_s=1000.0))
     scene.loader.gate.clear()
     for _ in range(3):
         await asyncio.sleep(0)
@@ -225,13 +236,13 @@ async def test_a_stop_in_the_middle_of_a_swap_waits_for_it(scene: Scene) -> None
     assert scene.traffic.listener is None
 
 
-def test_a_request_that_ran_over_a_swap_counts_for_none(scene: Scene) -> None:
-    canary = scene.make_canary()
-    canary._values = {"a": {}, "b": {}}
-    record = make_record("s", "a", Totals(requests=1, tokens=9, verify_steps=3, accepted=5))
-    record.drafts = ("a", "b")
-    canary._record(record)  # type: ignore[arg-type]
-    assert canary._values == {"a": {}, "b": {}}
+async def test_a_request_that_ran_over_a_swap_counts_for_none(scene: Scene) -> None:
+    canary = await start(scene, 2.0)
+    control, candidate = canary.change.control, canary.change.candidate
+    record = make_record("s", control, Totals(requests=1, tokens=9, verify_steps=3, accepted=5))
+    assert canary.change.find_arm(record) is Arm.CONTROL  # type: ignore[arg-type]
+    record.drafts = (control, candidate)
+    assert canary.change.find_arm(record) is None  # type: ignore[arg-type]
     assert dict(measure_request(record))["acceptance"] == pytest.approx(1 + 5 / 3)  # type: ignore[arg-type]
 
 

@@ -36,16 +36,28 @@ class Traffic:
         self.at = 0
 
     def make_slot(self, candidate: bool) -> Values:
-        self.at += 1
-        load = 1 + 0.3 * math.sin(self.at / 7) + 0.02 * self.random.gauss(0, 1)
-        out: Values = defaultdict(lambda: defaultdict(list))
+        out, load = make_values(), self.find_load()
         for session in range(self.random.randint(5, 11)):
-            name = f"{self.at}-{session}"
-            workload = "tools" if self.random.random() < 0.3 else "chat"
-            own = self.random.lognormvariate(0, 0.25) * (2.2 if workload == "tools" else 1)
-            for _ in range(self.random.randint(1, 5)):
-                self.add_request(out, name, workload, own, load, candidate)
+            self.add_session(out, f"{self.at}-{session}", load, candidate)
         return out
+
+    def make_span(self, share: float) -> SlotPair:
+        """The arms at the same time, a share of the sessions in the candidate's."""
+        arms, load = [make_values(), make_values()], self.find_load()
+        for session in range(self.random.randint(10, 22)):
+            candidate = self.random.random() < share
+            self.add_session(arms[candidate], f"{self.at}-{session}", load, candidate)
+        return SlotPair(*arms)
+
+    def find_load(self) -> float:
+        self.at += 1
+        return 1 + 0.3 * math.sin(self.at / 7) + 0.02 * self.random.gauss(0, 1)
+
+    def add_session(self, out: Values, name: str, load: float, candidate: bool) -> None:
+        workload = "tools" if self.random.random() < 0.3 else "chat"
+        own = self.random.lognormvariate(0, 0.25) * (2.2 if workload == "tools" else 1)
+        for _ in range(self.random.randint(1, 5)):
+            self.add_request(out, name, workload, own, load, candidate)
 
     def add_request(
         self, out: Values, name: str, workload: str, own: float, load: float, candidate: bool
@@ -57,28 +69,39 @@ class Traffic:
         length = 1 + 1.8 * gain * own * noise[0]
         out["acceptance"][name].append(length)
         out["acceptance:" + workload][name].append(length)
-        out["tpot"][name].append(slower * load * noise[1] / length)
+        tpot = slower * load * noise[1] / length
+        for metric in ("tpot", "tpot:" + workload):
+            out[metric][name].append(tpot)
         out["fallback"][name].append(self.random.betavariate(2, 8))
         out["failed"][name].append(float(self.random.random() < 0.01))
         if workload == "tools":
             out["tool_failed"][name].append(float(self.random.random() < 0.03))
 
-    def run(self, rules: CanaryRules = RULES) -> tuple[CanaryVerdict, int]:
+    def make_block(self) -> SlotPair:
+        first = bool(self.random.random() < 0.5)
+        slots = {arm: self.make_slot(arm) for arm in (first, not first)}
+        return SlotPair(slots[False], slots[True])
+
+    def run(
+        self, rules: CanaryRules = RULES, share: float | None = None
+    ) -> tuple[CanaryVerdict, int]:
         """Looks after every block, and stops at the first verdict."""
         test = CanaryTest(rules)
         while True:
-            first = bool(self.random.random() < 0.5)
-            slots = {arm: self.make_slot(arm) for arm in (first, not first)}
-            test.add(SlotPair(slots[False], slots[True]))
+            test.add(self.make_block() if share is None else self.make_span(share))
             found = test.judge()
             if found.ended:
                 return found.verdict, found.blocks
 
 
+def make_values() -> Values:
+    return defaultdict(lambda: defaultdict(list))
+
+
 def run_many(
-    runs: int = RUNS, rules: CanaryRules = RULES, **change: float
+    runs: int = RUNS, rules: CanaryRules = RULES, share: float | None = None, **change: float
 ) -> tuple[Counter[CanaryVerdict], float]:
-    found = [Traffic(seed, **change).run(rules) for seed in range(runs)]
+    found = [Traffic(seed, **change).run(rules, share) for seed in range(runs)]
     return Counter(verdict for verdict, _ in found), float(np.median([n for _, n in found]))
 
 
@@ -111,6 +134,25 @@ def test_a_slower_candidate_is_not_promoted() -> None:
 def test_a_draft_that_forgets_one_slice_is_not_promoted() -> None:
     verdicts, _ = run_many(60, gain=1.25, tools=0.6)
     assert verdicts[CanaryVerdict.PROMOTE] <= 1
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_rules_of_the_same_effect_are_neither_promoted_nor_rolled_back(
+    share: float | None,
+) -> None:
+    verdicts, _ = run_many(100, CanaryRules.for_tpot(max_blocks=40), share)
+    assert verdicts[CanaryVerdict.PROMOTE] <= 5
+    assert verdicts[CanaryVerdict.ROLL_BACK] <= 5
+
+
+@pytest.mark.parametrize("share", [None, 0.5, 0.3])
+def test_rules_are_judged_by_time(share: float | None) -> None:
+    """Faster by a fifth, though fewer tokens are accepted; and slower, though more are."""
+    rules = CanaryRules.for_tpot(max_blocks=200)
+    verdicts, _ = run_many(20, rules, share, gain=0.8, slower=0.7)
+    assert verdicts[CanaryVerdict.PROMOTE] >= 17
+    verdicts, _ = run_many(20, rules, share, gain=1.2, slower=1.5)
+    assert verdicts[CanaryVerdict.ROLL_BACK] >= 18
 
 
 def test_what_the_traffic_is_made_of_does_not_count() -> None:

@@ -13,6 +13,8 @@ from engine.base import AppliedDepth
 from engine.errors import EngineDead, EngineFailed
 from improve import draft_command as command
 from improve.canary import CanaryRunner
+from improve.changes import CanaryChanges
+from improve.rules import PromotedRules
 from server.apis.shared.gateway import Controls
 from tests.engine.speculation.test_drafts import DEMO, copy_draft, make_manager
 from tests.improve.test_canary import SimulatedTraffic
@@ -28,7 +30,9 @@ def swappable(lab):
 
     lab.drafts, lab.loader = make_manager()
     lab.traffic = SimulatedTraffic(lab.drafts)
-    canaries = CanaryRunner(lab.drafts, lab.traffic)
+    policy = lab.gateway.require().policy
+    memory = PromotedRules(None, policy.rules)
+    canaries = CanaryRunner(CanaryChanges(lab.traffic, policy, memory, drafts=lab.drafts))
     lab.gateway.controls = Controls(reload, bound, lab.drafts, canaries)
     return lab
 
