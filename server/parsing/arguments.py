@@ -165,15 +165,15 @@ class ArgumentsWriter:
         self._verbatim = True
         self._calls.write_json(text)
 
-    def loose(self, stops: Stops, parameter: str, before: str = "") -> Subgrammar:
-        """What stands before the first ``parameter``, or in place of all of them."""
+    def loose(self, stops: Stops, *parameters: str, before: str = "") -> Subgrammar:
+        """What stands before the first of ``parameters``, or in place of all of them."""
         parts = [before]
         try:
             marker = yield Until(stops, parts.append)
         except Ended:
             self.inline("".join(parts))
             raise
-        if marker != parameter:
+        if marker not in parameters:
             self.inline("".join(parts))
         return marker
 

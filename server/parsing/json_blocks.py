@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from server.parsing.json_calls import JsonCalls
-from server.parsing.lookahead import last_name, opens
+from server.parsing.lookahead import Ahead, last_name, opens
 from server.parsing.markers import NAME, Follow, Quotes
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Calls, Framed
-from server.parsing.reader import Grammar, JsonValue, Next, Subgrammar, Until, ignore
+from server.parsing.reader import DONE, Grammar, JsonValue, Next, Subgrammar, Until, ignore
+from server.parsing.tags import Tags
 
 SPACE = " \t\r\n"
 _NAMED: Follow = {NAME: None}
@@ -43,6 +45,8 @@ class JsonBlock:
     """What may stand in place of the opener."""
     begins: Follow = field(default_factory=lambda: BEGINS)
     """What must follow an opener that is plain text."""
+    tags: Tags | None = None
+    """What some models write between the markers in place of JSON."""
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -71,7 +75,15 @@ class JsonBlock:
             names=self.names,
             is_keyed=self.is_keyed,
             quotes=quotes,
+            tags=partial(self._read_tags, self.tags, context) if self.tags else None,
         )
+
+    def _read_tags(self, tags: Tags, context: Context) -> Subgrammar:
+        """Calls of offered tools in tags: the marker behind them, or DONE if there are none."""
+        head: Follow = {tags.call: tags.head(context.lexicon, context.calls.names or (NAME,))}
+        if (yield Ahead(head, context.lexicon.stops())) != Ahead.YES:
+            return DONE
+        return (yield from tags.read(context))
 
     def _find_ends(self, context: Context) -> Mapping[str, Follow | None]:
         """What may end a forgotten string, each with what must follow it."""

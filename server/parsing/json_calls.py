@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 
@@ -56,6 +56,8 @@ class JsonCalls:
     """The name is the key of the arguments, the only one of an object."""
     quotes: Quotes | None = None
     """Which marker tokens may end a string that the model has not closed."""
+    tags: Callable[[], Subgrammar] | None = None
+    """Reads calls in tags in place of JSON: the marker behind them, DONE if there are none."""
 
     def value(self, sink: Sink) -> JsonValue:
         return JsonValue(self.stops, sink, quotes=self.quotes)
@@ -68,7 +70,12 @@ class JsonCalls:
         found = False
         skipped: list[str] = []
         while True:
-            char = yield Next(self.stops, skipped.append, keep="`", markup=True)
+            left = "`<" if self.tags and not found else "`"
+            char = yield Next(self.stops, skipped.append, keep=left, markup=True)
+            if char == "<" and self.tags and not found:
+                if marker := (yield from self.tags()):
+                    return marker
+                char = yield Next(self.stops, skipped.append)
             if char == "`":
                 inside = self.certain and (self.closed or not found)
                 if inside and (yield self._fence()) == Skipping.YES:

@@ -59,6 +59,8 @@ class Tags:
     """Tokens around each call. With them other text in a section is part of the markup."""
     others: tuple[tuple[str, str], ...] = ()
     """Tags that models write in place of those around a section."""
+    attributes: tuple[str, str] = ("", "")
+    """``call`` and ``parameter`` as models write them that put the name into an attribute."""
     doubled: bool = False
     """A tool may be called by its name doubled, as in ``get_weather.get_weather``."""
 
@@ -66,6 +68,13 @@ class Tags:
     def outer(self) -> tuple[str, ...]:
         others = (tag for pair in self.others for tag in pair)
         return tuple(filter(None, (self.section, self.section_end, *self.ends, *others)))
+
+    @cached_property
+    def spellings(self) -> tuple[Tags, ...]:
+        """These tags, and those with names as attributes."""
+        call, parameter = self.attributes
+        others = [replace(self, call=call, parameter=parameter, attributes=("", ""))]
+        return (self, *others) if call else (self,)
 
     @cached_property
     def sections(self) -> tuple[str, ...]:
@@ -136,7 +145,8 @@ class Tags:
 
     def read(self, context: Context) -> Subgrammar:
         """A section from behind its opening tag: the marker that ended it."""
-        stops = context.lexicon.stops(self.call, *self.outer)
+        calls = {tags.call: tags for tags in self.spellings}
+        stops = context.lexicon.stops(*calls, *self.outer)
         write = ignore if self.inside else context.out.content.write
         stray = Framed(write, lead=SPACE, trail=SPACE)
         known = KnownEnds()
@@ -144,8 +154,8 @@ class Tags:
         if marker == "{":
             marker = yield from self._json(context)
         while marker not in self.section_ends:
-            if marker == self.call:
-                marker = yield from _Call(self, context, known).read()
+            if marker in calls:
+                marker = yield from _Call(calls[marker], context, known, self.spellings).read()
             else:
                 marker = yield Until(stops, stray.write, stray=ignore, markup=True)
         return marker
@@ -165,7 +175,7 @@ class Tags:
             return ""
         marker, known = self.call, KnownEnds()
         while marker == self.call:
-            marker = yield from _Call(self, context, known).read()
+            marker = yield from _Call(self, context, known, self.spellings).read()
             if marker == DONE:
                 blank: list[str] = []
                 marker = yield Next(stops, blank.append, keep=None)
@@ -192,8 +202,11 @@ class Tags:
 class _Call:
     """One call, from behind the beginning of its opening tag."""
 
-    def __init__(self, tags: Tags, context: Context, known: KnownEnds) -> None:
+    def __init__(
+        self, tags: Tags, context: Context, known: KnownEnds, spellings: tuple[Tags, ...]
+    ) -> None:
         self._tags = tags
+        self._spellings = spellings
         self._context = context
         self._known = known
         self._outer = tags.outer
@@ -235,10 +248,11 @@ class _Call:
         return name.strip("\"' \t"), found[1] if found else None, marker
 
     def _parameters(self, arguments: ArgumentsWriter) -> Subgrammar:
-        tags = self._tags
-        stops = self._context.lexicon.stops(tags.parameter, tags.call, tags.call_end, *self._outer)
-        marker = yield from arguments.loose(stops, tags.parameter)
-        while marker == tags.parameter:
+        tags, spellings = self._tags, {tags.parameter: tags for tags in self._spellings}
+        stops = self._context.lexicon.stops(*spellings, tags.call, tags.call_end, *self._outer)
+        marker = yield from arguments.loose(stops, *spellings)
+        while marker in spellings:
+            self._tags = tags = spellings[marker]
             name, text, marker = yield from self._header()
             if marker not in self._outer:
                 arguments.begin(name, _TYPES[text])

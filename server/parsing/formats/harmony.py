@@ -25,9 +25,9 @@ from collections.abc import Generator
 
 from engine.events import Phase
 from server.parsing.answer import read_content
-from server.parsing.lookahead import Looking
+from server.parsing.lookahead import Looking, Skipping
 from server.parsing.message import Context, ReasoningFormat, ToolFormat
-from server.parsing.reader import Grammar, JsonValue, Subgrammar, Until, Want, ignore
+from server.parsing.reader import Ended, Grammar, JsonValue, Sink, Subgrammar, Until, Want, ignore
 
 START, END, RETURN, CALL = "<|start|>", "<|end|>", "<|return|>", "<|call|>"
 CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
@@ -41,6 +41,8 @@ _BREAK = "\n\n"
 _RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)")
 _ROLE = re.compile(r"\s{0,99}(?:to=|assistant)")
 _ROLE_BEGINS = re.compile(r"\s{0,99}(?:to?|a(?:s(?:s(?:i(?:s(?:t(?:a(?:nt?)?)?)?)?)?)?)?)?\Z")
+_STRAY = re.compile(r"[\W\d_]{1,16}\Z")
+"""Digits and punctuation, no words."""
 
 
 def read_channels(context: Context) -> Grammar:
@@ -65,6 +67,8 @@ def _read_opening(context: Context) -> Subgrammar:
 def _read_message(marker: str, context: Context) -> Subgrammar:
     """One message: the marker that ended its body."""
     begins = context.lexicon.stops(START, CHANNEL, MESSAGE)
+    if marker in ENDS:
+        marker = yield from _skip_stray(context)
     while marker not in begins.markers:
         marker = yield Until(begins, context.out.content.write, stray=ignore)
     channel, recipient = "", None
@@ -75,6 +79,39 @@ def _read_message(marker: str, context: Context) -> Subgrammar:
     if recipient and context.tools.channels:
         return (yield from _read_call(recipient, context))
     return (yield from (_read_thinking if channel == "analysis" else _read_content)(context))
+
+
+def _skip_stray(context: Context) -> Subgrammar:
+    """The marker behind a message. A few characters without a word before it are noise.
+
+    gpt-oss writes a number there at times; other text is an answer without a header.
+    """
+    begins = context.lexicon.stops(START, CHANNEL, MESSAGE)
+    stray: list[str] = []
+    marker = yield _Stray(begins.tokens, stray.append)
+    if marker != Skipping.YES:
+        return marker
+    try:
+        return (yield Until(begins, context.out.content.write, stray=ignore))
+    except Ended:
+        context.out.content.write("".join(stray))
+        raise
+
+
+class _Stray(Skipping):
+    """Takes noise, and gives it to a sink."""
+
+    __slots__ = ("_sink",)
+
+    def __init__(self, tokens: frozenset[str], sink: Sink) -> None:
+        super().__init__(_STRAY, _STRAY, tokens)
+        self._sink = sink
+
+    def take(self, text: str, more: bool) -> tuple[str | None, str]:
+        taken, rest = super().take(text, more)
+        if taken == self.YES:
+            self._sink(text)
+        return taken, rest
 
 
 def _read_header(

@@ -50,6 +50,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from server.parsing.formats.xml_calls import CODER
 from server.parsing.json_blocks import OBJECT, JsonBlock
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import opens
@@ -66,7 +67,7 @@ APERTUS = JsonBlock("<|tools_prefix|>", "<|tools_suffix|>", is_keyed=True).forma
 COHERE = JsonBlock(
     "<|START_ACTION|>", "<|END_ACTION|>", COHERE_TEXT, names=("tool_name", "name")
 ).format()
-HERMES = JsonBlock("<tool_call>", "</tool_call>").format()
+HERMES = JsonBlock("<tool_call>", "</tool_call>", tags=CODER).format()
 LONGCAT = JsonBlock("<longcat_tool_call>", "</longcat_tool_call>").format()
 GRANITE = JsonBlock("<|tool_call|>", aliases=("<tool_call>",)).format()
 GIGACHAT3 = replace(

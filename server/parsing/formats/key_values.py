@@ -149,7 +149,7 @@ class KeyValues:
         """Keys and values; ``inline`` is what stands before the first, or ``first`` is its key."""
         stops = context.lexicon.stops(self.key, *self.outer)
         if not first and marker not in (self.key, *self.outer):
-            marker = yield from arguments.loose(stops, self.key, inline)
+            marker = yield from arguments.loose(stops, self.key, before=inline)
         elif not first and marker != self.key:
             arguments.inline(inline)
         while marker not in self.outer:

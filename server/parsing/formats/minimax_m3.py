@@ -32,6 +32,8 @@ from server.parsing.tools import ToolSchema
 
 TOKEN = "]<]minimax[>["
 _INVOKE = re.compile(r"""<invoke\s+name=["']?([^"'\s]+)["']?\s*\Z""")
+_PARAMETER = re.compile(r"""parameter\s+name=["']?([^"'\s]+)["']?\s*""")
+"""A parameter as MiniMax M2 opens it."""
 _LONGEST_NAME = 128
 _TAGS = {
     token: re.compile(rf"{re.escape(token)}<(/?)([^<>\s]{{1,{_LONGEST_NAME}}})>")
@@ -100,6 +102,8 @@ class Elements:
     def _parameter(self, key: str, arguments: ArgumentsWriter, context: Context) -> Grammar:
         """A value up to its own closing tag. Where elements nest, one of the same name may."""
         end, opening = f"{self.token}</{key}>", f"{self.token}<{key}>"
+        if named := _PARAMETER.fullmatch(key):
+            key, end = named[1], f"{self.token}</parameter>"
         closing = Closing({end: {f"{self.token}<": None}})
         if arguments.allowed(key) <= STRING or key in arguments.given:
             arguments.begin(key)

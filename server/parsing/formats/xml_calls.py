@@ -46,8 +46,9 @@ examples/tool_chat_template_qwen3coder.jinja). It writes a line break after ``<p
 before ``</parameter>``, which are no part of the value, strings as they are, objects and lists as
 JSON, and other values as Python prints them (``True``, ``None``). ``<tool_call>`` and
 ``</tool_call>`` are added tokens, the inner tags plain text: ``server/parsing/tagged.py`` says how
-a value that contains them is read. A ``<function=`` outside ``<tool_call>`` opens a call only where
-it names an offered tool.
+a value that contains them is read. Models write the names as attributes at times
+(``<function name="get_weather">``). A ``<function=`` outside ``<tool_call>`` opens a call only
+where it names an offered tool.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ V4 = _V4.format(fragment="｜DSML｜")
 V41 = _V41.format(fragment="｜DSML｜")
 """DeepSeek V4.1 puts a space behind the token."""
 
-_CODER = Tags(
+CODER = Tags(
     section="<tool_call>",
     section_end="</tool_call>",
     call="<function=",
@@ -140,13 +141,14 @@ _CODER = Tags(
     parameter="<parameter=",
     parameter_end="</parameter>",
     line="\n",
+    attributes=("<function name=", "<parameter name="),
 )
 
-QWEN3_CODER = _CODER.format()
-MIMO = replace(_CODER, line="").format()
+QWEN3_CODER = CODER.format()
+MIMO = replace(CODER, line="").format()
 """XiaomiMiMo/MiMo-V2-Flash: no line breaks inside the parameter tags."""
 SEED_OSS = replace(
-    _CODER,
+    CODER,
     section="<seed:tool_call>",
     section_end="</seed:tool_call>",
     line="",
