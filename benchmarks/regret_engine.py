@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import random
 import statistics
 import time
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drive import running
+from benchmarks.wire import clock_of
 from engine.types import EngineRequest, Sampling
 from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
@@ -131,11 +131,6 @@ def cpu_time_scheduler(*args: Any, **kwargs: Any) -> DepthSchedulerBase:
     return made
 
 
-def read_cpu_s(pid: int | None) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 async def serve(
     engine: VllmEngine,
     supply: Sequence[Iterator[tuple[str, EngineRequest]]],
@@ -144,7 +139,8 @@ async def serve(
 ) -> None:
     """A closed loop of clients for ``block_s`` seconds of the engine's CPU time."""
     (process,) = engine._processes
-    begin, begin_s = time.perf_counter(), read_cpu_s(process.pid)
+    clock = clock_of(process.pid)
+    begin, begin_s = time.perf_counter(), time.clock_gettime(clock)
     mine = block.tokens_by_kind
 
     async def send(requests: Iterator[tuple[str, EngineRequest]]) -> None:
@@ -154,7 +150,7 @@ async def serve(
                 mine[kind] = mine.get(kind, 0) + len(step.token_ids)
 
     clients = [asyncio.create_task(send(requests)) for requests in supply]
-    while (seconds := read_cpu_s(process.pid) - begin_s) < block_s:  # noqa: ASYNC110
+    while (seconds := time.clock_gettime(clock) - begin_s) < block_s:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     block.seconds, block.wall_s = seconds, time.perf_counter() - begin
     block.tokens = sum(mine.values())

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -147,22 +147,33 @@ class RecordFormatter:
         redactor = self.redactor
         if redactor is not None:
             redactor.begin()
-        facts, record = ended.record.facts, ended.record
         requests = [line.request for line in ended.timelines]
         first = next((request for request in requests if request is not None), None)
         prompts, places = self._make_prompts(requests)
         choices = tuple(
             self._make_choice(choice, timeline, places)
-            for choice, timeline in zip(record.choices, ended.timelines, strict=True)
+            for choice, timeline in zip(ended.record.choices, ended.timelines, strict=True)
             if timeline.request is not None
         )
-        content = self._make_content(ended, prompts)
-        tokens = max((choice.tokens for choice in choices), default=0)
-        speculation = ended.speculation
+        asked = self._describe_request(ended, self._make_content(ended, prompts))
+        return replace(
+            asked,
+            output_length=max((choice.tokens for choice in choices), default=0) or None,
+            depth=first.depth if first else None,
+            sampling=self._list_sampling(first),
+            constraint=first.constraint.kind if first and first.constraint else "",
+            prompts=tuple(prompts),
+            choices=choices,
+            redacted=redactor is not None and redactor.found,
+        )
+
+    def _describe_request(self, ended: EndedRequest, content: Mapping[str, Any]) -> CaptureRecord:
+        """What was asked, by whom, and how it ended; without its prompts and choices."""
+        redactor, speculation = self.redactor, ended.speculation
+        facts, record = ended.record.facts, ended.record
         return CaptureRecord(
             **content,
             timestamp=round(1000 * (ended.arrived - self._began), 3),
-            output_length=tokens or None,
             id=facts.id if redactor else self._hashes.hash_text(facts.id),
             session=self._hashes.hash_text(ended.session),
             arrived=round(ended.arrived, 6),
@@ -176,18 +187,12 @@ class RecordFormatter:
             context=record.slices.context,
             template=self._name_template(facts.template),
             lane=facts.lane,
-            depth=first.depth if first else None,
             method=speculation.method if speculation else "",
             draft="+".join(record.drafts) or (speculation.draft if speculation else "") or "",
             ending=record.ending.value,
-            sampling=self._list_sampling(first),
-            constraint=first.constraint.kind if first and first.constraint else "",
-            prompts=tuple(prompts),
-            choices=choices,
             queued_ms=_milliseconds(record.queued),
             ttft_ms=_milliseconds(record.ttft),
             duration_ms=_milliseconds(record.duration),
-            redacted=redactor is not None and redactor.found,
         )
 
     def _make_content(

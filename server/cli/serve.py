@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import uvloop
+from starlette.types import ASGIApp
 
 from engine.errors import EngineDead
 from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
@@ -87,13 +88,7 @@ class ServeCommand:
         if warning := describe_exposure(settings, keys):
             progress(warning)
         self._backend = backend = _open_backend(line, progress)
-        self._parsers = ParserFactory(
-            backend.vocabulary,
-            settings.tool_call_parser,
-            backend.reasoning_parser,
-            settings.repair_tool_calls,
-            backend.fallback,
-        )
+        self._parsers = _make_parsers(backend, settings)
         self._improve = open_improve(settings, backend.drafts is not None)
         self._improving: asyncio.Task[None] | None = None
         capture = open_capture(line.namespace, progress)
@@ -113,16 +108,14 @@ class ServeCommand:
         self._watch(capture)
         self._gateway = self._new_gateway(keys)
         self._runs = BackgroundRuns()
+        access_log = AccessLog(settings.log_level, errors)
         self._app = TelemetryMiddleware(
-            create_app(
-                self._gateway,
-                make_routes(self._telemetry),
-                [route.router(self._gateway, self._runs)],
-            ),
-            AccessLog(settings.log_level, errors),
-            self._tracing,
-            keep_bodies=capture is not None,
+            self._make_app(), access_log, self._tracing, keep_bodies=capture is not None
         )
+
+    def _make_app(self) -> ASGIApp:
+        stateful = [route.router(self._gateway, self._runs)]
+        return create_app(self._gateway, make_routes(self._telemetry), stateful)
 
     def _watch(self, capture: RequestCapture | None) -> None:
         """Show telemetry what there is to watch beside requests."""
@@ -350,6 +343,16 @@ def _make_telemetry_settings(backend: Backend, settings: Settings) -> TelemetryS
         models=(*backend.names, *backend.adapters),
         lanes=(SPECULATIVE, PLAIN),
         workloads=(*WORKLOADS, *settings.workloads),
+    )
+
+
+def _make_parsers(backend: Backend, settings: Settings) -> ParserFactory:
+    return ParserFactory(
+        backend.vocabulary,
+        settings.tool_call_parser,
+        backend.reasoning_parser,
+        settings.repair_tool_calls,
+        backend.fallback,
     )
 
 

@@ -22,6 +22,7 @@ from server.generation.job import (
     fingerprint,
 )
 
+NO_TOOLS = ToolPolicy()
 MAX_DEPTH_PARAM = "num_speculative_tokens"
 MAX_BAD_WORDS_BYTES = 512
 """vLLM allows 1024 tokens; a word may take one per byte, with and without a leading space."""
@@ -57,14 +58,13 @@ def make_job(
     constraint: NamedConstraint | tuple[str, None],
     workload: str | None,
     reasons: bool = False,
-    policy: ToolPolicy | None = None,
+    policy: ToolPolicy = NO_TOOLS,
 ) -> Job:
     """The fields of a Job that every API fills in the same way. Raises InvalidRequest.
 
     ``workload`` is the slice that the client names in its header; ``reasons`` says whether it asks
     for reasoning.
     """
-    policy = policy or ToolPolicy()
     param, wanted = constraint
     job = Job(
         id=id,
@@ -73,17 +73,9 @@ def make_job(
         created=int(time.time()),
         sampling=sampling,
         prompts=prompts,
-        stream=bool(request.stream),
-        spec_metrics=request.per_request_spec_decode_metrics or served.spec_metrics,
         tool_policy=policy,
         constraint=wanted,
         grammar_param=param,
-        depth=requested_depth(
-            request.num_speculative_tokens,
-            request.vllm_xargs if isinstance(request, EngineFields) else None,
-            served,
-        ),
-        cache_salt=request.cache_salt,
         workload=classify_workload(
             workload,
             served.workloads,
@@ -92,6 +84,18 @@ def make_job(
             reasoning=reasons,
         ),
         template=_fingerprint_prompt(prompts[0]),
+    )
+    return _add_request_fields(job, request, served)
+
+
+def _add_request_fields(job: Job, request: JobFields, served: ServedModel) -> Job:
+    extra = request.vllm_xargs if isinstance(request, EngineFields) else None
+    job = replace(
+        job,
+        stream=bool(request.stream),
+        spec_metrics=request.per_request_spec_decode_metrics or served.spec_metrics,
+        depth=requested_depth(request.num_speculative_tokens, extra, served),
+        cache_salt=request.cache_salt,
     )
     if isinstance(request, EngineFields):
         job = _add_engine_fields(job, request)
