@@ -8,9 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.speculation.accounting import (
-    Account,
-)
+from engine.speculation.accounting import Account
 from engine.speculation.totals import Totals
 from engine.types import EngineRequest, FinishReason, PositionLogprobs, Sampling
 from engine.vllm_backend.arguments import DEMO_SPECULATION, make_demo_arguments

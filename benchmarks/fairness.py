@@ -26,14 +26,9 @@ from benchmarks.overload import BODY, exchange, start_server
 from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.admission import AdmissionLimits
-from server.access.caller import (
-    ApiKey,
-)
+from server.access.caller import ApiKey
 from server.access.fair_order import Priority
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.keys import KeyRing, hash_key
 from server.cli.listener import bind, format_url
 from tests.server.conftest import Lab
 

@@ -30,12 +30,8 @@ from benchmarks.fleet_model import POLICIES, Machine, Simulation, Trace
 from benchmarks.observing import INFO, Renderer, Server, make_app, round_of, scripted
 from engine.base import Engine
 from engine.fleet.discovery import StaticSource
-from engine.fleet.fleet import (
-    Fleet,
-)
-from engine.fleet.types import (
-    FleetSettings,
-)
+from engine.fleet.fleet import Fleet
+from engine.fleet.types import FleetSettings
 from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 

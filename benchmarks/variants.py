@@ -37,14 +37,8 @@ from observability.middleware import AccessLog, TelemetryMiddleware
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
 from server.access.admission import Admission, AdmissionLimits
-from server.access.caller import (
-    ApiKey,
-    KeyQuota,
-)
-from server.access.keys import (
-    KeyRing,
-    hash_key,
-)
+from server.access.caller import ApiKey, KeyQuota
+from server.access.keys import KeyRing, hash_key
 from server.apis.shared.gateway import Gateway
 from server.app import create_app
 from server.generation import generate

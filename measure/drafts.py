@@ -14,13 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from measure.statistics import (
-    Estimate,
-    Finding,
-    bootstrap,
-    bootstrap_ratio,
-    judge_ratio,
-)
+from measure.statistics import Estimate, Finding, bootstrap, bootstrap_ratio, judge_ratio
 from observability.capture.record import CapturedStep
 
 ALL = "all"

@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.speculation.totals import Totals
-from measure.statistics import (
-    Estimate,
-    Summary,
-    bootstrap_ratio,
-    summarise,
-)
+from measure.statistics import Estimate, Summary, bootstrap_ratio, summarise
 from measure.stream import RequestResult
 
 MS = 1e3

@@ -27,13 +27,7 @@ from measure.servers import Say, Setting, describe_target, serve
 from measure.stream import RequestResult
 from measure.tool_outcomes import judge_calls
 from observability.capture.files import list_files, read_lines, read_records
-from observability.capture.record import (
-    BLOCK,
-    OURS,
-    TRACE_BLOCK,
-    CaptureError,
-    CaptureRecord,
-)
+from observability.capture.record import BLOCK, OURS, TRACE_BLOCK, CaptureError, CaptureRecord
 
 RECORDED = "recorded"
 LEFT = "client_gone"

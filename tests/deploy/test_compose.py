@@ -11,12 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.cli.listener import (
-    LAST_WORDS_S,
-)
-from server.http.connection import (
-    CLOSE_S,
-)
+from server.cli.listener import LAST_WORDS_S
+from server.http.connection import CLOSE_S
 from server.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -14,15 +14,11 @@ import subprocess
 import kubernetes_validate
 import pytest
 
-from server.cli.listener import (
-    LAST_WORDS_S,
-)
+from server.cli.listener import LAST_WORDS_S
 from server.cli.observing import CaptureSettings
 from server.flags import ENV_PREFIX
 from server.http.auth import OPEN_PATHS
-from server.http.connection import (
-    CLOSE_S,
-)
+from server.http.connection import CLOSE_S
 from server.settings import Settings
 from tests.deploy.overlays import (
     CUSTOM,
