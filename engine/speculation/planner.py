@@ -237,7 +237,7 @@ class DepthPlanner:
             widths = np.minimum(bounds, depth)
         else:
             depth, widths, reason = self._explore(
-                requests, (bounds > best) & (widths >= best), survival, best, widths, seconds, least
+                requests, bounds, survival, best, widths, seconds, least
             )
         if reason is DepthReason.COST:
             reason = _name(conditional, bounds, depth, self.depth)
@@ -332,7 +332,7 @@ class DepthPlanner:
     def _explore(
         self,
         requests: Sequence[str],
-        deepest: NDArray[np.bool_],
+        bounds: Ints,
         survival: Floats,
         best: int,
         widths: Ints,
@@ -352,6 +352,7 @@ class DepthPlanner:
             if self._pay(lost_s - float(seconds[best] - seconds[depth])):
                 self._waited = 0
                 return depth, np.minimum(widths, depth), DepthReason.PROBE
+        deepest = (bounds > best) & (widths >= best)
         if best == self.depth or not deepest.any():
             return best, widths, DepthReason.COST
         cold = deepest & (self.survival.trials(requests)[:, best] < self.settings.cold_trials)
