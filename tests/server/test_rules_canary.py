@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from engine.base import Engine
 from engine.errors import EngineFailed
 from engine.speculation.policy import Arm, FlagMode, SpeculationFlag, SpeculationRules
 from engine.supervision.policy import EngineLoss, LossCause, create_loss
@@ -23,6 +24,7 @@ from improve.rules import PromotedRules
 from improve.sequential import CanaryFindings, CanaryRules, CanaryVerdict
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
+from observability.metrics import GROUPS
 from observability.telemetry import Telemetry
 from server.apis.shared.gateway import Controls
 from tests.server.conftest import EOS, Lab, on_a_port
@@ -38,7 +40,6 @@ class Machine:
     """Half of all drafts are accepted; steps take time on a clock of its own."""
 
     lab: Lab
-    policy_rules: SpeculationRules = field(default_factory=SpeculationRules)
     now: float = 0.0
     slept_s: float = 0.0
     requests: int = 0
@@ -51,16 +52,19 @@ class Machine:
     def __post_init__(self) -> None:
         self.random = random.Random(3)
         settings = TelemetrySettings(models=("demo",), lanes=("speculative", "plain"))
-        self.telemetry = Telemetry(settings, CollectorRegistry(), clock=lambda: self.now)
-        self.lab.engine.script = self.play
-        engine = InstrumentedEngine(self.lab.engine, self.telemetry)
+        self.telemetry = Telemetry(GROUPS, settings, CollectorRegistry(), clock=lambda: self.now)
+        engine = InstrumentedEngine(self.open_engine(), self.telemetry)
         self.lab.gateway.observer = self.telemetry
         self.lab.gateway.open(replace(self.lab.path(), engine=engine))
         self.policy = self.lab.gateway.require().policy
         self.memory = PromotedRules(None, self.policy.rules)
         self.changes = CanaryChanges(self.telemetry, self.policy, self.memory, lambda: self.losses)
 
-    def play(self, request: EngineRequest) -> Iterator[Any]:
+    def open_engine(self) -> Engine:
+        self.lab.engine.script = self.play
+        return self.lab.engine
+
+    def play(self, request: EngineRequest, accepts: float = 0.5) -> Iterator[Any]:
         ids = self.lab.renderer.encode(TEXT + EOS, False)
         depth = 3 if request.depth is None else request.depth
         yield Step(tuple(ids[:1]))
@@ -71,7 +75,8 @@ class Machine:
             slower = 9 if request.depth == self.slow_at else 1
             self.now += (STEP_S + DRAFT_S * depth) * slower
             accepted = 0
-            while accepted < depth and at + accepted + 1 < len(ids) and self.random.random() < 0.5:
+            most = min(depth, len(ids) - at - 1)
+            while accepted < most and self.random.random() < accepts:
                 accepted += 1
             part = tuple(ids[at : at + accepted + 1])
             at += len(part)
