@@ -47,6 +47,7 @@ from server.generation.job import ServedModel
 from server.generation.pipeline import Pipeline
 from server.http.middleware import FastWriteMiddleware
 from server.parsing.vocabulary import Vocabulary
+from server.settings import Settings
 from server.store.sql import SqlResponseStore
 
 KEY = "eg-benchmark-key-0123456789abcdef"
@@ -175,7 +176,7 @@ def make_app(variant: Variant, folder: Path) -> ASGIApp:
     renderer = make_renderer(variant)
     vocabulary = Vocabulary.from_tokenizers(Renderer().tokenizer)
     formats = ("hermes", "qwen3") if variant.parsers else (None, None)
-    gateway = Gateway(models=("demo",), created=1, max_body_bytes=1 << 26)
+    gateway = Gateway(models=("demo",), created=1, settings=Settings(max_body_bytes=1 << 26))
     gateway.keys = KeyRing(make_keys(variant)) if variant.keys else KeyRing()
     if variant.store:
         gateway.store = SqlResponseStore(f"sqlite:///{folder}/responses.db")

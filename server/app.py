@@ -66,7 +66,7 @@ def create_app(
 
     ``stateful`` are APIs that store answers or run what outlives a request: ``apis/responses``.
     """
-    prefix = gateway.root_path.rstrip("/")
+    prefix = gateway.settings.root_path.rstrip("/")
     servers = [{"url": prefix}] if prefix else None
     app = FastAPI(title="eaglegate", docs_url=None, redoc_url=None, servers=servers)
     for routes in (
@@ -113,7 +113,7 @@ def _add_messages(routes: APIRouter, gateway: Gateway) -> None:
     @routes.post("/v1/messages/count_tokens", openapi_extra=describe_body(CountTokensRequest))
     async def count_tokens(request: Request) -> dict[str, int]:
         arrived = time.perf_counter()
-        body = await read_body(request, gateway.max_body_bytes)
+        body = await read_body(request, gateway.settings.max_body_bytes)
         path = gateway.require()
         talk = await charge.get().parse(
             lambda: make_counted_conversation(parse(body, CountTokensRequest), path.served)

@@ -140,18 +140,12 @@ class ServeCommand:
         gateway = Gateway(
             models=(*self._backend.names, *self._backend.adapters),
             created=int(time.time()),
-            max_body_bytes=settings.max_body_bytes,
+            settings=settings,
             timing=make_part(StreamTiming, settings),
             keys=keys,
             admin_port=find_admin_port(self._listeners),
             cross_origin=make_part(CrossOriginPolicy, settings).for_machine(settings.host),
-            root_path=settings.root_path,
-            tokenizer_info=settings.enable_tokenizer_info_endpoint,
             memory=MemoryMonitor(find_sources(settings.memory_limit)),
-            request_timeout_s=settings.request_timeout_s,
-            body_timeout_s=settings.body_timeout_s,
-            session_header=settings.session_header,
-            unknown_fields=settings.unknown_fields,
             workers=self._backend.list_workers,
             losses=lambda: self._resilient.losses,
             observer=self._telemetry,
@@ -235,8 +229,11 @@ class ServeCommand:
         ring.resume_quotas(self._gateway.keys)
         self._gateway.keys, self._admission.bounds = ring, make_part(AdmissionLimits, fresh)
         self._admission.classes = ring.classes
-        self._gateway.request_timeout_s = fresh.request_timeout_s
-        self._gateway.body_timeout_s = fresh.body_timeout_s
+        self._gateway.settings = replace(
+            self._gateway.settings,
+            request_timeout_s=fresh.request_timeout_s,
+            body_timeout_s=fresh.body_timeout_s,
+        )
         if named := _read_encryption_keys(fresh):
             self._gateway.cipher = encryption.ReasoningCipher(named)
         self._policy.rules = replace(self._policy.rules, key_depths=ring.depths)

@@ -80,7 +80,9 @@ class AuthMiddleware:
         works = _uses_memory(scope)
         self._gateway.in_flight += works
         try:
-            await self._app(scope, _limit_duration(receive, self._gateway.body_timeout_s), send)
+            await self._app(
+                scope, _limit_duration(receive, self._gateway.settings.body_timeout_s), send
+            )
         finally:
             self._gateway.in_flight -= works
             cost.close()
@@ -103,7 +105,7 @@ class AuthMiddleware:
         key = self._gateway.keys.find(_read_key(headers)) if self._gateway.keys else None
         if _uses_memory(scope):
             self._gateway.memory.check(self._gateway.in_flight)
-        session = headers.get(self._gateway.session_header) or None
+        session = headers.get(self._gateway.settings.session_header) or None
         who = Caller(key, self._read_timeout(headers), session, _client_network(scope))
         if scope["method"] == "POST" and (path.startswith("/v1/") or path == "/invocations"):
             self._gateway.require().admission.check(who.to_requester())
@@ -146,7 +148,7 @@ class AuthMiddleware:
 
     def _read_timeout(self, headers: Headers) -> float | None:
         """The client's deadline or the gateway's, whichever is sooner."""
-        most = self._gateway.request_timeout_s or None
+        most = self._gateway.settings.request_timeout_s or None
         given = headers.get(TIMEOUT_HEADER)
         if given is None:
             return most

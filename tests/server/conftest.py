@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -109,6 +109,9 @@ class Lab:
         self.gateway.open(self.path())
         self.runs = BackgroundRuns()
         self.app = make_app(self)
+
+    def configure(self, **settings: Any) -> None:
+        self.gateway.settings = replace(self.gateway.settings, **settings)
 
     def path(self) -> Pipeline:
         info = EngineInfo("demo", 256, 2048, SpeculationInfo("eagle3.1", self.depth, summary="x"))

@@ -35,7 +35,7 @@ async def test_without_any_there_is_none(lab):
 
 
 async def test_the_header_goes_by_the_name_that_was_set(lab):
-    lab.gateway.session_header = "x-agent"
+    lab.configure(session_header="x-agent")
     lab.says("hello")
     body = {"model": "demo", "messages": MESSAGES}
     await lab.post("/v1/chat/completions", body, headers={"x-agent": "a", "x-session-id": "s"})

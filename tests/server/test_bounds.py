@@ -86,7 +86,7 @@ def message(size: int) -> dict:
 
 async def test_a_conversation_grows_to_the_size_of_one_request(lab):
     lab.says("yes")
-    lab.gateway.max_body_bytes = 10_000
+    lab.configure(max_body_bytes=10_000)
     talk = (await lab.post("/v1/conversations", {})).json["id"]
     url = f"/v1/conversations/{talk}/items"
     statuses = [(await lab.post(url, {"items": [message(4000)]})).status for _ in range(4)]
@@ -99,7 +99,7 @@ async def test_a_conversation_grows_to_the_size_of_one_request(lab):
 
 async def test_a_chain_of_responses_is_as_long_as_one_request(lab):
     lab.says("yes")
-    lab.gateway.max_body_bytes = 3_000
+    lab.configure(max_body_bytes=3_000)
     previous, statuses = None, []
     for _ in range(10):
         body = {"model": "demo", "input": "a " * 100, "previous_response_id": previous}

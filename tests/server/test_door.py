@@ -202,7 +202,7 @@ async def test_while_draining_new_work_is_sent_away_unread(lab):
 
 
 async def test_a_body_that_does_not_come_is_given_up(lab):
-    lab.gateway.body_timeout_s = 0.01
+    lab.configure(body_timeout_s=0.01)
     import asyncio
 
     async def receive():

@@ -45,7 +45,7 @@ async def test_unknown_fields_are_ignored_aloud(lab, url):
 @pytest.mark.parametrize("url", BODIES)
 async def test_or_refused_where_the_operator_wants_that(lab, url):
     lab.says("x")
-    lab.gateway.unknown_fields = "refuse"
+    lab.configure(unknown_fields="refuse")
     answer = await lab.post(url, {"model": "demo", "num_ctx": 1} | BODIES[url])
     assert answer.status == 400
     assert "Unrecognized request argument supplied: num_ctx" in answer.json["error"]["message"]
@@ -71,7 +71,7 @@ async def test_fields_within_fields(lab, fields, path):
     lab.says("x")
     answer = await lab.chat(**fields)
     assert (answer.status, answer.headers[HEADER]) == (200, path)
-    lab.gateway.unknown_fields = "refuse"
+    lab.configure(unknown_fields="refuse")
     answer = await lab.chat(**fields)
     assert (answer.status, answer.json["error"]["param"]) == (400, path)
 

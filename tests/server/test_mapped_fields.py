@@ -90,7 +90,7 @@ async def test_unless_the_choice_demands_one(lab):
     assert "a tool of type 'web_search'" in answer.json["error"]["message"]
     answer = await lab.chat(tools=[TOOL, {"type": "x"}], tool_choice={"type": "x"})
     assert answer.status == 400
-    lab.gateway.unknown_fields = "refuse"
+    lab.configure(unknown_fields="refuse")
     answer = await lab.chat(tools=[TOOL, {"type": "web_search"}])
     assert (answer.status, answer.json["error"]["param"]) == (400, "tools[web_search]")
     assert "hosted tools" in answer.json["error"]["message"]

@@ -14,7 +14,7 @@ USER = "user-key-0123456789"
 
 @pytest.fixture
 def under(lab):
-    lab.gateway.root_path = "/team/llm"
+    lab.configure(root_path="/team/llm")
     lab.app = make_app(lab, pages())
     return lab
 

@@ -86,7 +86,7 @@ async def test_an_invocation_is_charged_once(lab):
 
 async def test_the_tokenizer_s_configuration_is_shown_where_that_is_asked_for(lab):
     assert (await lab.get("/tokenizer_info")).status == 404
-    lab.gateway.tokenizer_info = True
+    lab.configure(enable_tokenizer_info_endpoint=True)
     lab.app = make_app(lab)
     info = (await lab.get("/tokenizer_info")).json
     assert info == {

@@ -160,7 +160,7 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
     @routes.put("/speculation", openapi_extra=describe_body(SpeculationModel))
     async def set_speculation(request: Request) -> dict[str, Any]:
         path = gateway.require()
-        given = parse(await read_body(request, gateway.max_body_bytes), SpeculationModel)
+        given = parse(await read_body(request, gateway.settings.max_body_bytes), SpeculationModel)
         rules = given.rules()
         _check_rules(rules, path)
         _check_operation(given, path, gateway)
@@ -187,7 +187,7 @@ def _add_drafts(routes: APIRouter, gateway: Gateway) -> None:
     async def swap_draft(request: Request) -> dict[str, Any]:
         """Load another draft into the running engine, between two steps."""
         gateway.require()
-        given = parse(await read_body(request, gateway.max_body_bytes), DraftModel)
+        given = parse(await read_body(request, gateway.settings.max_body_bytes), DraftModel)
         drafts = _require_drafts(gateway)
         return await _change_draft(drafts, drafts.swap(given.path, trial=given.trial))
 
@@ -209,7 +209,7 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
     async def start_canary(request: Request) -> dict[str, Any]:
         """Try a draft or rules on a part of live traffic, then promote them or roll them back."""
         path = gateway.require()
-        given = parse(await read_body(request, gateway.max_body_bytes), CanaryModel)
+        given = parse(await read_body(request, gateway.settings.max_body_bytes), CanaryModel)
         canaries = _require_canaries(gateway)
         change = _make_change(given, canaries.changes, path, gateway)
         with _convert_draft_errors():

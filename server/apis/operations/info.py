@@ -146,7 +146,7 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
     @routes.post("/tokenize", openapi_extra=describe_body(TokenizeRequest), response_model=None)
     async def tokenize(request: Request) -> Response:
         arrived = time.perf_counter()
-        body = await read_body(request, gateway.max_body_bytes)
+        body = await read_body(request, gateway.settings.max_body_bytes)
         path = gateway.require()
         asked = await charge.get().parse(lambda: parse(body, TokenizeRequest))
         check_model(asked.model or gateway.models[0], path.served)
@@ -159,7 +159,7 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
     @routes.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest), response_model=None)
     async def detokenize(request: Request) -> Response:
         arrived = time.perf_counter()
-        body = await read_body(request, gateway.max_body_bytes)
+        body = await read_body(request, gateway.settings.max_body_bytes)
         path = gateway.require()
         asked = await charge.get().parse(lambda: parse(body, DetokenizeRequest))
         check_model(asked.model or gateway.models[0], path.served)
@@ -168,7 +168,7 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
             text = await asyncio.to_thread(path.renderer.decode, asked.tokens)
         return json_response({"prompt": text})
 
-    if gateway.tokenizer_info:
+    if gateway.settings.enable_tokenizer_info_endpoint:
 
         @routes.get("/tokenizer_info", response_model=None)
         async def tokenizer_info() -> Response:

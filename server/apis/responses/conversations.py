@@ -104,7 +104,7 @@ class ConversationsService:
         """The items before a response that adds ``given`` (``more`` bytes). Raises NotFound."""
         await self.get(id)
         num_bytes = await self.store.num_bytes(id)
-        check_history(num_bytes + more, self._gateway.max_body_bytes, "conversation")
+        check_history(num_bytes + more, self._gateway.settings.max_body_bytes, "conversation")
         await self.store.check(id, given, "conversation")
         charge.get().hold(num_bytes)
         return await self.store.items(id)
@@ -118,7 +118,7 @@ class ConversationsService:
     async def add(self, id: str, asked: ConversationItems) -> dict[str, Any]:
         await self.get(id)
         num_bytes = await self.store.num_bytes(id) + charge.get().num_bytes
-        check_history(num_bytes, self._gateway.max_body_bytes, "items")
+        check_history(num_bytes, self._gateway.settings.max_body_bytes, "items")
         items = await self._read_items(asked.items)
         await self.store.append(id, items)
         return make_page(items, len(items), "asc", None)
@@ -162,9 +162,9 @@ async def resolve_references(
 async def _find_items(ids: list[str], gateway: Gateway, param: str) -> dict[str, dict[str, Any]]:
     if gateway.store is None or not ids:
         return {}
-    found = await gateway.store.items(ids, gateway.owner(), gateway.max_body_bytes)
+    found = await gateway.store.items(ids, gateway.owner(), gateway.settings.max_body_bytes)
     num_bytes = sum(len(orjson.dumps(item)) for item in found.values())
-    check_history(num_bytes + charge.get().num_bytes, gateway.max_body_bytes, param)
+    check_history(num_bytes + charge.get().num_bytes, gateway.settings.max_body_bytes, param)
     charge.get().hold(num_bytes)
     return found
 

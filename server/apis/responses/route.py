@@ -129,5 +129,5 @@ def _admit(gateway: Gateway) -> AbstractAsyncContextManager[None]:
 
 
 async def _read(request: Request, gateway: Gateway, model: type[Model]) -> Model:
-    body = await read_body(request, gateway.max_body_bytes)
+    body = await read_body(request, gateway.settings.max_body_bytes)
     return await charge.get().parse(lambda: parse(body or b"{}", model))

@@ -134,7 +134,7 @@ class ResponsesService:
 
     async def create(self, request: Request, arrived: float) -> Response:
         gateway = self._gateway
-        body = await read_body(request, gateway.max_body_bytes)
+        body = await read_body(request, gateway.settings.max_body_bytes)
         path = gateway.require()
         owner = gateway.owner()
         reader = gateway.cipher.reader(owner)
@@ -290,7 +290,9 @@ class ResponsesService:
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        check_history(num_bytes + more, self._gateway.max_body_bytes, "previous_response_id")
+        check_history(
+            num_bytes + more, self._gateway.settings.max_body_bytes, "previous_response_id"
+        )
         charge.get().hold(num_bytes)
         return [*await store.history(id, owner)]
 

@@ -23,8 +23,6 @@ from server.http.response import StreamTiming
 from server.settings import Settings
 from server.store.base import ResponseStore
 
-DEFAULTS = Settings()
-
 
 @dataclass(frozen=True, slots=True)
 class Controls:
@@ -48,24 +46,14 @@ class Gateway:
 
     models: tuple[str, ...]
     created: int
-    max_body_bytes: int = DEFAULTS.max_body_bytes
+    settings: Settings = field(default_factory=Settings)
+    """As set at the start; a reload changes the timeouts of requests and bodies."""
     timing: StreamTiming = field(default_factory=StreamTiming)
     keys: KeyRing = field(default_factory=KeyRing)
     admin_port: int | None = None
     """Where operator paths are served, if not on the port of the API."""
     cross_origin: CrossOriginPolicy = field(default_factory=CrossOriginPolicy)
-    root_path: str = ""
-    """The prefix of the path that a proxy puts before ours, whether it takes it off or not."""
-    tokenizer_info: bool = False
-    """Whether ``/tokenizer_info`` shows the tokenizer's configuration and the chat template."""
-    request_timeout_s: float = DEFAULTS.request_timeout_s
-    """The longest a request may take; 0 for as long as it needs."""
-    body_timeout_s: float = DEFAULTS.body_timeout_s
     budget: RequestBudget = field(default_factory=RequestBudget)
-    session_header: str = DEFAULTS.session_header
-    """Requests with the same value in this header prefer the same worker."""
-    unknown_fields: str = DEFAULTS.unknown_fields
-    """What happens to unknown fields: ignore or refuse."""
     observer: Observer = field(default_factory=NullObserver)
     memory: MemoryMonitor = field(default_factory=lambda: MemoryMonitor([]))
     store: ResponseStore | None = None
@@ -82,6 +70,11 @@ class Gateway:
     path: Pipeline | None = None
     state: str = "starting"
     """starting, ready or stopping."""
+
+    @property
+    def unknown_fields(self) -> str:
+        """What happens to unknown fields: ignore or refuse."""
+        return self.settings.unknown_fields
 
     def owner(self) -> str:
         """The owner whose responses the current request may see: its key."""

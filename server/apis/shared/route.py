@@ -47,7 +47,7 @@ async def respond(
 ) -> Response:
     """Read the body once, make the Job of the API that ``select`` finds, and answer it."""
     arrived = time.perf_counter()
-    body = await read_body(request, gateway.max_body_bytes)
+    body = await read_body(request, gateway.settings.max_body_bytes)
     path = gateway.require()
     named = request.headers.get(WORKLOAD_HEADER)
 
