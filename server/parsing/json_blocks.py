@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from server.parsing.json_calls import JsonCalls
-from server.parsing.lookahead import Ahead, last_name, opens
+from server.parsing.json_calls import JsonCalls, skip_fence
+from server.parsing.lookahead import Ahead, Skipping, last_name, opens
 from server.parsing.markers import NAME, Follow, Quotes
 from server.parsing.message import Context, ToolFormat
 from server.parsing.output import Calls, Framed
@@ -133,16 +133,30 @@ class Sections:
         header: list[str] = []
         stops = context.lexicon.stops(self.separator, *self.ends)
         marker = yield from last_name(stops, header, lambda name: self.begin(context.calls, name))
-        if not self.begin(context.calls, "".join(header).strip()):
+        written, inline = "".join(header), ""
+        if marker != self.separator:  # models forget it
+            written, brace, inline = written.partition("{")
+            inline = brace + inline
+        if not self.begin(context.calls, written.strip()):
             return marker
         if marker == self.separator:
-            stops = context.lexicon.stops(*self.ends)
-            marker = yield Next(stops, keep=None)
-            if marker not in self.ends:
-                write = context.calls.write_json
-                marker = yield JsonValue(stops, write, True, self._quotes(context))
+            marker = yield from self._arguments_text(context)
+        elif inline:
+            context.calls.write_json(inline.rstrip())
         context.calls.close()
         return marker
+
+    def _arguments_text(self, context: Context) -> Subgrammar:
+        """Arguments behind the separator, in a fence or not: the marker behind them."""
+        stops, write = context.lexicon.stops(*self.ends), context.calls.write_json
+        marker = yield Next(stops, keep=None)
+        fenced = marker == "`" and (yield skip_fence(stops)) == Skipping.YES
+        if fenced:
+            marker = yield Next(stops, keep=None)
+        if marker in self.ends:
+            return marker
+        marker = yield JsonValue(stops, write, not fenced, self._quotes(context))
+        return marker if marker in self.ends else (yield Until(stops, ignore))
 
     def _quotes(self, context: Context) -> Quotes:
         """A string is given up where the section goes on or ends, and the output with it."""

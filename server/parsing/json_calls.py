@@ -78,7 +78,7 @@ class JsonCalls:
                 char = yield Next(self.stops, skipped.append)
             if char == "`":
                 inside = self.certain and (self.closed or not found)
-                if inside and (yield self._fence()) == Skipping.YES:
+                if inside and (yield skip_fence(self.stops)) == Skipping.YES:
                     continue
                 char = yield Next(self.stops, skipped.append)
             if char == "{":
@@ -93,10 +93,6 @@ class JsonCalls:
             if char == NO_CALL or (char == "]" and not self.closed):
                 return DONE
 
-    def _fence(self) -> Skipping:
-        """Some models write a code fence between the markers and the JSON."""
-        return Skipping(_FENCE, _FENCE_BEGINS, self.stops.tokens)
-
     def object(self) -> Subgrammar:
         """One object after its brace: DONE or NO_CALL after it, or the marker before its end."""
         one = _Object(self)
@@ -106,6 +102,11 @@ class JsonCalls:
             one.truncate()
             raise
         return one.finish(end)
+
+
+def skip_fence(stops: Stops) -> Skipping:
+    """Some models write a code fence between the markers and the JSON."""
+    return Skipping(_FENCE, _FENCE_BEGINS, stops.tokens)
 
 
 class _Object:

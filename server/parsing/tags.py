@@ -86,9 +86,11 @@ class Tags:
         return (self.section_end, *self.ends, *(closing for _, closing in self.others))
 
     @property
-    def next_parameter(self) -> str:
-        """The beginning of a parameter's tag behind a value."""
-        return (self.line_end or self.line) + self.parameter
+    def next_parameters(self) -> tuple[str, ...]:
+        """How a parameter's tag may begin behind a value that is not closed."""
+        if self.line_end:
+            return self.parameter, self.line_end + self.parameter
+        return (self.line + self.parameter,)
 
     def after_call(self, lexicon: Lexicon) -> Follow:
         """What may stand behind a call."""
@@ -282,7 +284,8 @@ class _Call:
             return closing
         names = arguments.properties.keys() - arguments.given
         following: Follow = {word: None for name in names for word in (f"{name}>", f'"{name}"')}
-        return replace(closing, words={**closing.words, tags.next_parameter: following})
+        nexts = dict.fromkeys(tags.next_parameters, following)
+        return replace(closing, words={**closing.words, **nexts})
 
     def _find_closing(self) -> Closing:
         """The tags that end a value, with the line break before them."""
@@ -304,8 +307,8 @@ class _Call:
                 implied.add(line + word)
         call_ends = frozenset(implied)
         if not lexicon.is_token(tags.parameter):
-            words[tags.next_parameter] = {}
-            implied.add(tags.next_parameter)
+            words |= {word: {} for word in tags.next_parameters}
+            implied.update(tags.next_parameters)
         closing = Closing(words, implied, unfinished=unfinished)
         if tags.section:
             words[tags.call] = tags.head(lexicon)

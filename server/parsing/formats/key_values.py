@@ -198,13 +198,13 @@ class KeyValues:
     def _find_closing(self, context: Context) -> Closing:
         """A value's own tag; a next key is as good; a section's tag is, where the output agrees."""
         lexicon = context.lexicon
-        named = filter(None, (self.key, self.call_end, self.separator))
+        named = filter(None, (self.key, self.call_end, self.separator, self.section_end))
         calls = context.follow({NAME: context.follow(None, *named)}, self.call)
         last = context.follow({}, self.section_end) if self.section_end else {}
         ends = context.follow(None, self.call_end)
         behind = context.follow(None, self.key_end or self.value)
         key = context.follow({NAME: behind}, self.key)
-        words = context.follow({**key, **ends}, self.value_end)
+        words = context.follow({**key, **ends, **calls, **last}, self.value_end)
         tokens = (self.call, self.call_end, self.key, self.value_end)
         if not all(map(lexicon.is_token, tokens)) or context.sound:
             return Closing(words)

@@ -63,7 +63,8 @@ class Pythonic:
     def _calls(self, opener: str, context: Context) -> Grammar:
         stops = context.lexicon.stops(self.start, self.end)
         if not self.bracketed:
-            follow: Follow = {NAME: {"(": None}}
+            call: Follow = {NAME: {"(": None}}
+            follow = {**call, "[": call}
             if not context.lexicon.is_text(opener) or (yield from opens(opener, follow, context)):
                 yield from self._list(stops, context)
             return
@@ -101,10 +102,12 @@ class Pythonic:
         """Behind the opening bracket."""
         names = context.lexicon.stops("(", "]", self.start, self.end)
         marker = ""
-        while marker != "]" and marker not in stops.markers:
+        while not (marker == "]" and self.bracketed) and marker not in stops.markers:
             parts: list[str] = []
             marker = yield Until(names, parts.append)
             name = _skip_commas("".join(parts)).rstrip()
+            if not self.bracketed and (marker == "]" or name.startswith("[")):
+                name = name.removeprefix("[").lstrip()
             if marker == "(" and _NAME.fullmatch(name):
                 marker = yield from self._call(name, context, stops)
             elif name:

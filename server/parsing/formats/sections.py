@@ -41,7 +41,7 @@ from dataclasses import dataclass, replace
 from server.parsing.json_blocks import Sections
 from server.parsing.json_scan import JsonText
 from server.parsing.lookahead import last_name
-from server.parsing.markers import Follow
+from server.parsing.markers import NAME, Follow
 from server.parsing.message import Context, ReasoningFormat
 from server.parsing.output import Calls
 from server.parsing.reader import JsonValue, Next, Subgrammar, Until, Want, ignore
@@ -146,12 +146,16 @@ class _Versions(Sections):
         )
         return Tagged(context.lexicon, closing, write)
 
+    def _again(self, context: Context) -> Follow:
+        """What stands behind a call whose end is forgotten."""
+        return context.follow({NAME: None}, self.call) | context.follow({}, self.section_end)
+
     def _find_closing(self, context: Context) -> Closing:
         lexicon = context.lexicon
         goes_on = context.follow({}, self.section_end) | context.follow(None, self.call)
         ends = context.follow(goes_on, self.call_end)
         last = context.follow(None, self.call_end)
-        words: dict[str, Follow | None] = {"```": last, "\n```": last}
+        words: dict[str, Follow | None] = {"```": last, "\n```": {**last, **self._again(context)}}
         if not lexicon.is_token(self.call_end) or context.sound:
             return Closing(words)
         words |= {**ends, lexicon.sign(self.section_end): {}}

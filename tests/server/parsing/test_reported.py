@@ -1,4 +1,4 @@
-"""Answers as templates write them, and as models damage them by public reports; every cutting."""
+"""Answers as templates write them, and as models damage them; every cutting."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ import yaml
 from engine.types import FinishReason
 from tests.server.parsing.test_damaged import Damage, check
 
-FILE = yaml.safe_load(Path(__file__).with_name("reported.yaml").read_text(encoding="utf-8"))
+FILES = [
+    yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    for name in ("reported.yaml", "shapes.yaml")
+]
+CASES = [(case, file["tools"]) for file in FILES for case in file["ordinary"] + file["damaged"]]
 
 
 @pytest.mark.parametrize(
-    "case", FILE["ordinary"] + FILE["damaged"], ids=lambda case: str(case["name"])
+    ("case", "tools"), [pytest.param(*case, id=str(case[0]["name"])) for case in CASES]
 )
-def test_an_answer(case: dict[str, Any]) -> None:
+def test_an_answer(case: dict[str, Any], tools: dict[str, Any]) -> None:
     calls = [
         (call["name"], call["arguments"], call.get("outcome", "valid"))
         for call in case.get("calls", ())
@@ -32,6 +36,6 @@ def test_an_answer(case: dict[str, Any]) -> None:
             case.get("reasoning", ""),
             case.get("thinks"),
             FinishReason(case.get("finish", "stop")),
-            FILE["tools"],
+            tools,
         )
     )
