@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from engine.events import Event
-from engine.speculation.policy import Arm
+from engine.types import Arm
 
 EventCallback = Callable[[Event], None]
 

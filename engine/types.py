@@ -19,6 +19,13 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+class Arm(StrEnum):
+    """A request's side of a canary."""
+
+    CONTROL = "control"
+    CANDIDATE = "candidate"
+
+
 class UndraftedReason(StrEnum):
     """Why a decode step verified no draft token (DESIGN.md, fallback ratio)."""
 
@@ -101,6 +108,8 @@ class EngineRequest:
     """The LoRA adapter to generate with, by its name; None for the model itself."""
     affinity: str | None = None
     """Requests with the same value share a cache: a session, a conversation."""
+    arm: Arm | None = None
+    """Its side of the canary that runs."""
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     sink: StepSink | None = field(default=None, compare=False, repr=False)
     """Where the engine may put steps instead of yielding them."""

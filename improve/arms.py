@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.events import Outcome
 from engine.observer import Ending
-from engine.speculation.policy import Arm
 from engine.speculation.totals import Totals
+from engine.types import Arm
 
 if TYPE_CHECKING:
     from observability.observation import RequestRecord
@@ -140,6 +140,10 @@ class CollapseLimits:
     """Likewise: more failed requests than the control's by this share."""
     requests: int = 20
     """Ended requests of an arm before that is judged; of a control that has fewer none failed."""
+
+
+def draw_arm(is_candidate: bool) -> Arm:
+    return Arm.CANDIDATE if is_candidate else Arm.CONTROL
 
 
 def check_collapse(arms: ArmsNow, limits: CollapseLimits) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from engine.speculation.policy import Arm
+from engine.types import Arm
 from improve.arms import (
     ArmsNow,
     ArmSums,

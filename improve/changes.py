@@ -1,4 +1,4 @@
-"""What a canary can try: another draft, other rules of speculation (``CanaryChange``)."""
+"""What a canary can try (``CanaryChange``): another draft, other rules, one worker of a fleet."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from engine.base import DraftVersion
 from engine.errors import DraftRefused, DraftSwapBusy, EngineError
-from engine.speculation.policy import Arm, SpeculationPolicy, SpeculationRules
+from engine.fleet.fleet import Fleet
+from engine.speculation.policy import SpeculationPolicy, SpeculationRules
 from engine.speculation.swap import DraftManager
 from engine.speculation.totals import Totals
 from engine.supervision.policy import EngineLoss
+from engine.types import Arm
 from improve.arms import (
     ArmsNow,
+    ChangeRefused,
     Collapsed,
     CollapseLimits,
     Interrupted,
     Traffic,
 )
 from improve.rules import PromotedRules, RulesChange
+from improve.workers import WorkerChange
 
 if TYPE_CHECKING:
     from observability.observation import RequestRecord
@@ -145,6 +149,7 @@ class CanaryChanges:
     memory: PromotedRules
     losses: Callable[[], Iterable[EngineLoss]] = tuple
     drafts: DraftManager | None = None
+    fleet: Fleet | None = None
 
     def try_draft(self, path: str) -> DraftChange:
         assert self.drafts is not None
@@ -152,3 +157,22 @@ class CanaryChanges:
 
     def try_rules(self, rules: SpeculationRules, share: float | None) -> RulesChange:
         return RulesChange(rules, self.policy, self.memory, share, self.losses)
+
+    def try_worker(self, worker: str) -> WorkerChange:
+        """Raises ChangeRefused."""
+        return WorkerChange(worker, self.require_fleet(), self.policy)
+
+    def release(self, worker: str) -> None:
+        """Send requests to a worker again that was rolled back. Raises ChangeRefused."""
+        held = self.require_fleet().reservations.held
+        if worker not in held:
+            raise ChangeRefused(
+                f"The worker {worker!r} is not held. Held: {', '.join(sorted(held)) or 'none'}."
+            )
+        held.discard(worker)
+
+    def require_fleet(self) -> Fleet:
+        """Raises ChangeRefused."""
+        if self.fleet is None:
+            raise ChangeRefused("This gateway has an engine of its own and no workers.")
+        return self.fleet

@@ -1,4 +1,4 @@
-"""``eaglegate draft`` and ``canary``: exchange a running gateway's draft, try it or other rules."""
+"""``eaglegate draft`` and ``canary``: exchange a running gateway's draft, try a change."""
 
 from __future__ import annotations
 
@@ -35,13 +35,18 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     )
     rollback = commands.add_parser("rollback", help="end a trial, or serve the draft before")
     canary = commands.add_parser(
-        "canary", help="try a draft or rules of speculation on live traffic; show or stop that"
+        "canary", help="try a draft, rules or a worker on live traffic; show or stop that"
     )
     canary.add_argument("path", nargs="?", help="folder of the draft; without it, show the canary")
     canary.add_argument(
         "--speculation",
         metavar="JSON",
         help="try these rules, as PUT /admin/speculation takes them",
+    )
+    canary.add_argument("--worker", metavar="URL", help="try this worker against the others")
+    canary.add_argument("--release", metavar="URL", help="use a worker that was rolled back again")
+    canary.add_argument(
+        "--primary", choices=("acceptance", "tpot"), help="what must become better; tpot for rules"
     )
     canary.add_argument("--share", type=float, help="try rules on this share of the sessions")
     canary.add_argument("--stop", action="store_true", help="serve what served before")
@@ -79,11 +84,15 @@ def _call_canary(options: argparse.Namespace) -> dict[str, Any]:
     url = options.url.rstrip("/") + "/admin/canary"
     if options.stop:
         return send(url, None, options.key, "DELETE")
+    if options.release is not None:
+        return send(f"{url}/release", {"worker": options.release}, options.key)
     times = {"slot_s": options.slot_s, "max_s": options.max_s}
     change = {
         "path": options.path and _resolve(options.path),
         "speculation": _read_rules(options.speculation),
         "share": options.share,
+        "worker": options.worker,
+        "primary": options.primary,
     }
     given = {name: value for name, value in (change | times).items() if value is not None}
     return send(url, given or None, options.key)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.speculation.policy import (
-    Arm,
     FlagMode,
     PolicyTrial,
     SpeculationFlag,
@@ -22,6 +21,7 @@ from engine.speculation.policy import (
     draw_position,
 )
 from engine.supervision.policy import EngineLoss
+from engine.types import Arm
 from improve.arms import (
     ArmsNow,
     ChangeRefused,
@@ -29,6 +29,7 @@ from improve.arms import (
     CollapseLimits,
     Interrupted,
     check_collapse,
+    draw_arm,
 )
 
 if TYPE_CHECKING:
@@ -194,10 +195,6 @@ class RulesChange:
 
     def measure_cost(self) -> dict[str, float]:
         return {}
-
-
-def draw_arm(is_candidate: bool) -> Arm:
-    return Arm.CANDIDATE if is_candidate else Arm.CONTROL
 
 
 def find_last(losses: Iterable[EngineLoss]) -> EngineLoss | None:

@@ -39,7 +39,7 @@ usage: eaglegate COMMAND [options]
   check [MODEL]   show what serve would run with these options, and what would stop it
   parse           read model output on stdin, print what the parsers make of it
   draft COMMAND   show, swap, try or roll back the draft of a running gateway
-  canary          try a draft or rules of speculation on a part of live traffic
+  canary          try a draft, rules or a worker on a part of live traffic
   bench           measure a server, or the demo with and without its draft, under load
   replay FILE     send a capture again, compare settings or the recorded run
   capture         look at, export, import and delete captured requests

@@ -27,8 +27,8 @@ from engine.errors import (
     RequestRejected,
 )
 from engine.fleet.discovery import DiscoveryError, WorkerSource
-from engine.fleet.routing import Assignment, LoadBalancer
-from engine.fleet.types import FleetSettings, RoutingReason, WorkerStatus
+from engine.fleet.routing import Assignment, LoadBalancer, WorkerReservations
+from engine.fleet.types import FleetSettings, RoutingReason, WorkerState, WorkerStatus
 from engine.fleet.worker import IncompatibleWorker, Worker
 from engine.supervision.policy import (
     LossCause,
@@ -121,6 +121,7 @@ class Fleet(EnginePool):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.workers: dict[str, Worker] = {}
+        self.reservations = WorkerReservations()
         self._balancer = LoadBalancer(self.settings.balance)
         self._discovered: dict[int, frozenset[str]] = {}
         """The addresses each source returned last."""
@@ -220,7 +221,9 @@ class Fleet(EnginePool):
         except TimeoutError:
             reason = self._explain_no_worker()
             raise EngineDead(f"No worker came back in time. {reason}") from None
-        assignment = self._balancer.assign(inflight.request, [worker.name for worker in able])
+        request, names = inflight.request, [worker.name for worker in able]
+        among = self.reservations.select(names, request.arm)
+        assignment = self._balancer.assign(request, among)
         worker = self.workers[assignment.name]
         worker.counts.reasons[assignment.reason] += 1
         return worker, assignment
@@ -289,6 +292,7 @@ class Fleet(EnginePool):
         for worker in [w for w in self.workers.values() if w.draining and w.is_idle]:
             log.info("worker %s removed", worker.name)
             del self.workers[worker.name]
+            self.reservations.held.discard(worker.name)
             self._balancer.remove_worker(worker.name)
             self._run(worker.aclose())
 
@@ -322,10 +326,12 @@ class Fleet(EnginePool):
         return f"No worker serves ({'; '.join(reasons[:MOST_REASONS])}{more})."
 
     def _describe(self, worker: Worker) -> WorkerStatus:
-        counts = worker.counts
+        counts, state = worker.counts, worker.state
+        if state is WorkerState.SERVING and worker.name in self.reservations.held:
+            state = WorkerState.HELD
         return WorkerStatus(
             name=worker.name,
-            state=worker.state,
+            state=state,
             reason=worker.reason,
             running=0 if worker.session is None else worker.session.stall_detector.num_running,
             outstanding=self._balancer.load(worker.name).tokens,

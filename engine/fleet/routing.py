@@ -21,11 +21,11 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from engine.fleet.types import RoutingReason, RoutingSettings
-from engine.types import EngineRequest
+from engine.types import Arm, EngineRequest
 
 
 class WorkerLoad:
@@ -205,6 +205,11 @@ def choose_worker(
     return order[at], reason if at == 0 else RoutingReason.SPILLED
 
 
+def find_owner(unit: str, names: Sequence[str]) -> str:
+    """The worker to which a session belongs, or any other text is drawn."""
+    return order_by_hash(_digest(unit), names)[0]
+
+
 def _order(candidates: Sequence[RoutingCandidate], key: bytes) -> list[RoutingCandidate]:
     by_name = {candidate.name: candidate for candidate in candidates}
     return [by_name[name] for name in order_by_hash(key, list(by_name))]
@@ -224,6 +229,24 @@ class Assignment:
     charge: LoadCharge
     known_tokens: int
     """Leading tokens of its prompt that the worker knows."""
+
+
+@dataclass(slots=True)
+class WorkerReservations:
+    """Which requests canaries keep from which workers."""
+
+    candidate: str | None = None
+    """Gets the requests of its arm and no others."""
+    held: set[str] = field(default_factory=set)
+    """Get no requests."""
+
+    def select(self, names: Sequence[str], arm: Arm | None) -> list[str]:
+        """Those of ``names`` that a request may go to; where none is left, better any than none."""
+        free = [name for name in names if name not in self.held]
+        if self.candidate is None:
+            return free or list(names)
+        chosen = [name for name in free if (name == self.candidate) is (arm is Arm.CANDIDATE)]
+        return chosen or free or list(names)
 
 
 class LoadBalancer:

@@ -90,6 +90,8 @@ class WorkerState(StrEnum):
     """Starting or coming back: it has not passed its probe yet."""
     OPEN = "open"
     """Its circuit is open: it gets no requests for a while."""
+    HELD = "held"
+    """A canary rolled it back: it serves and gets no requests until it is released."""
     DRAINING = "draining"
     """Removed from the sources: it finishes its in-flight requests."""
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from engine.types import Arm
+
 SPECULATIVE = "speculative"
 PLAIN = "plain"
 
@@ -80,13 +82,6 @@ class SpeculationRules:
 
     def flag_of(self, workload: str) -> SpeculationFlag:
         return self.workload_flags.get(workload, self.flag)
-
-
-class Arm(StrEnum):
-    """A request's side of a canary."""
-
-    CONTROL = "control"
-    CANDIDATE = "candidate"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from engine.errors import EngineDead
+from engine.fleet.fleet import Fleet
 from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
 from engine.supervision.policy import SupervisionTimeouts
 from engine.types import WORKLOADS, EngineInfo
@@ -102,8 +103,14 @@ class ServeCommand:
         self._engine = InstrumentedEngine(self._resilient, self._telemetry)
         promoted = PromotedRules(settings.draft_store, SpeculationRules(depth=settings.fixed_depth))
         self._policy = SpeculationPolicy(replace(promoted.choose(), key_depths=keys.depths))
-        losses, drafts = lambda: self._resilient.losses, backend.drafts
-        self._changes = CanaryChanges(self._telemetry, self._policy, promoted, losses, drafts)
+        self._changes = CanaryChanges(
+            self._telemetry,
+            self._policy,
+            promoted,
+            lambda: self._resilient.losses,
+            backend.drafts,
+            self._resilient if isinstance(self._resilient, Fleet) else None,
+        )
         self._admission = Admission(make_part(AdmissionLimits, settings), classes=keys.classes)
         self._watch(capture)
         self._gateway = self._new_gateway(keys)

@@ -16,13 +16,13 @@ from typing import Any, Literal, TypeVar
 import orjson
 
 from engine.events import Phase
-from engine.speculation.policy import Arm
 from engine.types import (
     CHAT,
     REASONING,
     STRUCTURED,
     TOOLS,
     WORKLOADS,
+    Arm,
     Constraint,
     EngineRequest,
     Sampling,
@@ -269,6 +269,7 @@ class Job:
             tenant=self.key or "",
             cache_salt=self.cache_salt,
             affinity=self.session,
+            arm=self.arm,
         )
 
 

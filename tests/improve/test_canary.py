@@ -14,9 +14,10 @@ import pytest
 
 from engine.errors import DraftRefused, EngineDead
 from engine.observer import Ending
-from engine.speculation.policy import Arm, SpeculationPolicy
+from engine.speculation.policy import SpeculationPolicy
 from engine.speculation.swap import DraftManager
 from engine.speculation.totals import Totals
+from engine.types import Arm
 from improve.arms import measure_request
 from improve.canary import Canary, CanaryBusy, CanaryPlan, CanaryRunner
 from improve.changes import CanaryChanges, DraftChange

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from engine.base import Engine
 from engine.errors import EngineFailed
-from engine.speculation.policy import Arm, FlagMode, SpeculationFlag, SpeculationRules
+from engine.speculation.policy import FlagMode, SpeculationFlag, SpeculationRules
 from engine.supervision.policy import EngineLoss, LossCause, create_loss
-from engine.types import DecodeStep, EngineRequest, FinishReason, Step, UndraftedReason
+from engine.types import Arm, DecodeStep, EngineRequest, FinishReason, Step, UndraftedReason
 from improve import draft_command as command
 from improve.canary import Canary, CanaryPlan, CanaryRunner
 from improve.changes import CanaryChanges

@@ -85,10 +85,11 @@ class DraftModel(AdminModel):
 
 
 class CanaryModel(AdminModel):
-    """A draft or rules to try on live traffic, and when that is decided."""
+    """A draft, rules or a worker to try on live traffic, and when that is decided."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     speculation: RulesModel | None = None
+    worker: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Of the sessions, for rules; null tries them on all requests, in slots."""
     slot_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
@@ -97,14 +98,23 @@ class CanaryModel(AdminModel):
     min_sessions: Annotated[int, Field(ge=2)] = 20
     alpha: Annotated[float, Field(gt=0, le=0.2)] = 0.05
     slice_margin: Annotated[float, Field(ge=0, lt=1)] | None = None
+    primary: Literal["acceptance", "tpot"] | None = None
+    """What must become better: the time per output token for rules, else acceptance length."""
 
     def plan(self) -> CanaryPlan:
-        """The default margin is that of what is tried."""
+        """The default margin is that of the primary metric."""
         given = self.model_dump(include={"min_blocks", "min_sessions", "alpha", "slice_margin"})
         given["max_blocks"] = CanaryPlan.count_blocks(self.slot_s, self.max_s)
         rules = {name: value for name, value in given.items() if value is not None}
-        make = CanaryRules if self.path is not None else CanaryRules.for_tpot
+        primary = self.primary or ("tpot" if self.speculation else "acceptance")
+        make = CanaryRules.for_tpot if primary == "tpot" else CanaryRules
         return CanaryPlan(self.slot_s, rules=make(**rules))
+
+
+class ReleaseModel(AdminModel):
+    """A worker that a canary rolled back."""
+
+    worker: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -207,12 +217,12 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.post("/canary", openapi_extra=describe_body(CanaryModel))
     async def start_canary(request: Request) -> dict[str, Any]:
-        """Try a draft or rules on a part of live traffic, then promote them or roll them back."""
+        """Try a change on a part of live traffic, then promote it or roll it back."""
         path = gateway.require()
         given = parse(await read_body(request, gateway.settings.max_body_bytes), CanaryModel)
         canaries = _require_canaries(gateway)
-        change = _make_change(given, canaries.changes, path, gateway)
         with _convert_draft_errors():
+            change = _make_change(given, canaries.changes, path, gateway)
             await canaries.start(change, given.plan())
         return {"canary": canaries.describe()}
 
@@ -221,6 +231,15 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
         """End the running canary without a verdict: what served before it serves."""
         canaries = _require_canaries(gateway)
         await canaries.stop()
+        return {"canary": canaries.describe()}
+
+    @routes.post("/canary/release", openapi_extra=describe_body(ReleaseModel))
+    async def release_worker(request: Request) -> dict[str, Any]:
+        """Send requests to a worker again that a canary rolled back."""
+        given = parse(await read_body(request, gateway.max_body_bytes), ReleaseModel)
+        canaries = _require_canaries(gateway)
+        with _convert_draft_errors():
+            canaries.changes.release(given.worker)
         return {"canary": canaries.describe()}
 
 
@@ -244,17 +263,32 @@ def _make_change(
     given: CanaryModel, changes: CanaryChanges, path: Pipeline, gateway: Gateway
 ) -> CanaryChange:
     """Raises GatewayError."""
-    if (given.path is None) == (given.speculation is None):
-        raise InvalidRequest("A canary tries one thing: give 'path' or 'speculation'.")
-    if given.speculation is None:
-        if given.share is not None:
-            raise InvalidRequest(
-                "'share' goes with 'speculation': a draft serves all sessions in turns.",
-                param="share",
-            )
-        _require_drafts(gateway)
-        return changes.try_draft(given.path or "")
-    rules = given.speculation.rules()
+    tried = (given.path, given.speculation, given.worker)
+    if len([one for one in tried if one is not None]) != 1:
+        raise InvalidRequest("A canary tries one thing: give 'path', 'speculation' or 'worker'.")
+    if given.speculation is not None:
+        return _make_rules_change(given, given.speculation.rules(), changes, path)
+    if given.share is not None:
+        raise InvalidRequest(
+            "'share' goes with 'speculation': a draft serves all sessions in turns, and a worker "
+            "those that belong to it.",
+            param="share",
+        )
+    if given.worker is not None:
+        return changes.try_worker(given.worker)
+    _require_drafts(gateway)
+    return changes.try_draft(given.path or "")
+
+
+def _make_rules_change(
+    given: CanaryModel, rules: SpeculationRules, changes: CanaryChanges, path: Pipeline
+) -> CanaryChange:
+    """Raises InvalidRequest."""
+    if given.primary == "acceptance":
+        raise InvalidRequest(
+            "'primary' must be 'tpot' for rules: deeper drafts accept more and may be slower.",
+            param="primary",
+        )
     _check_rules(rules, path, "speculation.")
     return changes.try_rules(rules, given.share)
 

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from engine.fleet.routing import (
     RoutingCandidate,
     RoutingRequest,
+    WorkerReservations,
     choose_least_loaded,
     choose_worker,
     compute_bound,
     order_by_hash,
 )
 from engine.fleet.types import RoutingReason, RoutingSettings
+from engine.types import Arm
 
 RULES = RoutingSettings(epsilon=0.25, slack=0.0)
 NAMES = [f"worker-{i}" for i in range(8)]
@@ -136,3 +138,22 @@ def test_without_affinity_the_least_loaded_is_taken_and_ties_are_spread():
     assert taken["a"] == 0
     assert min(taken["b"], taken["c"]) > 150
     assert choose_least_loaded(some, b"x") == choose_least_loaded(some[::-1], b"x")
+
+
+SELECTED = [
+    (None, set(), None, "abc"),
+    ("b", set(), Arm.CANDIDATE, "b"),
+    ("b", set(), Arm.CONTROL, "ac"),
+    ("b", set(), None, "ac"),
+    (None, {"b"}, None, "ac"),
+    ("b", {"c"}, Arm.CONTROL, "a"),
+    ("z", set(), Arm.CANDIDATE, "abc"),
+    ("b", {"a", "c"}, Arm.CONTROL, "b"),
+    (None, set("abc"), None, "abc"),
+]
+
+
+@pytest.mark.parametrize(("candidate", "held", "arm", "want"), SELECTED)
+def test_a_canary_keeps_requests_from_workers(candidate, held, arm, want):
+    """But never from all of them."""
+    assert WorkerReservations(candidate, held).select("abc", arm) == list(want)
