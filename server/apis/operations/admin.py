@@ -236,7 +236,7 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
     @routes.post("/canary/release", openapi_extra=describe_body(ReleaseModel))
     async def release_worker(request: Request) -> dict[str, Any]:
         """Send requests to a worker again that a canary rolled back."""
-        given = parse(await read_body(request, gateway.max_body_bytes), ReleaseModel)
+        given = parse(await read_body(request, gateway.settings.max_body_bytes), ReleaseModel)
         canaries = _require_canaries(gateway)
         with _convert_draft_errors():
             canaries.changes.release(given.worker)
