@@ -245,7 +245,9 @@ def print_phase(phase: str, blocks: list[Block]) -> None:
     mine = [block for block in blocks if block.phase == phase]
     rates = {lane: [b.tokens / b.seconds for b in mine if b.lane == lane] for lane in LANES}
     ratios = {
-        lane: [rate / none for rate, none in zip(rates[lane], rates["none"], strict=True)]
+        lane: [
+            rate / max(none, 1e-9) for rate, none in zip(rates[lane], rates["none"], strict=True)
+        ]
         for lane in LANES
     }
     cells = [f"{statistics.median(ratios[lane]):.3f}" for lane in LANES]
@@ -255,7 +257,7 @@ def print_phase(phase: str, blocks: list[Block]) -> None:
         name: sum(p["steps_by_reason"][name] for p in auto) for name in auto[0]["steps_by_reason"]
     }
     expected = sum(p["expected_tokens"] for p in auto)
-    committed = sum(p["committed_tokens"] for p in auto)
+    committed = max(1, sum(p["committed_tokens"] for p in auto))
     seconds = sum(p["expected_s"] for p in auto) / max(1e-9, sum(p["taken_s"] for p in auto))
     planning = sum(p["planning_s"] for p in auto) / max(1, sum(depths)) * 1e6
     none = statistics.median(rates["none"])
@@ -284,9 +286,9 @@ def compare_kinds(blocks: list[Block]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     auto, right = ([b for b in blocks if b.lane == lane] for lane in ("auto", "right"))
     for one, other in zip(auto, right, strict=True):
-        for kind, tokens in one.tokens_by_kind.items():
-            rate = (tokens / one.seconds) / (other.tokens_by_kind[kind] / other.seconds)
-            found.setdefault(kind, []).append(rate)
+        for kind in one.tokens_by_kind.keys() & other.tokens_by_kind.keys():
+            rates = [block.tokens_by_kind[kind] / block.seconds for block in (one, other)]
+            found.setdefault(kind, []).append(rates[0] / rates[1])
     return {kind: round(statistics.median(rates), 3) for kind, rates in found.items()}
 
 

@@ -147,8 +147,18 @@ def planned(planner: DepthPlanner) -> Chooser:
     return choose
 
 
-def run(lane: Lane, phases: Sequence[Phase], seed: int, noise: float = 0.05) -> list[PhaseResult]:
-    """Every phase to its last request. Equal seeds draw equal requests for every lane."""
+def run(
+    lane: Lane,
+    phases: Sequence[Phase],
+    seed: int,
+    noise: float = 0.05,
+    slowness: Callable[[int], float] = lambda _: 1.0,
+) -> list[PhaseResult]:
+    """Every phase to its last request. Equal seeds draw equal requests for every lane.
+
+    ``slowness`` of the machine at a phase's n-th step: times are observed times that, and counted
+    without it.
+    """
     rng = np.random.default_rng(seed)
     results = []
     for number, phase in enumerate(phases):
@@ -157,7 +167,7 @@ def run(lane: Lane, phases: Sequence[Phase], seed: int, noise: float = 0.05) -> 
         running = [r for r, _ in zip(waiting, range(phase.batch), strict=False)]
         _add(lane, running)
         while running:
-            _step(lane, running, result, rng, noise)
+            _step(lane, running, result, rng, noise, slowness(len(result.steps)))
             for index in [i for i, r in enumerate(running) if r.left <= 0][::-1]:
                 done = running.pop(index)
                 if lane.planner is not None:
@@ -183,7 +193,12 @@ def _add(lane: Lane, new: Sequence[Running]) -> None:
 
 
 def _step(
-    lane: Lane, running: list[Running], result: PhaseResult, rng: np.random.Generator, noise: float
+    lane: Lane,
+    running: list[Running],
+    result: PhaseResult,
+    rng: np.random.Generator,
+    noise: float,
+    slowness: float,
 ) -> None:
     """Verify the drafts of the step before, then draft: that order, as an engine does."""
     depth, widths = lane.choose(running)
@@ -207,7 +222,7 @@ def _step(
     result.steps.append((seconds, tokens, depth))
     if lane.planner is not None:
         lane.planner.observe([r.name for r in running], verified, accepted)
-        lane.planner.observe_step(len(running), int(verified.sum()), depth, seconds)
+        lane.planner.observe_step(len(running), int(verified.sum()), depth, seconds * slowness)
 
 
 def profiled(planner: DepthPlanner) -> DepthPlanner:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.speculation.step_cost import StepCostModel
+from engine.speculation.step_cost import TIMED, StepCostModel
 from engine.speculation.survival import SurvivalEstimator
 
 Floats = NDArray[np.floating[Any]]
@@ -44,8 +44,6 @@ FIXED_EVERY = 8
 """Steps between estimates of what fixed depths would have taken."""
 KEPT_STEPS = 8
 """Steps that a plan is kept for at most while nothing contradicts it."""
-TIMED = 8
-"""Steps after which the time at a depth counts as known."""
 RECENT_STEPS = 512
 FALL = 0.85
 """Acceptance that is below this share of the first position's has drifted."""
@@ -306,7 +304,7 @@ class DepthPlanner:
         tokens = np.full(self.depth + 1, float(batch))
         verified = np.zeros(self.depth + 1)
         base, per_token = self.cost.line(batch)
-        token_s = self.cost.per_token()
+        token_s = self.cost.per_token(batch)
         for _ in range(ROUNDS):
             worth = survival > rate * token_s
             np.cumsum((survival * worth).sum(axis=0), out=tokens[1:])
@@ -315,6 +313,7 @@ class DepthPlanner:
             seconds = base + per_token * verified
             rates = tokens / seconds
             rates[:least] = 0.0
+            rates[least + 1 :] *= worth[:, least:].any(axis=0)
             best = int(rates.argmax())
             found = float(rates[best])
             if abs(found - rate) <= CLOSE * found:
@@ -326,7 +325,7 @@ class DepthPlanner:
         return best, seconds
 
     def _widths(self, survival: Floats, depth: int) -> Ints:
-        threshold = self._rate * self.cost.per_token()
+        threshold = self._rate * self.cost.per_token(len(survival))
         return np.asarray((survival[:, :depth] > threshold).sum(axis=1))
 
     def _explore(
@@ -361,7 +360,8 @@ class DepthPlanner:
             self._price_s = 0.0
             return best, widths, DepthReason.COST
         tried = cold if cold.any() else deepest
-        cost_s = float(seconds[best + 1] - seconds[best]) + int(tried.sum()) * self.cost.per_token()
+        cost_s = float(seconds[best + 1] - seconds[best])
+        cost_s += int(tried.sum()) * self.cost.per_token(len(requests))
         gain_s = float(survival[tried, best].sum()) / max(self._rate, 1e-9)
         if not self._pay(cost_s - gain_s):
             return best, widths, DepthReason.COST

@@ -1,14 +1,18 @@
 """How long a step takes: learnt from step times, linear in what a step does.
 
-seconds = w0 + w1 B + w2 V + w3 [K > 0] + w4 K + w5 K B + w6 [V > 0], for B requests, V draft tokens
-verified and K draft tokens made for each request after verifying. Making drafts and verifying them
-fall into different steps where the depth changes, so each has a fixed part of its own. Weighted
-least squares with forgetting, drawn towards a first guess, weights kept at 0 or more; a small
-correction per batch size and depth takes up what is not linear.
+seconds = speed x (w0 + w1 B + w2 V + w3 [K > 0] + w4 K + w5 K B + w6 [V > 0]), for B requests, V
+draft tokens verified and K draft tokens made for each request after verifying. Making drafts and
+verifying them fall into different steps where the depth changes, so each has a fixed part.
+
+Weights and speed are the state of an extended Kalman filter (Kalman, J. Basic Engineering 82, 1960)
+on the logarithm of a step's time. The speed may move fast, the weights slowly: a machine that turns
+slow does not make the depth in use look worse than the others. Small corrections per batch size and
+depth take up what is not linear.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,17 +24,16 @@ GUESS = np.array([1.0, 0.01, 0.01, 0.01, 0.06, 0.002, 0.01])
 """First guess of the weights, in units of a step of one request without a draft."""
 NOISE = 0.1
 """Typical relative error of a step time."""
-PRIOR = NOISE**2 / (2 * GUESS) ** 2
-"""Precision of the guess: each weight is taken to be within twice itself."""
-MEMORY = 0.998
-"""What one step leaves of the weight of older steps."""
-OUTLIER = 3.0
-"""Step times further from the prediction than this, as a ratio, count as that ratio."""
+WEIGHT_DRIFT = 0.002
+"""What a weight may move by in a step, relative to the larger of it and its guess..."""
+SPEED_DRIFT = 0.03
+"""... and the speed, as a logarithm."""
 HUBER = 0.2
-"""Residuals beyond this, as logarithms, count as outliers and weigh less."""
-SOLVE_EVERY = 8
-CELL_WEIGHT = 1.0
-CELL_MEMORY = 0.97
+"""Residuals beyond this, as logarithms, count as outliers and move as much as this would."""
+TIMED = 8
+"""Steps after which the time at a depth counts as known."""
+CELL_GAIN = 0.02
+"""Share of what is left that a batch size and a depth take up at least; more while they are new."""
 WIDEST = 0.4
 """The largest correction of a cell, as a logarithm."""
 
@@ -44,8 +47,9 @@ class StepCostModel:
         self.steps = 0
         self._unit = base_s
         self._weights = GUESS.copy()
-        self._gram = np.zeros((len(GUESS), len(GUESS)))
-        self._moment = np.zeros(len(GUESS))
+        self._speed = 0.0
+        self._covariance = np.diag(np.append(2 * GUESS, 0.0) ** 2)
+        """Of the weights and the speed."""
         self._sizes = np.zeros(12)
         self._size_steps = np.zeros(12)
         self._cells = np.zeros((12, depth + 1))
@@ -63,18 +67,15 @@ class StepCostModel:
         row = _features(batch, verified, depth)
         if self._unit is None:
             self._unit = seconds / float(row @ GUESS)
-        expected = float(row @ self._weights)
-        taken = seconds / self._unit
-        if self.steps >= SOLVE_EVERY:
-            taken = min(max(taken, expected / OUTLIER), expected * OUTLIER)
-        residual = float(np.log(taken / max(expected, 1e-6)))
-        weight = min(1.0, HUBER / max(abs(residual), 1e-6)) / max(expected, 1e-6) ** 2
-        self._gram = self._gram * MEMORY + weight * np.outer(row, row)
-        self._moment = self._moment * MEMORY + weight * taken * row
         self.steps += 1
-        if self.steps % SOLVE_EVERY == 0 or self.steps < SOLVE_EVERY:
-            self._solve()
-        self._correct(batch, verified, depth, residual)
+        size = _size_class(batch)
+        cell = size, self._find_cell(batch, verified, depth)
+        expected = max(float(row @ self._weights), 1e-6)
+        factors = self._speed + self._sizes[size] + self._cells[cell]
+        residual = math.log(seconds / self._unit / expected) - float(factors)
+        residual -= self._filter(row / expected, min(max(residual, -HUBER), HUBER))
+        if verified or not depth:
+            self._correct(cell, min(max(residual, -HUBER), HUBER), shared=depth > 0 or not verified)
 
     def seconds(self, batch: int, verified: Floats) -> Floats:
         """Expected seconds at every depth 0 .. K; ``verified`` draft tokens at each of them.
@@ -89,18 +90,19 @@ class StepCostModel:
         w, k = self._weights, self._depths
         linear = w[0] + w[1] * batch + (w[3] + w[6]) * (k > 0) + (w[4] + w[5] * batch) * k
         size = _size_class(batch)
-        factor = np.exp(self._sizes[size] + self._cells[size]) * (self._unit or 1.0)
+        factor = self._factor(size) * np.exp(self._cells[size])
         return linear * factor, w[2] * factor
 
     def step_seconds(self, batch: int, verified: int, depth: int) -> float:
         """Expected seconds of one step, whatever the steps beside it do."""
         size = _size_class(batch)
-        factor = np.exp(self._sizes[size] + self._cells[size, depth]) * (self._unit or 1.0)
+        cell = size, self._find_cell(batch, verified, depth)
+        factor = self._factor(size) * math.exp(self._cells[cell])
         return float(_features(batch, verified, depth) @ self._weights * factor)
 
-    def per_token(self) -> float:
+    def per_token(self, batch: int) -> float:
         """Expected seconds that one more verified draft token costs."""
-        return float(self._weights[2]) * (self._unit or 1.0)
+        return float(self._weights[2]) * self._factor(_size_class(batch))
 
     def steps_at(self, batch: int) -> Floats:
         """Steps observed at every depth with about this many requests."""
@@ -116,7 +118,7 @@ class StepCostModel:
             "depth_and_request",
             "verifying",
         )
-        unit = self._unit or 0.0
+        unit = (self._unit or 0.0) * math.exp(self._speed)
         return {
             "steps": self.steps,
             "milliseconds": {
@@ -125,45 +127,51 @@ class StepCostModel:
             },
         }
 
-    def _solve(self) -> None:
-        """Least squares with the guess as prior; negative weights are set to 0 one by one."""
-        left = self._gram + np.diag(PRIOR)
-        right = self._moment + PRIOR * GUESS
-        used = list(range(len(GUESS)))
-        found = GUESS
-        while used:
-            found = np.linalg.solve(left[np.ix_(used, used)], right[used])
-            if (found >= 0).all():
-                break
-            used.pop(int(found.argmin()))
-        self._weights = np.zeros(len(GUESS))
-        self._weights[used] = found
+    def _filter(self, slope: Floats, residual: float) -> float:
+        """Move weights and speed by one residual. How far that moves this step's own time.
 
-    def _correct(self, batch: int, verified: int, depth: int, residual: float) -> None:
-        """A batch size's own correction first; what is left of it is the depth's.
-
-        A step that only verifies is charged to the depth whose drafts it verifies, and to no batch
-        size: it must not make steps without drafts look slow. One that only drafts tells neither.
+        ``slope``: of the logarithm of the time by the weights; by the speed it is 1.
         """
-        size = _size_class(batch)
-        if depth and not verified:
-            return
-        if verified and not depth:
-            depth = min(self.depth, max(1, round(verified / batch)))
-        else:
-            self._sizes[size] = _approach(self._sizes[size], residual, self._size_steps[size])
-            self._size_steps[size] += 1
-        rest = residual - self._sizes[size]
-        steps = self._cell_steps[size, depth]
-        self._cells[size, depth] = _approach(self._cells[size, depth], rest, steps)
-        self._cell_steps[size, depth] += 1
+        sensitivity = np.append(slope, 1.0)
+        drift = np.append(WEIGHT_DRIFT * np.maximum(self._weights, GUESS), SPEED_DRIFT)
+        self._covariance[np.diag_indices(len(drift))] += drift**2
+        across = self._covariance @ sensitivity
+        variance = float(sensitivity @ across) + NOISE**2
+        moves = across * (residual / variance)
+        self._covariance -= np.outer(across, across) / variance
+        weights = np.maximum(self._weights + moves[:-1], 0.0)
+        moved = math.log(max(1.0 + float(slope @ (weights - self._weights)), 1e-6)) + moves[-1]
+        self._weights, self._speed = weights, self._speed + float(moves[-1])
+        return float(moved)
+
+    def _factor(self, size: int) -> float:
+        """Seconds of the model's unit with about this many requests, as the machine runs now."""
+        return math.exp(self._speed + self._sizes[size]) * (self._unit or 1.0)
+
+    def _find_cell(self, batch: int, verified: int, depth: int) -> int:
+        """The depth whose correction a step has: one that only verifies has that of its drafts."""
+        if depth or not verified:
+            return depth
+        return min(self.depth, max(1, round(verified / batch)))
+
+    def _correct(self, cell: tuple[int, int], residual: float, shared: bool) -> None:
+        """Share out what weights and speed leave of one step's time.
+
+        A step that only verifies is not ``shared`` with the batch size: it must not make steps
+        without drafts look slow. One that only drafts tells neither of them anything.
+        """
+        size, _ = cell
+        gains = _gain(self._size_steps[size]) * shared, _gain(self._cell_steps[cell])
+        residual /= max(1.0, sum(gains))
+        self._sizes[size] += residual * gains[0]
+        self._cells[cell] = min(max(self._cells[cell] + residual * gains[1], -WIDEST), WIDEST)
+        self._size_steps[size] += shared
+        self._cell_steps[cell] += 1
 
 
-def _approach(average: float, value: float, steps: float) -> float:
-    """A robust moving average of about ``1 / (1 - CELL_MEMORY)`` steps, kept within ``WIDEST``."""
-    rate = max(1 - CELL_MEMORY, 1 / (steps + CELL_WEIGHT))
-    move = min(max(value - average, -HUBER), HUBER)
-    return float(min(max(average + rate * move, -WIDEST), WIDEST))
+def _gain(steps: float) -> float:
+    """Of a mean over the first steps, and of an average of the newest ones later."""
+    return max(CELL_GAIN, 1 / (steps + 1))
 
 
 def _features(batch: int, verified: int, depth: int) -> Floats:

@@ -292,3 +292,32 @@ def test_a_probe_is_made_once() -> None:
     probes = [plan for plan in plans if plan.reason is DepthReason.PROBE]
     assert probes
     assert len(probes) == len({id(plan) for plan in probes})
+
+
+def test_a_slow_machine_does_not_make_one_depth_look_worse() -> None:
+    """It takes half as long again for a while, in which all steps are without drafts."""
+    model = StepCostModel(DEPTH)
+    for number in range(300):
+        depth = number // 5 % 4
+        model.observe(4, 4 * depth, depth, step_ms(4, 4 * depth, depth) / 1e3)
+
+    def compare() -> float:
+        seconds = model.seconds(4, 4.0 * np.arange(DEPTH + 1))
+        return float(seconds[0] / seconds[3])
+
+    before = compare()
+    found = []
+    for _ in range(120):
+        model.observe(4, 0, 0, 1.5 * step_ms(4, 0, 0) / 1e3)
+        found.append(compare() / before)
+    assert max(found) < 1.06
+
+
+def test_no_draft_is_made_that_is_not_verified() -> None:
+    """Where deep steps were timed on a faster machine, they look cheaper than no drafts."""
+    planner = profiled(DepthPlanner(DEPTH))
+    planner.cost._cells[:, 4] = -0.4
+    planner.begin("a", "chat", "")
+    for _ in range(200):
+        plan = plan_for(planner, ["a"], 0)
+        assert not plan.depth or plan.widths.any()
