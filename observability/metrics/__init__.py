@@ -1,72 +1,8 @@
-"""Every metric group, one class each. A new metric is a class and a row here, no call site."""
+"""Every metric group, one class each. A new metric is a class and a row of its module's ``GROUPS``.
 
-from observability.metrics.base import MetricGroup
-from observability.metrics.engine import (
-    Canaries,
-    EngineState,
-    Gpus,
-    PlannedDepths,
-    PlannerCalibration,
-    Process,
-    Workers,
-)
-from observability.metrics.requests import (
-    CapturedRequests,
-    IgnoredFields,
-    InterruptedStreams,
-    Latency,
-    Queue,
-    Refusals,
-    Requests,
-    ResponseStorage,
-    StepLatency,
-    Tokens,
-    ToolCalls,
-    UserSpeed,
-)
-from observability.metrics.speculation import (
-    Acceptance,
-    AcceptancePerPosition,
-    AcceptancePerRequest,
-    Balance,
-    ByContext,
-    ByDraft,
-    ByPhase,
-    ByTemplate,
-    DecodeSteps,
-    SpeculationNow,
-    Unclaimed,
-)
+There is no call site: ``observability.telemetry`` reports to every group what happens.
+"""
 
-GROUPS: tuple[type[MetricGroup], ...] = (
-    Requests,
-    Refusals,
-    IgnoredFields,
-    Queue,
-    InterruptedStreams,
-    ResponseStorage,
-    Latency,
-    StepLatency,
-    UserSpeed,
-    Tokens,
-    Acceptance,
-    AcceptancePerPosition,
-    AcceptancePerRequest,
-    DecodeSteps,
-    Balance,
-    Unclaimed,
-    SpeculationNow,
-    PlannedDepths,
-    PlannerCalibration,
-    ByContext,
-    ByPhase,
-    ByTemplate,
-    ByDraft,
-    ToolCalls,
-    Canaries,
-    EngineState,
-    Gpus,
-    Workers,
-    Process,
-    CapturedRequests,
-)
+from observability.metrics import engine, requests, speculation
+
+GROUPS = requests.GROUPS + speculation.GROUPS + engine.GROUPS

@@ -361,3 +361,14 @@ def summarize_planner(planner: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _divide(part: float, whole: float) -> float | None:
     return part / whole if whole else None
+
+
+GROUPS: tuple[type[MetricGroup], ...] = (
+    PlannedDepths,
+    PlannerCalibration,
+    Canaries,
+    EngineState,
+    Gpus,
+    Workers,
+    Process,
+)

@@ -310,3 +310,19 @@ class CapturedRequests(MetricGroup):
         if counts := self.scope.capture():
             for reason, count in counts.dropped.items():
                 yield (reason,), count
+
+
+GROUPS: tuple[type[MetricGroup], ...] = (
+    Requests,
+    Refusals,
+    IgnoredFields,
+    Queue,
+    InterruptedStreams,
+    ResponseStorage,
+    Latency,
+    StepLatency,
+    UserSpeed,
+    Tokens,
+    ToolCalls,
+    CapturedRequests,
+)

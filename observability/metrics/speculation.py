@@ -349,3 +349,18 @@ class ByDraft(SliceCounters):
 
     def drop_draft(self, draft: str) -> None:
         self.remove(draft)
+
+
+GROUPS: tuple[type[MetricGroup], ...] = (
+    Acceptance,
+    AcceptancePerPosition,
+    AcceptancePerRequest,
+    DecodeSteps,
+    Balance,
+    Unclaimed,
+    SpeculationNow,
+    ByContext,
+    ByPhase,
+    ByTemplate,
+    ByDraft,
+)
