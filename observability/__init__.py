@@ -2,6 +2,7 @@
 
 ``telemetry.py`` collects what ``engine.observer.Observer`` and the wrapped engine (``engine.py``)
 report; ``metrics`` has one class per group of Prometheus metrics; ``pages.py`` the operator's
-pages; ``capture`` writes requests for a replay; ``tracing.py`` and ``logs.py`` go out. Put together
-by ``server.cli.serve``. A new metric is a class in a module of ``metrics`` and a row of its ``GROUPS``.
+pages; ``capture`` writes requests for a replay; ``middleware.py`` has request ids and the access
+log, ``tracing.py`` sends traces. Put together by ``server.cli.serve``. A new metric is a class in a
+module of ``metrics`` and a row of its ``GROUPS``.
 """
