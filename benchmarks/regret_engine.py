@@ -263,7 +263,8 @@ def print_phase(phase: str, blocks: list[Block]) -> None:
     none = statistics.median(rates["none"])
     print(
         f"| {phase} | {none:.0f} | " + " | ".join(cells) + f" | {min(ratios['auto']):.3f} "
-        f"| {max(map(count_recovery, auto))} | {compare_kinds(mine)} | {expected / max(1, committed):.2f} "
+        f"| {max(map(count_recovery, auto))} | {compare_kinds(mine)} "
+        f"| {expected / max(1, committed):.2f} "
         f"| {seconds:.2f} | {planning:.0f} | {depths} | {reasons} |",
         flush=True,
     )
