@@ -8,7 +8,7 @@ use, too, time is the CPU time of the engine's process: it has one thread. Needs
 demo, on which a draft can pay:
 
     python -m training.cost_scaled --identity-layers 32 --out DIR
-    python -m benchmarks.regret_engine DIR [--rounds 2] [--block-s 4] [--out FILE.json]
+    python -m benchmarks.regret_engine DIR [--rounds 2] [--block-s 4] [--lanes none auto]
 """
 
 from __future__ import annotations
@@ -203,13 +203,12 @@ def subtract(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def measure(
-    demo: Path, rounds: int, block_s: float, names: list[str], out: Path | None
-) -> None:
+async def measure(options: argparse.Namespace) -> None:
+    demo, lanes, out = options.demo, options.lanes, options.out
     target: dict[str, Any] = {"model": str(demo / "target"), "max_model_len": 4096}
     drafted = {"model": str(demo / "eagle3_1"), "num_speculative_tokens": MOST}
     traffic = Traffic(VllmRenderer(make_demo_arguments(**target)))
-    phases = [phase for phase in PHASES if not names or phase.name in names]
+    phases = [phase for phase in PHASES if not options.phases or phase.name in options.phases]
     numbers = itertools.count()
     blocks: list[Block] = []
     async with (
@@ -225,13 +224,13 @@ async def measure(
         engines = {"none": plain, "draft": draft}
         began = time.perf_counter()
         for phase in phases:
-            for turn in range(rounds):
+            for turn in range(options.rounds):
                 number = next(numbers)
-                for lane in LANES[turn % len(LANES) :] + LANES[: turn % len(LANES)]:
+                for lane in lanes[turn % len(lanes) :] + lanes[: turn % len(lanes)]:
                     block = Block(phase.name, lane, 0.0, 0.0, 0, time.perf_counter() - began)
-                    await serve_block(engines, traffic, lane, number, block, block_s)
+                    await serve_block(engines, traffic, lane, number, block, options.block_s)
                     blocks.append(block)
-            print_phase(phase.name, blocks)
+            print_phase(phase.name, lanes, blocks)
             await asyncio.to_thread(write, blocks, out)
 
 
@@ -240,17 +239,17 @@ def write(blocks: list[Block], out: Path | None) -> None:
         out.write_text(json.dumps([asdict(block) for block in blocks]))
 
 
-def print_phase(phase: str, blocks: list[Block]) -> None:
+def print_phase(phase: str, lanes: Sequence[str], blocks: list[Block]) -> None:
     """Tokens per second over those without a draft: of all blocks, by pairs, their median."""
     mine = [block for block in blocks if block.phase == phase]
-    rates = {lane: [b.tokens / b.seconds for b in mine if b.lane == lane] for lane in LANES}
+    rates = {lane: [b.tokens / b.seconds for b in mine if b.lane == lane] for lane in lanes}
     ratios = {
         lane: [
             rate / max(none, 1e-9) for rate, none in zip(rates[lane], rates["none"], strict=True)
         ]
-        for lane in LANES
+        for lane in lanes
     }
-    cells = [f"{statistics.median(ratios[lane]):.3f}" for lane in LANES]
+    cells = [f"{statistics.median(ratios[lane]):.3f}" for lane in lanes]
     auto = [b.planner for b in mine if b.lane == "auto"]
     depths = [sum(column) for column in zip(*(p["steps_by_depth"] for p in auto), strict=True)]
     reasons = {
@@ -301,14 +300,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--block-s", type=float, default=4.0, help="CPU seconds of the engine")
     parser.add_argument("--phases", nargs="*", default=[])
+    parser.add_argument(
+        "--lanes", nargs="*", choices=LANES, default=LANES, help="with none and auto"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     print(
-        "| phase | no draft, tokens/s | " + " | ".join(LANES) + " | auto, worst block "
+        "| phase | no draft, tokens/s | " + " | ".join(options.lanes) + " | auto, worst block "
         "| recovery, steps | auto over right, by kind | tokens expected/real "
         "| seconds expected/real | planning us | steps by depth | reasons |"
     )
-    asyncio.run(measure(options.demo, options.rounds, options.block_s, options.phases, options.out))
+    asyncio.run(measure(options))
 
 
 if __name__ == "__main__":
