@@ -32,7 +32,8 @@ from engine.base import Engine
 from engine.fleet.discovery import StaticSource
 from engine.fleet.fleet import Fleet
 from engine.fleet.types import FleetSettings
-from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
+from engine.remote.engine import remote_engine
+from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 
 NUM_WORKERS = 4

@@ -1,17 +1,23 @@
-"""Remote engine: one vLLM worker, with token ids both ways."""
+"""Remote engines: one worker driven over HTTP. This one has token ids both ways: vLLM.
+
+``remote_engine`` makes the engine for an upstream. ``connection.py`` speaks HTTP and bounds every
+answer; ``reading.py`` checks it. ``text.py`` has the engine for any OpenAI-compatible server. A new
+protocol is one more subclass of ``RemoteEngineBase`` (``driver.py``).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
+from engine.base import Engine
 from engine.errors import EngineDead, EngineError, EngineFailed
 from engine.remote import probe, wire
 from engine.remote.connection import WorkerConnection
-from engine.remote.driver import RemoteEngineBase
+from engine.remote.driver import RemoteEngineBase, ignore_progress
 from engine.remote.probe import SpeculationAccount, lay_decode_steps, parse_totals
 from engine.remote.reading import (
     WorkerProtocolError,
@@ -23,6 +29,8 @@ from engine.remote.reading import (
     read_object,
     read_optional_object,
 )
+from engine.remote.text import TextEngine
+from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream, WireProtocol
 from engine.speculation.accounting import intern_step
 from engine.speculation.totals import Totals
 from engine.types import (
@@ -219,3 +227,14 @@ def _read_finish(reason: Any) -> FinishReason | None:
     if not isinstance(reason, str) or reason not in FINISH:
         raise WorkerProtocolError(f"a finish_reason is unknown: {quote(str(reason))}")
     return FINISH[reason]
+
+
+def remote_engine(
+    upstream: Upstream,
+    model: LocalModel,
+    access: ConnectionSettings,
+    progress: Callable[[str], None] = ignore_progress,
+) -> Engine:
+    """The engine for the worker's wire protocol. Cheap to make; connects when started."""
+    kind = TextEngine if upstream.protocol is WireProtocol.TEXT else RemoteEngine
+    return kind(upstream, model, access, progress)

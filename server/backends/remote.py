@@ -13,7 +13,8 @@ from engine.errors import EngineStartError, redact
 from engine.fleet.discovery import DiscoveryError, DnsSource, FileSource, StaticSource, WorkerSource
 from engine.fleet.fleet import Fleet
 from engine.fleet.types import FleetSettings, RoutingSettings, WorkerStatus
-from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
+from engine.remote.engine import remote_engine
+from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from engine.rendering.renderer import ModelFiles, TemplateRenderer, UnsupportedModel
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo

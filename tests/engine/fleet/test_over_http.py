@@ -11,8 +11,9 @@ import pytest
 from engine.errors import EngineOverloaded, RequestRejected
 from engine.fleet.discovery import FileSource
 from engine.fleet.fleet import Fleet
-from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
+from engine.remote.engine import remote_engine
 from engine.remote.probe import PROBE
+from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from engine.speculation.accounting import Account
 from tests.engine.fleet.town import PATIENCE, RULES
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving

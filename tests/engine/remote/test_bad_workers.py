@@ -14,9 +14,10 @@ from engine.base import SupportsCounters
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded
 from engine.fleet.discovery import DiscoveryError, FileSource, StaticSource
 from engine.fleet.fleet import Fleet
-from engine.remote import ConnectionSettings, RemoteEngine, Upstream, WireProtocol, remote_engine
 from engine.remote.connection import WorkerConnection
+from engine.remote.engine import RemoteEngine, remote_engine
 from engine.remote.text import TextEngine
+from engine.remote.upstream import ConnectionSettings, Upstream, WireProtocol
 from engine.types import Sampling
 from tests.engine.fleet.test_over_http import Worker
 from tests.engine.fleet.town import PATIENCE, RULES

@@ -15,7 +15,8 @@ from engine.errors import (
     EngineStartError,
     RequestRejected,
 )
-from engine.remote import ConnectionSettings, LocalModel, RemoteEngine, Upstream
+from engine.remote.engine import RemoteEngine
+from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from engine.speculation.accounting import Account
 from engine.types import Constraint, EngineRequest, FinishReason, Sampling, UndraftedReason
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving

@@ -15,8 +15,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from engine.errors import EngineDead, EngineStartError, RequestRejected
-from engine.remote import ConnectionSettings, LocalModel, Upstream, remote_engine
+from engine.remote.engine import remote_engine
 from engine.remote.text import WORD, TextEngine
+from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from engine.types import Constraint, EngineRequest, FinishReason, Sampling
 from server.parsing.vocabulary import Vocabulary
