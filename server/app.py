@@ -24,8 +24,7 @@ from server.apis.messages.response import MessageFold, MessageStream
 from server.apis.messages.to_job import make_counted_conversation, make_messages_job
 from server.apis.operations import admin, info
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.notices import NoticeHeader
-from server.apis.shared.request import parse, read_body
+from server.apis.shared.request import NoticeHeader, parse, read_body
 from server.apis.shared.route import (
     GenerationApi,
     complete_openapi,

@@ -15,7 +15,7 @@ PACKAGES = ("server", "engine", "observability")
 ALL_PACKAGES = (*PACKAGES, "improve", "measure", "training")
 FOLDERS = ("http", "access", "apis", "generation", "parsing", "store", "backends", "cli")
 MOST_LINES = 400
-MOST_MODULES = 212
+MOST_MODULES = 210
 MOST_IMPORT_DEPTH = 11
 DOCS = ("docs/architecture.md", "CONTRIBUTING.md", "README.md")
 

@@ -8,7 +8,7 @@ import pytest
 
 from server.access.caller import ApiKey, KeyQuota
 from server.access.keys import KeyRing, hash_key
-from server.apis.shared.notices import Notices
+from server.apis.shared.request import Notices
 from server.apis.shared.template import MediaPolicy
 
 SECRET = "k" * 20

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from server.apis.responses.request import ResponsesRequest
-from server.apis.shared.notices import HEADER
+from server.apis.shared.request import HEADER
 from tests.server.test_responses import WEATHER, ask, plain, said
 
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")

@@ -17,7 +17,7 @@ from server.apis.chat.request import ChatRequest
 from server.apis.completions.to_job import CompletionRequest
 from server.apis.messages.request import CountTokensRequest, MessagesRequest
 from server.apis.operations.info import DetokenizeRequest, TokenizeRequest
-from server.apis.shared.notices import HEADER
+from server.apis.shared.request import HEADER
 from tests.server.test_responses_fields import DOCS, fields_of_vllm
 
 USER = [{"role": "user", "content": "hi"}]

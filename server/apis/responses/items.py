@@ -17,7 +17,7 @@ from server.apis.responses.request import (
     ResponsesRequest,
 )
 from server.apis.responses.response_items import new_id
-from server.apis.shared.notices import ignore
+from server.apis.shared.request import ignore
 from server.apis.shared.template import (
     MediaPolicy,
     custom_call,

@@ -28,8 +28,7 @@ from server.apis.shared.constraints import (
     schema_constraint,
 )
 from server.apis.shared.fields import JsonObjectFormat
-from server.apis.shared.notices import ignore
-from server.apis.shared.request import MAX_TOOLS
+from server.apis.shared.request import MAX_TOOLS, ignore
 from server.apis.shared.template import effort_kwargs, own_template, template_kwargs
 from server.apis.shared.to_job import make_job, make_sampling, resolve_model
 from server.apis.shared.tools import read_text_grammar

@@ -1,7 +1,8 @@
 """A request's body: read up to its limit, parsed as strict JSON, validated as a request model.
 
 A field we know is acted on, accepted without effect (docs/api.md lists these) or refused
-(``fields``). Any other field is ignored and listed in a header of the answer (``notices``).
+(``fields``). Any other is ignored: counted, and listed in a header of the answer. Everything
+ignored goes through ``ignore``, which raises under ``--unknown-fields refuse``.
 
 orjson is fast and refuses NaN, bad UTF-8 and lone surrogates, but silently accepts duplicate keys
 (which of the two did a proxy check?) and numbers that no double can hold. Where colons outnumber
@@ -13,22 +14,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.budget import charge
 from server.apis.shared.fields import RequestModel
-from server.apis.shared.notices import ignore
 from server.errors import BodyTooLarge, InvalidRequest
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
-
-
 MAX_DEPTH = 64
 MAX_DIGITS = 40
 MAX_ITEMS = 200_000
@@ -40,6 +41,14 @@ _STRING = re.compile(rb'"[^"]*"')
 """Where no quote is escaped."""
 _UNUSUAL = re.compile(rb"[0-9][eE]|[0-9.]{%d}" % (MAX_DIGITS + 1))
 """A number with an exponent, or a long one."""
+SHOWN = 80
+"""Characters of an invalid value that an error message shows."""
+HEADER = "x-eaglegate-ignored-fields"
+MAX_NAMES = 16
+MAX_LENGTH = 64
+"""Characters of one name, and how many names the header may hold."""
+UNCLEAN = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
+REFUSE = "refuse"
 
 
 class BadJSON(ValueError):
@@ -163,9 +172,6 @@ def _body_too_large(limit: int, given: int) -> BodyTooLarge:
 
 Model = TypeVar("Model", bound=RequestModel)
 
-SHOWN = 80
-"""Characters of an invalid value that an error message shows."""
-
 
 def parse(body: bytes, model: type[Model]) -> Model:
     """Raises InvalidRequest for anything that is not JSON, not an object, or breaks a rule."""
@@ -247,3 +253,85 @@ def _find_within(value: Any, given: Any, path: str) -> Iterator[str]:
     elif isinstance(value, list) and value and isinstance(value[0], RequestModel):
         for item, one in zip(value, given, strict=False):
             yield from find_unknown_fields(item, one, path + "[].")
+
+
+@dataclass(slots=True)
+class Notices:
+    """Those of one request."""
+
+    refuses: bool = False
+    names: dict[str, None] = field(default_factory=dict)
+    """In the order they came; a name is a path in the body, without indices."""
+
+    def ignore(self, name: str, rule: str) -> None:
+        if self.refuses:
+            raise InvalidRequest(f"{rule}: {name[:MAX_LENGTH]}", param=name[:MAX_LENGTH])
+        self.note(name)
+
+    def note(self, name: str) -> None:
+        self.names[UNCLEAN.sub("_", name[:MAX_LENGTH])] = None
+
+    def header(self) -> bytes:
+        listed = list(self.names)[:MAX_NAMES]
+        more = len(self.names) - len(listed)
+        return (", ".join(listed) + (f" and {more} more" if more else "")).encode()
+
+
+_current: ContextVar[Notices | None] = ContextVar("notices", default=None)
+
+
+def note(name: str) -> None:
+    """List ``name`` in the header, even under ``--unknown-fields refuse``."""
+    notices = _current.get()
+    if notices is not None:
+        notices.note(name)
+
+
+def ignore(name: str, rule: str = "Unrecognized request argument supplied") -> None:
+    """Ignore ``name``. Raises InvalidRequest under ``--unknown-fields refuse``."""
+    notices = _current.get()
+    if notices is not None:
+        notices.ignore(name, rule)
+
+
+class NoticeObserver(Protocol):
+    """The part of ``engine.observer.Observer`` that counts ignored fields."""
+
+    def record_ignored_fields(self, api: str, names: Sequence[str]) -> None: ...
+
+
+class NoticePolicy(Protocol):
+    """The part of the gateway that decides about unknown fields."""
+
+    @property
+    def unknown_fields(self) -> str: ...
+
+    @property
+    def observer(self) -> NoticeObserver: ...
+
+
+class NoticeHeader:
+    """ASGI middleware: adds the header to responses and reports to the observer."""
+
+    def __init__(self, app: ASGIApp, gateway: NoticePolicy) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        notices = Notices(refuses=self._gateway.unknown_fields == REFUSE)
+
+        async def sending(message: Message) -> None:
+            if notices.names and message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (HEADER.encode(), notices.header())]
+                message = {**message, "headers": headers}
+                self._gateway.observer.record_ignored_fields(scope["path"], tuple(notices.names))
+            await send(message)
+
+        token = _current.set(notices)
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            _current.reset(token)

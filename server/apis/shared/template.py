@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from engine.rendering.template import GLOBALS, RESERVED
-from server.apis.shared.notices import note
+from server.apis.shared.request import note
 from server.errors import InvalidRequest
 from server.generation.job import ServedModel
 from server.parsing.free_text import ARGUMENT

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from engine.types import RepetitionStop, Sampling
 from server.apis.shared.constraints import NamedConstraint
 from server.apis.shared.fields import EngineFields, RepetitionDetection, SamplingFields
-from server.apis.shared.notices import ignore
+from server.apis.shared.request import ignore
 from server.errors import InvalidRequest, NotFound
 from server.generation.job import (
     Conversation,

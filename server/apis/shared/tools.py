@@ -12,7 +12,7 @@ import orjson
 
 from server.apis.shared.constraints import check_bounds, check_readable, check_schema
 from server.apis.shared.fields import CustomFormat
-from server.apis.shared.notices import ignore
+from server.apis.shared.request import ignore
 from server.apis.shared.strict_schema import check_strict
 from server.errors import InvalidRequest
 from server.generation.job import Namespaced, ServedModel, ToolPolicy
