@@ -9,7 +9,7 @@ PROCESSES := -n auto --maxprocesses 8 --dist worksteal
 # Two engines at a time: the tests of one file stay in one process.
 ENGINES := -n 2 --dist loadfile --durations 30
 
-.PHONY: serve install install-dev install-light test test-fast coverage clients clients-newest round-trips mutants lint format bench lock audit clean
+.PHONY: serve install install-dev install-light test test-fast test-light coverage clients clients-newest round-trips mutants lint format bench lock audit clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -29,11 +29,14 @@ test: install-dev  ## every test: the fast ones, those with real engines, those 
 	@$(BIN)/python -m pytest -m "slow and not alone" $(ENGINES) $(ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest -m alone --durations 10 $(ARGS) || [ $$? -eq 5 ]
 
-test-fast: install-light  ## the tests that need no engine, nor vLLM or torch installed
+test-fast: install-light  ## most tests, in a minute; they need no engine, nor vLLM or torch installed
+	@.venv-light/bin/python -m pytest -m "not slow and not thorough" $(PROCESSES) $(ARGS)
+
+test-light: install-light  ## all tests that need no engine, nor vLLM or torch installed
 	@.venv-light/bin/python -m pytest -m "not slow" $(PROCESSES) $(ARGS)
 
 coverage:  ## the same with their line coverage; HTML with ARGS="--cov-report html"
-	@$(MAKE) --no-print-directory test-fast ARGS="--cov $(ARGS)"
+	@$(MAKE) --no-print-directory test-light ARGS="--cov $(ARGS)"
 
 mutants: install-dev  ## mutation testing of the modules that guard isolation, billing and loss
 	@$(BIN)/python -m tests.mutation $(ARGS)

@@ -26,7 +26,11 @@ SLOW_LIMIT_S = 900
 fails its test and not the whole run."""
 
 
-SLOW_MODULE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(slow|alone)\b", re.MULTILINE)
+MODULE_MARKS = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)$", re.MULTILINE)
+MARK = re.compile(r"pytest\.mark\.(\w+)")
+SLOW = {"slow", "alone"}
+LEFT_OUT = {"not slow": SLOW, "not slow and not thorough": SLOW | {"thorough"}}
+"""Marks of modules that an expression deselects."""
 NEEDS_ENGINE = (
     "engine/vllm_backend",
     "faults/test_start_faults.py",
@@ -43,9 +47,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     inside = collection_path.relative_to(HERE).as_posix()
     if not HAS_ENGINE and inside in NEEDS_ENGINE:
         return True
-    if config.option.markexpr == "not slow" and collection_path.name.startswith("test_"):
-        return bool(SLOW_MODULE.search(collection_path.read_text(encoding="utf-8"))) or None
-    return None
+    marks = LEFT_OUT.get(config.option.markexpr)
+    if marks is None or not collection_path.name.startswith("test_"):
+        return None
+    found = MODULE_MARKS.search(collection_path.read_text(encoding="utf-8"))
+    return (found is not None and bool(marks & set(MARK.findall(found[1])))) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from scripts import audit
 
+pytestmark = pytest.mark.thorough
+
 
 @contextmanager
 def answering(status, body):

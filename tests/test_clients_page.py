@@ -6,8 +6,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.clients.report import committed
 from tests.conftest import ROOT
+
+pytestmark = pytest.mark.thorough
 
 COLLECT = """
 import json, sys, pytest

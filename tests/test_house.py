@@ -29,14 +29,18 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+@cache
+def parse(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
 @cache
 def imports_of(module: str) -> frozenset[str]:
     """Modules of ours that a module imports, under TYPE_CHECKING and in functions too."""
     found: set[str] = set()
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(parse(module)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= names & MODULES.keys()
@@ -108,9 +112,9 @@ def test_no_glossary_word_is_an_alias() -> None:
     """``Step = ...`` and ``import X as Step`` hide what the word means."""
     found = [
         f"{module}:{node.lineno}"
-        for module, tree in TREES.items()
+        for module in MODULES
         if module != "engine.events"
-        for node in ast.walk(tree)
+        for node in ast.walk(parse(module))
         if (
             isinstance(node, ast.Assign) and {getattr(t, "id", "") for t in node.targets} & GLOSSARY
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def sources() -> list[Path]:
     return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """The dotted names a file imports, at any depth of its code."""
     found: set[str] = set()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.attacks.fields import ENDPOINTS
 from tests.attacks.fuzz import bad, fuzz
 from tests.attacks.grammar import RequestGrammar
 from tests.attacks.run import running
+
+pytestmark = pytest.mark.thorough
 
 
 def test_strange_requests_are_answered():

@@ -20,12 +20,14 @@ def runs() -> dict[str, Simulation]:
     return {policy: ran(policy) for policy in POLICIES}
 
 
+@pytest.mark.thorough
 def test_equal_seeds_give_equal_runs(runs):
     again = ran("affinity")
     assert again.ttft == runs["affinity"].ttft
     assert again.cached_tokens == runs["affinity"].cached_tokens
 
 
+@pytest.mark.thorough
 def test_every_policy_gets_the_same_requests(runs):
     assert len({len(run.ttft) for run in runs.values()}) == 1
     assert len({run.prompt_tokens for run in runs.values()}) == 1

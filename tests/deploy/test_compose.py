@@ -15,6 +15,8 @@ from server.cli.listener import LAST_WORDS_S
 from server.http.connection import CLOSE_S
 from server.settings import Settings
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 SERVICES = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
 

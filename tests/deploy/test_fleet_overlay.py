@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.deploy.overlays import container, gateway, needs_kustomize, only, rendered, templates
 
-pytestmark = needs_kustomize
+pytestmark = [pytest.mark.thorough, needs_kustomize]
 
 
 def test_a_fleets_gateways_find_its_workers_by_name():

@@ -26,6 +26,7 @@ def argument(name: str) -> str:
     return re.findall(rf"^ARG {name}=(\S+)$", DOCKERFILE, re.M)[0]
 
 
+@pytest.mark.thorough
 def test_hadolint_finds_nothing():
     beside = Path(sys.executable).with_name("hadolint")
     hadolint = str(beside) if beside.exists() else shutil.which("hadolint")

@@ -19,7 +19,7 @@ from tests.deploy.overlays import (
     templates,
 )
 
-pytestmark = needs_kustomize
+pytestmark = [pytest.mark.thorough, needs_kustomize]
 
 
 @pytest.fixture

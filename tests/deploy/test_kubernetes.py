@@ -38,7 +38,7 @@ from tests.deploy.overlays import (
     templates,
 )
 
-pytestmark = needs_kustomize
+pytestmark = [pytest.mark.thorough, needs_kustomize]
 
 
 def test_the_overlays_are_these():

@@ -13,6 +13,8 @@ from engine import vllm_contract
 from engine.vllm_contract import LOST, PARTS, Area, compare, describe_broken
 from engine.vllm_source import ModuleSource, split_parts
 
+pytestmark = pytest.mark.thorough
+
 vllm = pytest.importorskip("vllm")
 SOURCE = Path(vllm.__file__).parent
 

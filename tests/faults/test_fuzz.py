@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.faults import fuzz
+
+pytestmark = pytest.mark.thorough
 
 
 def test_malformed_requests_are_refused_in_the_api_s_shape():

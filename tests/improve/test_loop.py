@@ -31,6 +31,8 @@ from tests.improve.scripted_commands import make_report
 from tests.improve.scripted_gateway import ScriptedGateway
 from tests.improve.scripted_loop import make_scripted_loop
 
+pytestmark = pytest.mark.thorough
+
 WINDOW = {"answers": 20, "sessions": 10}
 
 

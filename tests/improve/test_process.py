@@ -8,11 +8,14 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 import yaml
 
 from improve.config import read_config
 from improve.loop import LoopRunning, lock_state
 from improve.process import ImproveProcess
+
+pytestmark = pytest.mark.thorough
 
 
 def is_running(state: Path) -> bool:

@@ -22,6 +22,8 @@ from improve.sequential import (
     find_interval,
 )
 
+pytestmark = pytest.mark.thorough
+
 RUNS = 200
 RULES = CanaryRules(max_blocks=40)
 Values = dict[str, dict[str, list[float]]]

@@ -20,6 +20,8 @@ from measure.servers import SPECULATION, ServerError, Setting, drop_speculation
 from measure.statistics import Verdict
 from tests.measure.stand_in_server import StandInServer
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 
 

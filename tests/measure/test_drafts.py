@@ -139,6 +139,7 @@ def unroll_chain(
     return matches, found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy drafts", "sampled drafts"])
 def test_acceptance_of_sampled_answers_is_that_of_speculative_sampling(sampled: bool) -> None:
     """Predicted from answers of the target alone; lived through by rejection sampling."""

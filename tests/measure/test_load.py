@@ -18,6 +18,8 @@ from measure.load import (
 )
 from measure.servers import ServerError, describe_target
 
+pytestmark = pytest.mark.thorough
+
 
 def ask(*texts, **body):
     return tuple(Turn(({"role": "user", "content": text},), body) for text in texts)

@@ -25,6 +25,8 @@ from observability.capture.files import write_records
 from observability.capture.record import CapturedChoice, CapturedPrompt, CapturedStep, CaptureRecord
 from tests.measure.stand_in_server import StandInServer
 
+pytestmark = pytest.mark.thorough
+
 TOOL = {
     "type": "function",
     "function": {

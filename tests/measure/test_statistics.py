@@ -22,6 +22,8 @@ from measure.statistics import (
     t_quantile,
 )
 
+pytestmark = pytest.mark.thorough
+
 
 def coverage(draw, truth, trials=300, **options):
     """Share of intervals that hold the truth."""

@@ -10,6 +10,8 @@ import pytest
 from tests.mutation.mutants import mutants_of
 from tests.mutation.targets import TARGETS
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 SOURCE = '''
 """Text."""

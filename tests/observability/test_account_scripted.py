@@ -70,6 +70,7 @@ def counted(telemetry: Telemetry) -> dict[str, float]:
     return sums
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(6))
 async def test_counters_are_the_sum_of_what_was_delivered(seed):
     dice = random.Random(seed)

@@ -16,9 +16,13 @@ ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy/prometheus/rules").glob("*.yml"))
 SCENARIOS = sorted((Path(__file__).parent / "rules").glob("*.yml"))
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="needs promtool of Debian's prometheus (.ci/packages)"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        shutil.which("promtool") is None,
+        reason="needs promtool of Debian's prometheus (.ci/packages)",
+    ),
+]
 
 
 def promtool(*arguments: str | Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from engine.events import (
@@ -70,6 +71,7 @@ def hostile(telemetry: Telemetry, random: Random, at: int) -> None:
     telemetry.record_refusal(random.choice(["chat", noise]), random.choice(["overloaded", noise]))
 
 
+@pytest.mark.thorough
 def test_series_are_bounded_under_hostile_input():
     telemetry = Telemetry(GROUPS, SETTINGS, CollectorRegistry())
     random = Random(7)

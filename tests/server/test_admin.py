@@ -67,6 +67,7 @@ async def test_status_tells_how_engines_were_lost(controlled):
     assert (told["cause"], told["lived_s"], told["log"]) == ("died", 12.3, [])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("rules", "param"),
     [

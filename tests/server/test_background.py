@@ -26,6 +26,8 @@ from server.http.response import SSE_KEEP_ALIVE, ReplayedResponse, StreamTiming
 from tests.server.conftest import Lab, call
 from tests.server.test_responses import URL, said
 
+pytestmark = pytest.mark.thorough
+
 ANN, BOB = "ann-key-0123456789", "bob-key-0123456789"
 
 

@@ -119,6 +119,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", list(REQUESTS))
 async def test_every_api_is_captured_whole(lab: Lab, tmp_path: Path, api: str, stream: bool):
@@ -237,6 +238,7 @@ async def test_a_share_of_nothing_captures_nothing(lab: Lab, tmp_path: Path):
         assert found.records() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("api", list(REQUESTS))
 async def test_hashes_leave_nothing_of_a_prompt_on_the_disk(lab: Lab, tmp_path: Path, api: str):
     """No text, no token ids, no name of a tool or a session, no unsalted fingerprint."""

@@ -79,6 +79,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.thorough
 async def test_speculation_is_in_the_answer_when_asked_for(lab):
     speculating(lab)
     assert "metrics" not in (await lab.chat()).json

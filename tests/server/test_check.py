@@ -13,6 +13,8 @@ from server.__main__ import main
 from server.cli.check import check
 from server.cli.command_line import GatewayPlan
 
+pytestmark = pytest.mark.thorough
+
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 LAPTOP = Machine("cpu", cores=2, free_memory=16 * GIB)
 NAMES = {"hermes": 1, "kimi_k2": 2}

@@ -34,6 +34,7 @@ async def ask(lab, *messages, **fields):
     return await lab.post("/v1/messages", body)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 async def test_a_call_and_its_result_go_round(lab, name, stream):

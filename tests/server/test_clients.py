@@ -25,6 +25,8 @@ from pydantic import BaseModel
 from engine.errors import EngineDead, EngineOverloaded
 from engine.scripted import steps
 
+pytestmark = pytest.mark.thorough
+
 CALL = '<tool_call>\n{"name": "%s", "arguments": {"city": "Oslo"}}\n</tool_call>'
 THOUGHT = "<think>\nhm\n</think>\n\n"
 

@@ -47,6 +47,7 @@ def test_workers_from_a_file(tmp_path):
     assert (line.settings.upstream, line.settings.max_running) == (WORKER, 7)
 
 
+@pytest.mark.thorough
 def test_workers_without_a_model_are_refused():
     with pytest.raises(ConfigError, match="needs the model"):
         read_command_line("serve", ["--upstream", WORKER], quiet)

@@ -19,6 +19,8 @@ from pydantic import TypeAdapter
 
 from engine.errors import EngineDead
 
+pytestmark = pytest.mark.thorough
+
 SCHEMAS = json.loads((Path(__file__).parent / "openai_schema.json").read_text("utf-8"))
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 THOUGHT = "<think>\nhm\n</think>\n\n"

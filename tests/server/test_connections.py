@@ -27,7 +27,10 @@ from server.http.connection_limits import (
 )
 from server.http.response import send_json
 
-pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy"),
+]
 PLAIN = TlsSettings()
 SMALL = ConnectionLimits(connections=4, per_client=4, head_s=0.5)
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"

@@ -75,6 +75,7 @@ def num_prompt(lab: Lab) -> int:
     return len(lab.engine.requests[-1].prompt)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("api", "param"), [("chat", "messages"), ("completions", "prompt"), ("responses", "input")]
@@ -121,6 +122,7 @@ def test_an_answer_has_what_was_asked_for_or_what_is_left(asked, tokens):
     assert fit("chat", 200, asked, 0, 256) == tokens
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("keep", "side", "kept"),
     [
@@ -192,6 +194,7 @@ async def test_more_tokens_at_least_than_there_is_room_for(lab):
     assert "250 in the completion" in error["message"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("side", [None, "left", "right"])
 @pytest.mark.parametrize("api", ["chat", "completions"])
 async def test_a_prompt_can_be_cut(lab, api, side):

@@ -106,6 +106,7 @@ async def test_what_nobody_uses_goes_with_its_items(lab, tmp_path):
     assert await store.conversations.items(kept) == []
 
 
+@pytest.mark.thorough
 def test_the_sdk_talks(lab, url):
     client = OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
     talk = client.conversations.create(items=[HELLO], metadata={"topic": "x"})

@@ -67,6 +67,7 @@ async def test_the_gateway_s_own_pages_and_programs_are_served(open_lab, headers
     assert (await post(open_lab, **headers)).status == 200
 
 
+@pytest.mark.thorough
 async def test_an_allowed_origin_is_served_and_may_read_the_answer(open_lab):
     allow(open_lab, origins=("https://app.example",))
     answer = await post(open_lab, origin="https://app.example", sec_fetch_site="cross-site")
@@ -153,6 +154,7 @@ async def test_a_rebound_name_reaches_nothing(open_lab, host):
     assert answer.status == 403
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "host", ["localhost:8000", "app.localhost", "127.0.0.1", "[::1]:80", "192.168.1.5:8000",
              "host.docker.internal:8000", "gpu1.corp.example", "x.team.example"],

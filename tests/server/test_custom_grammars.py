@@ -49,6 +49,7 @@ def call_text(frame: Frame, text: str) -> str:
     return frame.section[0] + whole + inside.join(frame.text) + frame.end + frame.section[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("choice", ["required", "auto"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_lets_a_match_through_and_reads_it_back(lab, name, choice):

@@ -26,6 +26,8 @@ from server.store.database import (
 )
 from server.store.sql import SqlResponseStore
 
+pytestmark = pytest.mark.thorough
+
 
 def pragma(path: Path, name: str) -> int:
     with sqlite3.connect(path) as connection:

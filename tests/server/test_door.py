@@ -119,6 +119,7 @@ async def test_paths_that_do_not_exist_need_a_key_too(guarded):
     assert (await status(guarded, "OPTIONS", "/v1/models")).status == 401
 
 
+@pytest.mark.thorough
 async def test_both_schemes_are_known_and_must_agree(guarded):
     assert (await status(guarded, "GET", "/v1/models", USER, "x-api-key")).status == 200
     assert (await status(guarded, "GET", "/v1/models", USER)).status == 200

@@ -21,6 +21,8 @@ from tests.server.conftest import Answer, call
 from tests.server.fair_sim import Load, Outcome, World, play
 from tests.server.test_admission import Client, Clock, settle
 
+pytestmark = pytest.mark.thorough
+
 VICTIM, FLOOD = Requester("victim"), Requester("flood")
 ALL = frozenset({Priority.HIGH, Priority.NORMAL, Priority.LOW})
 SEEDS = range(5)

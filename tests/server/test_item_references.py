@@ -15,6 +15,8 @@ from server.store.base import Retention, StoredResponse
 from server.store.sql import SqlResponseStore
 from tests.server.test_responses import WEATHER, ask
 
+pytestmark = pytest.mark.thorough
+
 THOUGHT = "<think>\nhm\n</think>\n\n"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 QUESTION = {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]}

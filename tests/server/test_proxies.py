@@ -36,6 +36,7 @@ async def served(proxies):
         await serving
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("proxies", [(), ("10.0.0.0/8",), ("192.0.2.1,192.0.2.2",)])
 async def test_a_proxy_without_a_name_is_not_believed(proxies, monkeypatch):
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
@@ -43,6 +44,7 @@ async def test_a_proxy_without_a_name_is_not_believed(proxies, monkeypatch):
         assert (await client.get(url, headers=CLAIM)).json() == ["127.0.0.1", "http"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("proxies", [("127.0.0.1",), ("10.0.0.0/8,127.0.0.0/8",), ("*",)])
 async def test_a_named_proxy_is(proxies):
     async with served(proxies) as url, httpx.AsyncClient() as client:

@@ -118,6 +118,7 @@ async def test_nobody_else_can_use_it(lab):
     assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_encrypted_content")
 
 
+@pytest.mark.thorough
 async def test_a_retired_key_still_reads(lab):
     old, new = Fernet.generate_key().decode(), Fernet.generate_key().decode()
     lab.gateway.cipher = ReasoningCipher([old])
@@ -148,6 +149,7 @@ async def test_reasoning_can_be_left_out(lab):
     assert plain(events[-1]["response"]) == plain(whole)
 
 
+@pytest.mark.thorough
 def test_the_sdk_makes_the_round_trip(lab, url):
     lab.says(THOUGHT, [2, 3])
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)

@@ -34,6 +34,7 @@ async def test_the_document_names_the_prefix(under):
     assert (await under.get("/team/llm/openapi.json")).json["servers"] == [{"url": "/team/llm"}]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", ["/metrics", "/admin/status", "/debug/speculation", ""])
 async def test_the_prefix_opens_no_operator_path(under, path):
     under.gateway.keys = KeyRing((ApiKey("user", hash_key(USER)),))

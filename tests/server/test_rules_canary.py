@@ -29,6 +29,8 @@ from observability.telemetry import Telemetry
 from server.apis.shared.gateway import Controls
 from tests.server.conftest import EOS, Lab, on_a_port
 
+pytestmark = pytest.mark.thorough
+
 RULES = CanaryRules.for_tpot(min_blocks=4, max_blocks=12)
 TEXT = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
 STEP_S, DRAFT_S = 0.01, 0.004

@@ -263,6 +263,7 @@ def write_answer(parser: str, value: list) -> str:
     return f"<tool_call>\n<function=t>\n{body}</function>\n</tool_call>"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("parser", ["minimax_m3", "qwen3_coder"])
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_hostile_schema_holds_no_answer_up(name, parser):

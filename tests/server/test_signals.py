@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 BODY = {"model": "demo", "stream": True, "messages": [{"role": "user", "content": "x"}]}
 

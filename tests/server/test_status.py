@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 
 async def test_models(lab):
     listed = (await lab.get("/v1/models")).json

@@ -18,6 +18,8 @@ from server.store.base import Retention, StoredConversation, StoredResponse, Sto
 from server.store.database import StoreError
 from server.store.sql import SqlResponseStore
 
+pytestmark = pytest.mark.thorough
+
 
 def stored(id: str, owner: str = "", age_s: float = 0.0) -> StoredResponse:
     return StoredResponse(

@@ -18,6 +18,8 @@ from engine.types import Step
 from engine.vllm_backend.translate import SinkFlusher, StepQueue
 from tests.server.conftest import Lab, on_a_port
 
+pytestmark = pytest.mark.thorough
+
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TEXT = f"<think>Which city? Oslo, I think.</think>Let me look that up for you.{CALL}"
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}

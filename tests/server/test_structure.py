@@ -85,6 +85,7 @@ def call_text(name: str, tool: str, arguments: str) -> str:
     return frame.begin.replace("NAME", tool) + middle + written + frame.end
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_the_grammar_lets_through_the_parser_reads(lab, name):
     frame = FRAMES[name]
@@ -101,6 +102,7 @@ def test_what_the_grammar_lets_through_the_parser_reads(lab, name):
     assert all(orjson.loads(c.arguments) == {"city": "Oslo", "days": 3} for c in calls)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [n for n in FORMATS if FRAMES[n].style == "json"])
 def test_what_is_no_call_is_not_let_through(lab, name):
     frame = FRAMES[name]

@@ -11,6 +11,8 @@ from engine.rendering.renderer import ModelFiles, TemplateRenderer
 from engine.rendering.template import RESERVED
 from tests.server.conftest import DEMO, Lab
 
+pytestmark = pytest.mark.thorough
+
 SAY = [{"role": "user", "content": "hi"}]
 ENDPOINTS = {
     "/v1/chat/completions": {"messages": SAY},

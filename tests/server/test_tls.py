@@ -21,6 +21,8 @@ from server.errors import ConfigError
 from server.http.connection import TlsSettings
 from tests.server.test_signals import BODY, scripted
 
+pytestmark = pytest.mark.thorough
+
 
 def self_signed(path: Path) -> Path:
     """A certificate for 127.0.0.1 that signs itself, and its key, in one file."""

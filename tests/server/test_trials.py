@@ -208,6 +208,7 @@ def schema(at: int, body: str = "[a-z]{0,3}") -> dict[str, object]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": shape}}
 
 
+@pytest.mark.thorough
 async def test_trials_hold_no_place_in_the_engine(probed):
     probe = Probe()
     probed.gateway.open(replace(probed.gateway.path, trials=ConstraintTrials(probe)))

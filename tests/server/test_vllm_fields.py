@@ -20,6 +20,8 @@ from server.apis.operations.info import DetokenizeRequest, TokenizeRequest
 from server.apis.shared.request import HEADER
 from tests.server.test_responses_fields import DOCS, fields_of_vllm
 
+pytestmark = pytest.mark.thorough
+
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 MODELS = {

@@ -13,6 +13,8 @@ from server.access.caller import ApiKey
 from server.access.keys import KeyRing, hash_key
 from tests.server.conftest import DEMO, EOS, make_app
 
+pytestmark = pytest.mark.thorough
+
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 KEY = "user-key-0123456789"
 

@@ -23,6 +23,8 @@ from tests.engine.supervision.mortal import Notes
 from tests.server.conftest import Lab
 from tests.server.test_rules_canary import Machine, give_controls
 
+pytestmark = pytest.mark.thorough
+
 JUDGED = CanaryRules(min_blocks=4, max_blocks=14)
 
 

@@ -34,6 +34,8 @@ from training.data.tools import random_call, random_tool, rival
 from training.data.values import said
 from training.tokenizer import MARKERS, VOCABULARY, function_words, wrap
 
+pytestmark = pytest.mark.thorough
+
 SHIPPED = Path(__file__).parents[2] / "engine" / "demo" / "target" / "tokenizer.json"
 
 

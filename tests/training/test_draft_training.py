@@ -28,6 +28,8 @@ from training.eagle import Depth, known_tokens, own_tokens, unroll
 from training.target import TargetModel, UnfitTarget, layers_read
 from training.tokenizer import train_tokenizer
 
+pytestmark = pytest.mark.thorough
+
 VOCABULARY = 64
 SIZES = {
     "vocab_size": VOCABULARY,

@@ -19,6 +19,8 @@ from training.muon import orthogonalise
 from training.tokenizer import train_tokenizer
 from training.train_target import Recipe, run
 
+pytestmark = pytest.mark.thorough
+
 SMALL = LlamaShape(num_hidden_layers=2, intermediate_size=64)
 
 

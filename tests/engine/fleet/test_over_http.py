@@ -19,6 +19,8 @@ from tests.engine.fleet.town import PATIENCE, RULES
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 
+pytestmark = pytest.mark.thorough
+
 
 class Letters:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:

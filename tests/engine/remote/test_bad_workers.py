@@ -27,6 +27,8 @@ from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 from tests.engine.remote.test_remote_engine import MODEL, request
 from tests.engine.supervision.mortal import ask, collect, following, tokens_of, until
 
+pytestmark = pytest.mark.thorough
+
 QUICK = ConnectionSettings(connect_s=1.0, first_token_s=0.6, idle_s=0.3, start_s=0.3)
 PATIENT_S = 5.0
 MUCH = 32 << 20

@@ -21,6 +21,8 @@ from engine.speculation.accounting import Account
 from engine.types import Constraint, EngineRequest, FinishReason, Sampling, UndraftedReason
 from tests.engine.remote.stand_in_worker import StandIn, chunk, end, serving
 
+pytestmark = pytest.mark.thorough
+
 ACCESS = ConnectionSettings(connect_s=2.0, first_token_s=5.0, idle_s=0.5, start_s=1.0)
 
 

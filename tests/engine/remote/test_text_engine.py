@@ -23,6 +23,8 @@ from engine.types import Constraint, EngineRequest, FinishReason, Sampling
 from server.parsing.vocabulary import Vocabulary
 from tests.engine.remote.stand_in_worker import serving
 
+pytestmark = pytest.mark.thorough
+
 ACCESS = ConnectionSettings(connect_s=2.0, first_token_s=5.0, idle_s=1.0, start_s=1.0)
 FILES = ModelFiles.find("engine/demo/target", None, None)
 RENDERER = TemplateRenderer(FILES)

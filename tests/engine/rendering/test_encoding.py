@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 from engine.rendering import encoding
 from engine.rendering.encoding import PromptTooLong, RenderingCancelled, RenderLimits, TextEncoder
 
+pytestmark = pytest.mark.thorough
+
 DEMO = "engine/demo/target/tokenizer.json"
 
 

@@ -118,6 +118,7 @@ def test_parts_stay_parts_for_templates_that_walk_over_them():
     assert "[text]one[text]two" in text_of(renderer, TALKS["parts"], None)
 
 
+@pytest.mark.thorough
 def test_nothing_heavy_is_imported_for_workers():
     asked = "import sys, server.cli.serve, server.backends.remote as r; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

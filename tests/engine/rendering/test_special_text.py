@@ -173,6 +173,7 @@ def test_a_tokenizer_that_writes_blanks_before_parts_refuses(tmp_path):
     assert special.mark([user("a")], None, {}).mark == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["<" * 1_000_000, "<unused" * 140_000, "<unused7>" * 100_000])
 def test_thousands_of_tokens_cost_what_ten_do(text):
     """A pattern of alternatives would try them all at every place."""

@@ -126,6 +126,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.thorough
 @given(STEPS, st.integers(0, 100))
 def test_identity_holds_however_the_end_was_cut(steps: list[DecodeStep], keep: int) -> None:
     taken = account(*steps)

@@ -32,6 +32,7 @@ def inspect(case: DraftCase, where: Path) -> SpeculationReport:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
 def test_broken_draft_is_found(case: DraftCase, tmp_path: Path):
     report = inspect(case, tmp_path)

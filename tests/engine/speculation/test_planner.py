@@ -155,6 +155,7 @@ def test_bounds_hold() -> None:
         planner.observe_step(1, 2, plan.depth, 0.01)
 
 
+@pytest.mark.thorough
 def test_probes_stay_within_their_share() -> None:
     lane = auto()
     hostile = (Phase("hostile", (HOSTILE,), 4, 60),)
@@ -177,6 +178,7 @@ PHASES = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_it_loses_to_no_fixed_depth(seed: int) -> None:
     """Short phases: the time to learn weighs more here than in ``benchmarks.regret``."""
@@ -193,6 +195,7 @@ def test_it_loses_to_no_fixed_depth(seed: int) -> None:
         assert phase.rate > 0.90 * best, phase.phase
 
 
+@pytest.mark.thorough
 def test_the_expectation_is_what_comes() -> None:
     lane = auto()
     run(lane, PHASES, seed=11)
@@ -202,6 +205,7 @@ def test_the_expectation_is_what_comes() -> None:
     assert totals.expected_s == pytest.approx(totals.taken_s, rel=0.05)
 
 
+@pytest.mark.thorough
 def test_the_oracle_is_the_most_there_is() -> None:
     phases = PHASES[:2]
     best = run(Lane("oracle", oracle), phases, seed=2)

@@ -21,6 +21,8 @@ from tests.engine.supervision.mortal import (
 )
 from tests.engine.supervision.test_supervisor import CONSTRAINT
 
+pytestmark = pytest.mark.thorough
+
 
 async def test_the_request_that_kills_is_found_and_named_among_innocent_ones():
     cradle = Cradle(doom=lambda life, request, step: request.id == "poison")

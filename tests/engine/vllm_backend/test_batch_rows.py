@@ -22,6 +22,8 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from engine.vllm_backend import steering
 from engine.vllm_backend import worker as worker
 
+pytestmark = pytest.mark.thorough
+
 VOCABULARY, MOST_ROWS, MOST_DRAFTS = 24, 6, 3
 START, PHRASE, END, STOP = [20, 21], [18, 19], [19], 22
 CPU = torch.device("cpu")

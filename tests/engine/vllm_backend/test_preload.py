@@ -22,6 +22,8 @@ import setproctitle
 from engine.vllm_backend.child_process import ChildLog
 from engine.vllm_backend.fork_server import EnginePreload, predict_engine_environment
 
+pytestmark = pytest.mark.thorough
+
 
 def report(path: Path) -> None:
     """What an engine would run."""

@@ -23,6 +23,8 @@ from observability.capture.record import (
     parse_record,
 )
 
+pytestmark = pytest.mark.thorough
+
 RECORD = CaptureRecord(
     timestamp=1250.5,
     session_id="s1",

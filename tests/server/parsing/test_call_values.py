@@ -172,6 +172,7 @@ def test_a_call_behind_a_value_that_is_not_closed_is_never_valid(parser):
         assert (call.name, str(call.outcome)) == ("city", "malformed")
 
 
+@pytest.mark.thorough
 @PARSERS
 def test_any_mixture_reads_alike_at_every_cutting(parser):
     w, rng = Writer(parser), random.Random(7)
@@ -198,6 +199,7 @@ def _calls(folded) -> list[tuple[str, str, str]]:
     return [(call.name, call.arguments, str(call.outcome)) for call in folded.calls]
 
 
+@pytest.mark.thorough
 @PARSERS
 def test_text_between_calls_costs_the_same_a_token(parser):
     w = Writer(parser)

@@ -776,6 +776,7 @@ def test_closing_tags_that_are_tokens(parser, section):
 WRITTEN = {"path": "a", "text": "b"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("parser", "thinks", "piece"),
     [("openai", "openai_gptoss", " "), ("pythonic", None, "a"), ("hermes", "qwen3", " ")],

@@ -24,6 +24,7 @@ def usual_cuttings(case: Case) -> list[Cutting]:
     return cuts[3::4] if len(ids) > LONG else cuts
 
 
+@pytest.mark.thorough
 @formats
 def test_cuttings_by_turns_read_as_the_format_defines(cases: Sequence[Case]) -> None:
     """Each case at a third of the cuttings: the next case at the next third."""

@@ -56,6 +56,7 @@ def check(cases: list[Case], printed: str) -> None:
         assert list(disagreements(case, reading(message))) == [], case.id
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_every_case_of_a_format(
     form: Format,

@@ -46,6 +46,7 @@ def pairs() -> Iterator[Case]:
                 yield composed(thinking, calling)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in pairs()])
 def test_thinking_then_calls(case: Case) -> None:
     ids, eos, own = output(case)

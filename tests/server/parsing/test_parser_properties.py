@@ -208,6 +208,7 @@ def check_any_output(tool_parser: str | None, tokens: bool, data: st.DataObject)
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize("tool_parser", NAMES)
 @given(data=st.data())
@@ -225,6 +226,7 @@ def test_the_cutting_changes_nothing_at_length(tool_parser, tokens, data):
     check_any_output(tool_parser, tokens, data)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reasoning_parser", thinking_names())
 @given(data=st.data())
 @FAST
@@ -244,6 +246,7 @@ PLAIN = st.lists(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize("tool_parser", NAMES)
 @given(pieces=PLAIN)

@@ -37,6 +37,7 @@ def read(pieces: list[str], wanted: list[str], include: bool) -> tuple[str, str 
     return "".join(out), matcher.stopped
 
 
+@pytest.mark.thorough
 @given(text=LETTERS, wanted=STOPS, include=st.booleans(), cuts=st.lists(st.integers(1, 5)))
 def test_equals_the_naive_matcher_for_every_cut(text, wanted, include, cuts):
     pieces, at = [], 0

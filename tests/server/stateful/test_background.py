@@ -16,6 +16,8 @@ from tests.server.conftest import Lab, call
 from tests.server.stateful.machine import FEW, OWNERS, Machine
 from tests.server.test_responses import URL, said
 
+pytestmark = pytest.mark.thorough
+
 SECRETS = {"ann": "ann-key-0123456789", "bob": "bob-key-0123456789"}
 
 

@@ -21,6 +21,8 @@ from server.store.base import StoredConversation, StoredResponse, StoreLimits
 from server.store.sql import SqlResponseStore
 from tests.server.stateful.machine import FEW, OWNERS, Machine
 
+pytestmark = pytest.mark.thorough
+
 
 class Responses(Machine):
     """What one owner stores the other can neither read, continue, settle nor delete."""
