@@ -29,7 +29,9 @@ from tokenizers import AddedToken, Tokenizer
 from benchmarks.parser_outputs import OUTPUTS, SHAPES, TOOL
 from engine.events import Outcome, ParserEvent, ToolCallDelta, ToolCallEnd
 from engine.types import FinishReason
-from server.parsing.parser import make_parser
+from server.parsing.answer import (
+    make_parser,
+)
 from server.parsing.registry import tool_format
 from server.parsing.vocabulary import Vocabulary
 

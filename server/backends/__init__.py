@@ -16,7 +16,7 @@ from engine.speculation.swap import DraftManager
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
 from server.generation.pipeline import ConstraintProbe
-from server.parsing.fallback import ParserFallback
+from server.parsing.parser import ParserFallback
 from server.parsing.vocabulary import Vocabulary
 
 

@@ -28,7 +28,7 @@ from server.cli.command_line import (
     refuse_unknown_parsers,
 )
 from server.errors import ConfigError
-from server.parsing.fallback import ParserFallback
+from server.parsing.parser import ParserFallback
 from server.parsing.registry import find_unknown_parsers
 from server.parsing.vocabulary import Vocabulary
 from server.settings import Settings

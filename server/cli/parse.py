@@ -19,8 +19,9 @@ from typing import Any, TextIO
 
 from engine.events import ParserEvent, Phase, ToolCallEnd
 from engine.types import FinishReason
+from server.parsing.answer import make_fallback_parser, make_parser
 from server.parsing.fold import fold
-from server.parsing.parser import Parser, make_fallback_parser, make_parser
+from server.parsing.parser import Parser
 from server.parsing.registry import (
     UnknownParser,
     reasoning_format,

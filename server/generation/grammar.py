@@ -16,10 +16,10 @@ from engine.events import Phase
 from engine.types import Constraint
 from server.errors import InvalidRequest
 from server.generation.job import Job, Prompt, ToolPolicy
-from server.parsing.fallback import ParserFallback
+from server.parsing.answer import fit_reasoning, make_fallback_parser, make_parser
 from server.parsing.frames import FRAMES, Format, Frame, calls, is_held, matching, text_with_calls
 from server.parsing.message import ReasoningFormat
-from server.parsing.parser import Parser, fit_reasoning, make_fallback_parser, make_parser
+from server.parsing.parser import Parser, ParserFallback
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary
 

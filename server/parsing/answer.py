@@ -1,14 +1,25 @@
-"""The grammar of a whole answer: reasoning, content and tool calls in any order."""
+"""The grammar of a whole answer, and the parser that reads it.
+
+Reasoning, content and tool calls come in any order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import Any
 
 from engine.events import Phase
+from server.parsing.fold import Emitter
 from server.parsing.markers import Stops
-from server.parsing.message import Context
+from server.parsing.message import NO_TOOLS, Context, ReasoningFormat, ToolFormat
+from server.parsing.output import Calls, NewId, Output, random_id
+from server.parsing.parser import DeltaParser, DeltaReader, Parser, Recorder, TextReader, Verbatim
 from server.parsing.quotations import is_fenced, read_fenced, read_fenced_answer, read_unclosed
-from server.parsing.reader import Ended, Grammar, Next, Until, Want, ignore
+from server.parsing.reader import Ended, Grammar, Next, Reader, Until, Want, ignore
+from server.parsing.registry import reasoning_format, tool_format
+from server.parsing.stop import StopText
+from server.parsing.tools import OfferedTools
+from server.parsing.vocabulary import Vocabulary
 
 
 def read_message(context: Context) -> Grammar:
@@ -141,3 +152,89 @@ def _finish(context: Context, by_model: bool) -> None:
 def _read_meant_content(opener: str, context: Context) -> Grammar:
     yield from _read_calls(opener, context)
     yield from _read_rest(context)
+
+
+def make_parser(
+    vocabulary: Vocabulary,
+    *,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = (),
+    starts_in: Phase = Phase.CONTENT,
+    stop: tuple[str, ...] = (),
+    include_stop: bool = False,
+    parallel: bool = True,
+    skip_special_tokens: bool = True,
+    new_id: NewId | None = None,
+    custom: Collection[str] = (),
+    sound: bool = False,
+    spelled: bool = False,
+    repairs: bool = True,
+) -> Parser:
+    """A parser for one answer, by the names of its formats.
+
+    ``tools`` are those offered, as the API writes them; with None, for want of knowledge, no call
+    counts as unknown. Those named in ``custom`` take one text. Without ``parallel`` only the first
+    call is delivered. Of calls held by a grammar, ``sound`` says that they are JSON, ``spelled``
+    that any tokens make a marker. With ``repairs`` arguments are mended where that is safe. Raises
+    ``UnknownParser``.
+    """
+    tool_form, fragment = _tool_form(tool_parser, vocabulary)
+    reasoning = fit_reasoning(reasoning_parser, vocabulary)
+    out = Emitter(fragment)
+    calls = Calls(out, OfferedTools(tools), new_id or tool_form.new_id, parallel, custom, repairs)
+    trail = tool_form.framing or (reasoning.framing if reasoning.answer else "")
+    output = Output(out, calls, reasoning.framing, trail)
+    lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
+    context = Context(lexicon, output, tool_form, reasoning, starts_in, sound)
+    reads = tool_parser or reasoning_parser
+    reader: TextReader = Reader(read_message(context)) if reads else Verbatim(out)
+    thinking = reasoning.markers + (tool_form.markers if tool_form.channels else ())
+    return Parser(
+        vocabulary.structure(
+            tool_form.markers + thinking,
+            fragment,
+            skip_special_tokens,
+            tool_form.texts + reasoning.texts,
+        ),
+        vocabulary.decoder(),
+        reader,
+        output,
+        StopText(stop, reader.text, include_stop) if stop else None,
+        bool(stop) or lexicon.stops(*thinking).pattern is not None,
+    )
+
+
+def make_fallback_parser(
+    vocabulary: Vocabulary,
+    parser: DeltaParser,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    stop: tuple[str, ...] = (),
+    include_stop: bool = False,
+    parallel: bool = True,
+    custom: Collection[str] = (),
+) -> Parser:
+    """A parser for one answer, as ``make_parser`` makes one."""
+    out = Emitter()
+    calls = Calls(out, OfferedTools(tools), random_id, parallel, custom, repairs=False)
+    output, recorder = Output(out, calls), Recorder(vocabulary.decoder())
+    special = {token.id for token in vocabulary.added.values() if token.special}
+    reader = DeltaReader(parser, recorder, output, special)
+    stopping = StopText(stop, reader.text, include_stop) if stop else None
+    return Parser({}, recorder, reader, output, stopping, singly=True)
+
+
+def fit_reasoning(name: str | None, vocabulary: Vocabulary) -> ReasoningFormat:
+    """The reasoning format as this vocabulary writes it. Raises ``UnknownParser``."""
+    form = reasoning_format(name)
+    return form.suffixed(vocabulary.suffix) if form.suffixed and vocabulary.suffix else form
+
+
+def _tool_form(name: str | None, vocabulary: Vocabulary) -> tuple[ToolFormat, str]:
+    """The format as this vocabulary writes it, and the token that FRAGMENT stands for in it."""
+    form = tool_format(name) if name else NO_TOOLS
+    if form.suffixed and vocabulary.suffix:
+        form = form.suffixed(vocabulary.suffix)
+    fragment = form.fragment if form.fragment in vocabulary.ids else ""
+    return form.fragmented if fragment and form.fragmented else form, fragment

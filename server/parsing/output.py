@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Collection
 
 from engine.events import Outcome, Phase, Repair, ToolCallEnd, ToolCallStart
-from server.parsing.emitter import Emitter
+from server.parsing.fold import Emitter
 from server.parsing.free_text import FreeText
 from server.parsing.json_repair import JsonRepair
 from server.parsing.reader import Sink

@@ -1,23 +1,32 @@
-"""A parser per answer: token ids in, events out, the same for every cut of the output."""
+"""A parser per answer: token ids in, events out, the same for every cut of the output.
+
+``DeltaReader`` reads answers with a parser of the engine's: those of formats that have no grammar
+here. What that makes of an answer goes the way of our own events: stop strings, outcomes of calls,
+custom tools and ``parallel_tool_calls`` work. Nothing else in docs/parsers.md holds for it.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from engine.events import ParserEvent, Phase
+from engine.events import (
+    ContentDelta,
+    ParserEvent,
+    Phase,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
 from engine.types import FinishReason
-from server.parsing.answer import read_message
-from server.parsing.emitter import Emitter
-from server.parsing.fallback import DeltaParser, DeltaReader, Recorder
+from server.parsing.fold import Emitter
 from server.parsing.markers import FRAGMENT
-from server.parsing.message import NO_TOOLS, Context, ReasoningFormat, ToolFormat
-from server.parsing.output import Calls, NewId, Output, random_id
-from server.parsing.reader import Reader
-from server.parsing.registry import reasoning_format, tool_format
+from server.parsing.output import Output
 from server.parsing.stop import StopText
-from server.parsing.tools import OfferedTools
-from server.parsing.vocabulary import Vocabulary
+from server.parsing.vocabulary import Decoder
+
+logger = logging.getLogger(__name__)
 
 _REASONING = Phase.REASONING
 """Looking up a member of an enumeration costs more than the rest of a test, for every token."""
@@ -160,87 +169,98 @@ class Parser:
         self.reasoning_tokens += before is _REASONING or self._output.phase is _REASONING
 
 
-def make_parser(
-    vocabulary: Vocabulary,
-    *,
-    tool_parser: str | None = None,
-    reasoning_parser: str | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = (),
-    starts_in: Phase = Phase.CONTENT,
-    stop: tuple[str, ...] = (),
-    include_stop: bool = False,
-    parallel: bool = True,
-    skip_special_tokens: bool = True,
-    new_id: NewId | None = None,
-    custom: Collection[str] = (),
-    sound: bool = False,
-    spelled: bool = False,
-    repairs: bool = True,
-) -> Parser:
-    """A parser for one answer, by the names of its formats.
+class DeltaParser(Protocol):
+    """Makes events of one answer, all but the ends of calls."""
 
-    ``tools`` are those offered, as the API writes them; with None, for want of knowledge, no call
-    counts as unknown. Those named in ``custom`` take one text. Without ``parallel`` only the first
-    call is delivered. Of calls held by a grammar, ``sound`` says that they are JSON, ``spelled``
-    that any tokens make a marker. With ``repairs`` arguments are mended where that is safe. Raises
-    ``UnknownParser``.
+    def feed(self, text: str, token_ids: Sequence[int], finished: bool) -> list[ParserEvent]: ...
+
+
+class ParserFallback(Protocol):
+    """Makes one for each answer."""
+
+    def make(self, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int]) -> DeltaParser: ...
+
+
+class Recorder:
+    """A decoder that remembers the tokens whose text has not been taken."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.flush = decoder.flush
+        self.token_ids: list[int] = []
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        self.token_ids += token_ids
+        return self._decoder.text(token_ids)
+
+    def take(self) -> list[int]:
+        taken, self.token_ids = self.token_ids, []
+        return taken
+
+
+class DeltaReader:
+    """Hands text to a foreign parser, and its events to the output.
+
+    A special token waits for what follows: the one that ends an answer is none of its text. When
+    the parser raises, the rest of the answer is content.
     """
-    tool_form, fragment = _tool_form(tool_parser, vocabulary)
-    reasoning = fit_reasoning(reasoning_parser, vocabulary)
-    out = Emitter(fragment)
-    calls = Calls(out, OfferedTools(tools), new_id or tool_form.new_id, parallel, custom, repairs)
-    trail = tool_form.framing or (reasoning.framing if reasoning.answer else "")
-    output = Output(out, calls, reasoning.framing, trail)
-    lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
-    context = Context(lexicon, output, tool_form, reasoning, starts_in, sound)
-    reads = tool_parser or reasoning_parser
-    reader: TextReader = Reader(read_message(context)) if reads else Verbatim(out)
-    thinking = reasoning.markers + (tool_form.markers if tool_form.channels else ())
-    return Parser(
-        vocabulary.structure(
-            tool_form.markers + thinking,
-            fragment,
-            skip_special_tokens,
-            tool_form.texts + reasoning.texts,
-        ),
-        vocabulary.decoder(),
-        reader,
-        output,
-        StopText(stop, reader.text, include_stop) if stop else None,
-        bool(stop) or lexicon.stops(*thinking).pattern is not None,
-    )
 
+    def __init__(
+        self, parser: DeltaParser, recorder: Recorder, output: Output, special: Collection[int]
+    ) -> None:
+        self._parser: DeltaParser | None = parser
+        self._recorder = recorder
+        self._output = output
+        self._special = special
+        self._held: tuple[str, list[int]] | None = None
 
-def make_fallback_parser(
-    vocabulary: Vocabulary,
-    parser: DeltaParser,
-    *,
-    tools: Sequence[Mapping[str, Any]] | None,
-    stop: tuple[str, ...] = (),
-    include_stop: bool = False,
-    parallel: bool = True,
-    custom: Collection[str] = (),
-) -> Parser:
-    """A parser for one answer, as ``make_parser`` makes one."""
-    out = Emitter()
-    calls = Calls(out, OfferedTools(tools), random_id, parallel, custom, repairs=False)
-    output, recorder = Output(out, calls), Recorder(vocabulary.decoder())
-    special = {token.id for token in vocabulary.added.values() if token.special}
-    reader = DeltaReader(parser, recorder, output, special)
-    stopping = StopText(stop, reader.text, include_stop) if stop else None
-    return Parser({}, recorder, reader, output, stopping, singly=True)
+    def text(self, text: str) -> None:
+        taken = self._recorder.take()
+        if self._held is not None:
+            self._feed(*self._held)
+            self._held = None
+        if len(taken) == 1 and taken[0] in self._special:
+            self._held = text, taken
+        else:
+            self._feed(text, taken)
 
+    def marker(self, marker: str) -> None:
+        """Marker tokens are text here."""
 
-def fit_reasoning(name: str | None, vocabulary: Vocabulary) -> ReasoningFormat:
-    """The reasoning format as this vocabulary writes it. Raises ``UnknownParser``."""
-    form = reasoning_format(name)
-    return form.suffixed(vocabulary.suffix) if form.suffixed and vocabulary.suffix else form
+    def end(self, by_model: bool) -> None:
+        if self._held is not None and not by_model:
+            self._feed(*self._held)
+        self._feed("", [], finished=True)
+        if self._output.calls.open:
+            self._output.calls.end(by_model)
 
+    def _feed(self, text: str, token_ids: list[int], finished: bool = False) -> None:
+        if self._parser is None:
+            self._output.content.write(text)
+            return
+        try:
+            events = self._parser.feed(text, token_ids, finished)
+        except Exception as error:  # of whatever kind: the answer goes on
+            logger.warning("the fallback parser failed (%s): the rest is content", type(error))
+            self._parser = None
+            self._output.content.write(text)
+            return
+        for event in events:
+            self._write(event)
 
-def _tool_form(name: str | None, vocabulary: Vocabulary) -> tuple[ToolFormat, str]:
-    """The format as this vocabulary writes it, and the token that FRAGMENT stands for in it."""
-    form = tool_format(name) if name else NO_TOOLS
-    if form.suffixed and vocabulary.suffix:
-        form = form.suffixed(vocabulary.suffix)
-    fragment = form.fragment if form.fragment in vocabulary.ids else ""
-    return form.fragmented if fragment and form.fragmented else form, fragment
+    def _write(self, event: ParserEvent) -> None:
+        output, calls = self._output, self._output.calls
+        match event:
+            case ReasoningDelta(text):
+                output.phase = Phase.REASONING
+                output.reasoning.write(text)
+            case ContentDelta(text):
+                output.phase = Phase.CONTENT
+                output.content.write(text)
+            case ToolCallStart(_, id, name):
+                output.phase = Phase.TOOL_CALL
+                if calls.open:
+                    calls.close()
+                calls.begin(name, id or None)
+            case ToolCallDelta(_, arguments) if calls.open:
+                calls.write(arguments)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from server.parsing.formats.json_lists import COHERE_TEXT
 from server.parsing.message import ReasoningFormat
 
 
@@ -68,15 +67,6 @@ SEED_OSS = ReasoningFormat(("<seed:think>",), ("</seed:think>",), forgets_end=Tr
 
 MINIMAX_M3 = ReasoningFormat(("<mm:think>",), ("</mm:think>",), forgets_end=True)
 """MiniMax M3."""
-
-COHERE = ReasoningFormat(
-    ("<|START_THINKING|>",),
-    ("<|END_THINKING|>",),
-    framing=" \n",
-    inner=COHERE_TEXT,
-    forgets_end=True,
-)
-"""Command A: the tokens around the text of the answer are structure."""
 
 K2_HORIZON = ReasoningFormat(
     ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),

@@ -57,7 +57,7 @@ _TOOLS: Sequence[tuple[str, str]] = (
 )
 """Names that share a grammar, and where it is."""
 _THINKING: Sequence[tuple[str, str]] = (
-    ("cohere_command3 cohere_command4", f"{_REASONING}:COHERE"),
+    ("cohere_command3 cohere_command4", f"{_FORMATS}.json_lists:COHERE_REASONING"),
     (
         "deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 poolside_v1",
         f"{_REASONING}:DEEPSEEK_V3",

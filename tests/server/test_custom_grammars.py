@@ -11,10 +11,10 @@ from engine.types import FinishReason
 from server.generation.grammar import answer_constraint
 from server.generation.job import ToolPolicy
 from server.generation.lark_grammar import lark_grammar
+from server.parsing.answer import make_parser
 from server.parsing.fold import fold
 from server.parsing.frames import FRAMES, Frame
 from server.parsing.free_text import PARAMETERS
-from server.parsing.parser import make_parser
 from server.parsing.reasoning import THINK
 from server.parsing.vocabulary import Vocabulary
 from tests.server.test_responses import ask

@@ -14,9 +14,9 @@ from engine.types import Constraint, FinishReason, Sampling
 from server.errors import InvalidRequest
 from server.generation.grammar import answer_constraint
 from server.generation.job import Job, ToolPolicy
+from server.parsing.answer import make_parser
 from server.parsing.fold import fold
 from server.parsing.frames import FRAMES
-from server.parsing.parser import make_parser
 from server.parsing.reasoning import THINK
 from server.parsing.registry import tool_parser_names
 from server.parsing.vocabulary import Vocabulary

@@ -55,7 +55,7 @@ from server.parsing.json_blocks import OBJECT, JsonBlock
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import opens
 from server.parsing.markers import FRAGMENT, NAME, Follow
-from server.parsing.message import Context, ToolFormat
+from server.parsing.message import Context, ReasoningFormat, ToolFormat
 from server.parsing.reader import DONE, Grammar, Next, Until, ignore
 
 COHERE_TEXT = (
@@ -67,6 +67,14 @@ APERTUS = JsonBlock("<|tools_prefix|>", "<|tools_suffix|>", is_keyed=True).forma
 COHERE = JsonBlock(
     "<|START_ACTION|>", "<|END_ACTION|>", COHERE_TEXT, names=("tool_name", "name")
 ).format()
+COHERE_REASONING = ReasoningFormat(
+    ("<|START_THINKING|>",),
+    ("<|END_THINKING|>",),
+    framing=" \n",
+    inner=COHERE_TEXT,
+    forgets_end=True,
+)
+"""Command A: the tokens around the text of the answer are structure."""
 HERMES = JsonBlock("<tool_call>", "</tool_call>", tags=CODER).format()
 LONGCAT = JsonBlock("<longcat_tool_call>", "</longcat_tool_call>").format()
 GRANITE = JsonBlock("<|tool_call|>", aliases=("<tool_call>",)).format()

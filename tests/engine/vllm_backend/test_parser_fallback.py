@@ -9,8 +9,11 @@ from transformers import AutoTokenizer
 
 from engine.types import FinishReason
 from engine.vllm_backend.parser_fallback import VllmParsers
+from server.parsing.answer import (
+    make_fallback_parser,
+    make_parser,
+)
 from server.parsing.fold import fold
-from server.parsing.parser import make_fallback_parser, make_parser
 from server.parsing.vocabulary import Vocabulary
 
 TARGET = Path(__file__).parents[3] / "engine/demo/target"

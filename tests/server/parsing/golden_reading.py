@@ -17,7 +17,8 @@ from engine.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from server.parsing.parser import Parser, make_parser
+from server.parsing.answer import make_parser
+from server.parsing.parser import Parser
 from server.parsing.vocabulary import Vocabulary
 from tests.server.parsing.golden_corpus import Call, Case, Format
 from tests.server.parsing.golden_cuts import Cutting

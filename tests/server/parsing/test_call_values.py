@@ -8,8 +8,8 @@ import time
 import pytest
 
 from engine.types import FinishReason
+from server.parsing.answer import make_parser
 from server.parsing.fold import fold
-from server.parsing.parser import make_parser
 from server.parsing.vocabulary import Vocabulary
 from tests.server.parsing.golden_corpus import Marker, pieces_of
 from tests.server.parsing.golden_tokenizer import encode, tokenizer

@@ -14,8 +14,8 @@ import pytest
 
 from engine.events import Repair, ToolCallEnd
 from engine.types import FinishReason
+from server.parsing.answer import make_parser
 from server.parsing.fold import Folded, fold
-from server.parsing.parser import make_parser
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary
 from tests.server.parsing.golden_corpus import Marker, pieces_of

@@ -22,8 +22,9 @@ from engine.types import FinishReason
 from server.cli.command_line import refuse_unknown_parsers
 from server.errors import ConfigError
 from server.generation.grammar import ParserFactory
+from server.parsing.answer import make_fallback_parser
 from server.parsing.fold import fold
-from server.parsing.parser import Parser, make_fallback_parser
+from server.parsing.parser import Parser
 from server.parsing.vocabulary import Vocabulary
 from server.settings import Settings
 

@@ -20,9 +20,10 @@ from engine.events import (
     ToolCallStart,
 )
 from engine.types import FinishReason
+from server.parsing.answer import make_parser
 from server.parsing.fold import fold
 from server.parsing.formats import sections
-from server.parsing.parser import Parser, make_parser
+from server.parsing.parser import Parser
 from server.parsing.registry import UnknownParser
 from server.parsing.vocabulary import Vocabulary
 

@@ -26,8 +26,9 @@ from engine.events import (
     ToolCallStart,
 )
 from engine.types import FinishReason
+from server.parsing.answer import make_parser
 from server.parsing.fold import Folded, fold
-from server.parsing.parser import Parser, make_parser
+from server.parsing.parser import Parser
 from server.parsing.registry import grammar_names, reasoning_format, thinking_names, tool_format
 from server.parsing.vocabulary import Vocabulary
 

@@ -18,9 +18,9 @@ import tokenizers
 
 from engine.events import Outcome
 from engine.types import FinishReason
+from server.parsing.answer import make_parser
 from server.parsing.fold import Folded, fold
 from server.parsing.formats.harmony import ENDS
-from server.parsing.parser import make_parser
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.vocabulary import AddedToken, Vocabulary
 from tests.server.parsing.golden_corpus import filler
