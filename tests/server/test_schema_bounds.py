@@ -19,7 +19,7 @@ from server.apis.shared.constraints import (
 )
 from server.apis.shared.strict_schema import Exclusion
 from server.errors import InvalidRequest
-from server.parsing.parser import make_parser
+from server.parsing.answer import make_parser
 from server.parsing.tools import ToolSchema
 from server.parsing.vocabulary import Vocabulary
 
