@@ -62,7 +62,7 @@ def only(overlay: str, kind: str, name: str = "") -> Object:
 
 
 def templates(overlay: str) -> dict[str, Object]:
-    """The pod templates by component."""
+    """The pod templates by component; that of a canary is ``worker-canary``."""
     found: list[Object] = []
     for item in rendered(overlay):
         if item["kind"] == "Deployment":
@@ -72,7 +72,12 @@ def templates(overlay: str) -> dict[str, Object]:
         if item["kind"] == "LeaderWorkerSet":
             group = item["spec"]["leaderWorkerTemplate"]
             found += [group["leaderTemplate"], group["workerTemplate"]]
-    return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for one in found}
+    return {_name_part(one["metadata"]["labels"]): one for one in found}
+
+
+def _name_part(labels: dict[str, str]) -> str:
+    component = labels["app.kubernetes.io/component"]
+    return f"{component}-canary" if labels.get("track") == "canary" else component
 
 
 def gateway(overlay: str) -> Object:

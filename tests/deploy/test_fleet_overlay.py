@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from copy import deepcopy
+
 import pytest
 
 from tests.deploy.overlays import container, gateway, needs_kustomize, only, rendered, templates
@@ -40,6 +43,47 @@ def test_a_fleets_workers_run_what_its_gateways_render():
         if item["name"] in ("VLLM_API_KEY", "EAGLEGATE_UPSTREAM_KEY")
     }
     assert keys["VLLM_API_KEY"] == keys["EAGLEGATE_UPSTREAM_KEY"]
+
+
+def test_the_canary_is_a_worker_with_another_draft():
+    """Nothing else differs, so that the draft alone is compared."""
+    parts = ("worker", "worker-canary")
+    plain, canary = deepcopy([templates("fleet")[part]["spec"] for part in parts])
+    spread = [pod.pop("topologySpreadConstraints") for pod in (plain, canary)]
+    assert [
+        {one["labelSelector"]["matchLabels"]["track"] for one in constraints}
+        for constraints in spread
+    ] == [{"stable"}, {"canary"}]
+    args = [container(pod).pop("args") for pod in (plain, canary)]
+    changed = [at for at, (one, other) in enumerate(zip(*args, strict=True)) if one != other]
+    assert [args[0][at - 1] for at in changed] == ["--speculative-config"]
+    drafts = [json.loads(one[changed[0]]) for one in args]
+    assert drafts[0].pop("model") != drafts[1].pop("model")
+    assert drafts[0] == drafts[1]
+    assert plain == canary
+
+
+def test_the_gateways_find_the_canary_as_they_find_workers():
+    selector = only("fleet", "Service", "eaglegate-workers")["spec"]["selector"]
+    policy = only("fleet", "NetworkPolicy", "eaglegate-worker")["spec"]["podSelector"]
+    for part in ("worker", "worker-canary"):
+        labels = templates("fleet")[part]["metadata"]["labels"].items()
+        assert selector.items() <= labels
+        assert policy["matchLabels"].items() <= labels
+
+
+def test_neither_deployment_selects_the_pods_of_the_other():
+    names = ("eaglegate-worker", "eaglegate-worker-canary")
+    specs = [only("fleet", "Deployment", name)["spec"] for name in names]
+    selectors = [spec["selector"]["matchLabels"].items() for spec in specs]
+    labels = [spec["template"]["metadata"]["labels"].items() for spec in specs]
+    matches = [[selector <= one for one in labels] for selector in selectors]
+    assert matches == [[True, False], [False, True]]
+
+
+def test_the_canary_waits_until_it_is_scaled():
+    assert only("fleet", "Deployment", "eaglegate-worker-canary")["spec"]["replicas"] == 0
+    assert only("fleet", "Deployment", "eaglegate-worker")["spec"]["replicas"] > 1
 
 
 def test_only_gateways_speak_to_workers():
