@@ -136,6 +136,7 @@ class RulesChange:
         self._losses, self._clock = losses, clock
         self._limits = limits or CollapseLimits()
         self._last_loss: EngineLoss | None = None
+        self._slot: Arm | None = None
         self._slot_at = -1.0
         """When this slot began."""
 
@@ -162,12 +163,15 @@ class RulesChange:
         """Raises Interrupted."""
         self._check_rules()
         self._policy.trial = PolicyTrial(lambda _: arm, self._candidate)
-        self._slot_at = self._clock()
+        self._slot, self._slot_at = arm, self._clock()
         self._last_loss = find_last(self._losses())
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
+        """One that waited for its turn may have got its rules in the slot before."""
         facts = record.facts
-        return facts.arm if facts.admitted >= self._slot_at else None
+        if self.by_slots and (facts.arm is not self._slot or facts.admitted < self._slot_at):
+            return None
+        return facts.arm
 
     def check(self, arms: ArmsNow) -> None:
         """Raises Collapsed and Interrupted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -249,6 +250,22 @@ async def test_what_a_client_asks_for_wins(machine: Machine, share: float | None
     assert {record.facts.arm for record in seen} == {None}
     depths = {(await machine.ask(f"s-{at}")).depth for at in range(20)}
     assert depths == ({0} if share is None else {None, 0})
+    await canary.change.leave()
+
+
+async def test_a_request_counts_for_the_slot_that_served_all_of_it(machine: Machine) -> None:
+    seen: list[Any] = []
+    canary = machine.make_canary(SpeculationRules(depth=1))
+    await canary.start()
+    await canary.change.enter(Arm.CANDIDATE)
+    machine.telemetry.watch_requests(seen.append)
+    await machine.ask("s")
+    (record,) = seen
+    assert canary.change.find_arm(record) is Arm.CANDIDATE
+    await canary.change.enter(Arm.CONTROL)
+    assert canary.change.find_arm(record) is None, "it began in the slot before"
+    waited = SimpleNamespace(facts=replace(record.facts, admitted=time.perf_counter()))
+    assert canary.change.find_arm(waited) is None, "it got its rules in the slot before"  # type: ignore[arg-type]
     await canary.change.leave()
 
 
