@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from server.generation.grammar import ParserFactory
 from server.parsing.answer import make_fallback_parser
 from server.parsing.fold import fold
 from server.parsing.parser import Parser
+from server.parsing.registry import REASONING_PARSERS, TOOL_PARSERS
 from server.parsing.vocabulary import Vocabulary
 from server.settings import Settings
 
@@ -155,3 +158,24 @@ def test_an_unknown_name_is_refused_with_what_to_do(flag, no_vllm, said):
 
 def test_with_the_flag_an_unknown_name_is_left_to_vllm():
     refuse_unknown_parsers(Settings(tool_call_parser="hf", vllm_parser_fallback=True), None)
+
+
+@pytest.mark.parametrize(
+    ("package", "ours"),
+    [("tool_parsers", TOOL_PARSERS), ("reasoning", REASONING_PARSERS)],
+)
+def test_every_name_of_the_installed_vllm_has_a_parser_here(package, ours):
+    """But for ``hf`` and ``beam``, which read a grammar from the checkpoint."""
+    vllm = find_spec("vllm")
+    if vllm is None or vllm.origin is None:
+        pytest.skip("vLLM is not installed")
+    source = Path(vllm.origin).with_name(package) / "__init__.py"
+    registered = {
+        key.value
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        for key in node.value.keys
+        if isinstance(key, ast.Constant)
+    }
+    assert len(registered) > 30
+    assert registered - set(ours) <= {"hf", "beam"}
