@@ -132,7 +132,11 @@ class _Object:
 
     def members(self) -> Subgrammar:
         while True:
-            end = yield Next(self._stops, self._raw.append, keep='"')
+            end = yield Next(self._stops, self._raw.append, keep='"{')
+            if end in "{;" and end and self._begun and self._argued:
+                return DONE  # the brace that closes it is forgotten
+            if end == "{":
+                end = yield Next(self._stops, self._raw.append)
             if end == '"':
                 end = yield from self._member()
             elif end not in self._stops.markers and end not in ",}":

@@ -10,6 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from json.encoder import encode_basestring
 
 from server.parsing.markers import Lexicon
@@ -34,6 +35,16 @@ _ARGUMENT = (
     re.compile(rf"{_BLANK}(?:,{_BLANK}(?:{_NAME})?+|\){_BLANK}(?:,{_BLANK})?+(?:{_NAME})?+)?+\Z"),
 )
 """What stands behind a closing quote, in brackets and in a call, and what may become that."""
+_BETWEEN = rf"(?:{_BLANK}(?:[,)]{_BLANK}){{1,4}}+|[ \t]{{0,9}}\n{_BLANK})"
+_MAY_BE_BETWEEN = re.compile(rf"{_BLANK}(?:[,)]{_BLANK}){{0,4}}+(?:{_NAME})?+\Z")
+
+
+@lru_cache(maxsize=256)
+def _find_next_call(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Another call behind a quote, where commas and parentheses are doubled or missing."""
+    return re.compile(rf"{_BETWEEN}(?:{'|'.join(map(re.escape, names))}){_BLANK}\(")
+
+
 _CONFIRMED = re.compile(r"[\"']\s{0,99}[,)]")
 _LAST = re.compile(rf"{_BLANK}[,)]?{_BLANK}\Z")
 _LONGEST_WORD = 400
@@ -48,11 +59,25 @@ class Literal:
     What is no literal is passed on as it stands; the result is then no JSON.
     """
 
-    __slots__ = ("_closers", "_comma", "_first", "_open", "_quote", "_sink", "_tokens", "_verbatim")
+    __slots__ = (
+        "_closers",
+        "_comma",
+        "_first",
+        "_names",
+        "_open",
+        "_quote",
+        "_sink",
+        "_tokens",
+        "_verbatim",
+    )
     lexicon: Lexicon | None = None
 
-    def __init__(self, sink: Sink, tokens: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, sink: Sink, tokens: frozenset[str] = frozenset(), names: tuple[str, ...] = ()
+    ) -> None:
         self._sink = sink
+        self._names = names
+        """Of the tools offered: a call of one ends the value."""
         self._closers: list[str] = []
         self._quote = ""
         self._comma = False
@@ -118,6 +143,10 @@ class Literal:
             ends = bool(whole.match(text, at + 1) or (not more and _LAST.match(text, at + 1)))
             if not ends and more and beginning.match(text, at + 1):
                 return at
+            if not ends and self._names and not self._closers:
+                ends = _find_next_call(self._names).match(text, at + 1) is not None
+                if not ends and more and _MAY_BE_BETWEEN.match(text, at + 1):
+                    return at
         elif not ends and more and len(text) - at < len(quote):
             return at
         self._quote = "" if ends else quote

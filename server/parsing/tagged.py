@@ -42,6 +42,8 @@ class Closing:
     """The word that opens a call, where a section may hold several."""
     call_ends: Container[str] = ()
     """Words that close a call."""
+    parameter: str = ""
+    """The word that opens a value in one."""
     pairs: Mapping[str, Follow] = field(default_factory=dict)
     """What follows a closing tag of the value at the end of a call, by the word of the tag."""
 
@@ -132,25 +134,6 @@ class CallValue(Tagged):
     section, so that none of it is judged twice.
     """
 
-    __slots__ = (
-        "_doubt",
-        "_fallback",
-        "_first",
-        "_in_doubt",
-        "_kept",
-        "_known",
-        "_last",
-        "_look",
-        "_names",
-        "_num_ends",
-        "_num_known",
-        "_num_later",
-        "_num_open",
-        "_paired",
-        "_size",
-        "_text",
-    )
-
     def __init__(
         self,
         lexicon: Lexicon,
@@ -165,6 +148,8 @@ class CallValue(Tagged):
         self._text, self._look = "", 0
         self._last = ""
         """The last character that is surely one of the value."""
+        self._seen = False
+        """Whether the value holds what looks like its own closing tag."""
         self._reset()
 
     def _reset(self) -> None:
@@ -175,6 +160,8 @@ class CallValue(Tagged):
         """Calls that have opened in the value and not ended."""
         self._first: tuple[int, str] | None = None
         """The first closing tag with the end of a call behind it that nothing has opened."""
+        self._behind_first = 0
+        """Where that end of a call ends."""
         self._num_ends = self._num_later = self._num_known = 0
         """Ends of calls that nothing has opened; calls behind the first; those not demanded."""
         self._paired = False
@@ -225,8 +212,10 @@ class CallValue(Tagged):
             return self._end_call(start, tag, verdict, more)
         elif verdict:
             return self._end_value(start, tag)
-        elif tag in closing.pairs and follows(self._text, after, closing.pairs[tag], more):
-            return self._end_pair(start, tag)
+        elif tag in closing.pairs:
+            self._seen |= not self._num_open
+            if follows(self._text, after, closing.pairs[tag], more):
+                return self._end_pair(start, tag)
         return None
 
     @property
@@ -268,7 +257,9 @@ class CallValue(Tagged):
     def _end_call(self, start: int, tag: str, verdict: bool, more: bool) -> Taken | None:
         paired, self._paired = self._paired, False
         if not self._num_open:
-            return self._close(self._size + start, tag) if verdict and not paired else None
+            if paired and self._num_ends == 1:
+                self._behind_first = self._size + self._look
+            return self._close_implied(start, tag) if verdict and not paired else None
         self._num_open -= 1
         if self._num_open:
             return None
@@ -283,6 +274,12 @@ class CallValue(Tagged):
                 self._doubt()
             return self._close(*(self._fallback or (self._size + start, tag)))
         return None
+
+    def _close_implied(self, start: int, tag: str) -> Taken:
+        """Without a tag of its own, unless the end of the call is written twice."""
+        between = "".join([*(self._kept or ()), self._text[:start]])[self._behind_first :]
+        twice = self._first is not None and not between.strip()
+        return self._close_first() if twice else self._close(self._size + start, tag)
 
     def _goes_on(self, more: bool) -> bool:
         """Whether another call follows."""
@@ -335,9 +332,18 @@ class CallValue(Tagged):
     def _close(self, place: int, tag: str) -> Taken:
         """The value ends at ``place`` in what is kept and the text."""
         text = "".join([*self._kept, self._text]) if self._kept else self._text
+        if (self._seen and tag in self._closing.implied) or self._is_interrupted(text, place):
+            self._doubt()
         if place:
             self._sink(self._spell(text[:place]))
         return self._ended(tag), self._rest(text, place, place + len(tag), tag)
+
+    def _is_interrupted(self, text: str, place: int) -> bool:
+        """Whether a parameter opens in the value behind the end of a call, and no call before."""
+        if self._first is None or place <= self._first[0]:
+            return False
+        opening = text.find(self._closing.parameter, self._first[0], place)
+        return opening >= 0 and text.find(self._closing.call, self._first[0], opening) < 0
 
 
 class LeadingBreak:

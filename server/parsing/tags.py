@@ -145,14 +145,14 @@ class Tags:
         if opener in self.sections:
             yield from self.read(context)
 
-    def read(self, context: Context) -> Subgrammar:
-        """A section from behind its opening tag: the marker that ended it."""
+    def read(self, context: Context, marker: str = "") -> Subgrammar:
+        """A section from behind its opening tag, or ``marker`` in it: the marker that ended it."""
         calls = {tags.call: tags for tags in self.spellings}
-        stops = context.lexicon.stops(*calls, *self.outer)
+        stops = context.lexicon.stops(*calls, self.call_end, *self.outer)
         write = ignore if self.inside else context.out.content.write
         stray = Framed(write, lead=SPACE, trail=SPACE)
         known = KnownEnds()
-        marker = yield Next(stops, keep=None, markup=True)
+        marker = marker or (yield Next(stops, keep=None, markup=True))
         if marker == "{":
             marker = yield from self._json(context)
         while marker not in self.section_ends:
@@ -316,6 +316,7 @@ class _Call:
             own = words.keys() - implied - {tags.call}
             pairs = {word: _allow_drift(end) if word in unfinished else end for word in own}
             closing = replace(closing, call=tags.call, call_ends=call_ends, pairs=pairs)
+            closing = replace(closing, parameter=tags.parameter)
         return self._outer_closing(closing)
 
     def _outer_closing(self, inner: Closing) -> Closing:

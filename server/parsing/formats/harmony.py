@@ -73,7 +73,11 @@ def _read_message(marker: str, context: Context) -> Subgrammar:
         marker = yield Until(begins, context.out.content.write, stray=ignore)
     channel, recipient = "", None
     if marker != MESSAGE:
-        channel, recipient, marker = yield from _read_header(marker, context)
+        channel, recipient, marker, inline = yield from _read_header(marker, context)
+        if marker in ENDS and recipient and context.tools.channels:
+            context.calls.begin(recipient)  # the marker before its body is forgotten
+            context.calls.write_json(inline)
+            context.calls.close()
     if marker != MESSAGE:
         return marker
     if recipient and context.tools.channels:
@@ -116,8 +120,8 @@ class _Stray(Skipping):
 
 def _read_header(
     marker: str, context: Context
-) -> Generator[Want, str, tuple[str, str | None, str]]:
-    """The channel, the recipient if there is one, and the marker behind the header."""
+) -> Generator[Want, str, tuple[str, str | None, str, str]]:
+    """The channel, the recipient if there is one, the marker behind the header, JSON before it."""
     stops = context.lexicon.stops(*MARKERS)
     parts: dict[str, list[str]] = {START: [], CHANNEL: [], CONSTRAIN: []}
     while marker in parts:
@@ -126,7 +130,9 @@ def _read_header(
     channel = "".join(parts[CHANNEL]).split()
     found = _RECIPIENT.search("".join([*parts[START], " ", *parts[CHANNEL]]))
     recipient = found["name"] if found and found["name"] not in _ROLES else None
-    return channel[0] if channel else "", recipient, marker
+    text = "".join(text for part in parts.values() for text in part)
+    inline = text[text.find("{") :].strip() if "{" in text else ""
+    return channel[0] if channel else "", recipient, marker, inline
 
 
 def _read_call(name: str, context: Context) -> Subgrammar:

@@ -173,7 +173,9 @@ def _read_body(name: str, sink: Sink, context: Context) -> Generator[Want, str, 
 
 def _then(name: str, context: Context) -> Follow | None:
     """Only behind an argument more must follow: its text may quote anything."""
-    return context.follow(None, OPEN, CLOSE) if name in ("argument", "json") else None
+    if name not in ("argument", "json"):
+        return None
+    return context.follow(None, OPEN, CLOSE) | {"call": context.follow(None, SEP)}
 
 
 def _after_call(context: Context) -> Follow:

@@ -44,6 +44,8 @@ _TAGS = Tags(
     ends=ENDS,
     doubled=True,
 )
+_BEGINS = (_TAGS.section, _TAGS.call)
+"""What calls begin with: models forget the section's tag at times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Recipients:
 
     def read(self, context: Context) -> Grammar:
         """Message after message, from inside the first one's header."""
-        stops = context.lexicon.stops(START, MESSAGE)
+        stops = context.lexicon.stops(START, MESSAGE, *_BEGINS)
         if context.starts_in is Phase.REASONING:
             yield from self._read_body("self", context)
         elif (yield Looking(_HEADER, _HEADER_BEGINS, stops.tokens)) == Looking.NO:
@@ -71,39 +73,44 @@ class Recipients:
         while True:
             header: list[str] = []
             try:
-                while (yield Until(stops, header.append)) == START:
+                while (marker := (yield Until(stops, header.append))) == START:
                     header.clear()
             except Ended:
                 if not _HEADER.match(text := "".join(header)):
                     context.out.content.write(text)
                 raise
             found = _RECIPIENT.search("".join(header))
-            yield from self._read_body(found[1] if found else "", context)
+            yield from self._read_body(
+                found[1] if found else "", context, marker if marker in _BEGINS else ""
+            )
 
-    def _read_body(self, recipient: str, context: Context) -> Grammar:
+    def _read_body(self, recipient: str, context: Context, marker: str = "") -> Grammar:
+        """``marker`` is what stands before it: calls come without ``<|message|>`` at times."""
         out, stops = context.out, context.lexicon.stops(*ENDS)
         if recipient in self.thinking:
             out.phase = Phase.REASONING
+            out.reasoning.write(marker)
             yield Until(stops, out.reasoning.write)
         elif recipient in self.dropped:
             yield Until(stops, ignore)
         elif recipient in self.content or not context.tools.channels:
             out.content.separate("\n\n")
+            out.content.write(marker)
             yield Until(stops, out.content.write)
         else:
             out.phase = Phase.TOOL_CALL
-            yield from _read_calls(context)
+            yield from _read_calls(context, marker)
         out.phase = Phase.CONTENT
 
 
-def _read_calls(context: Context) -> Subgrammar:
+def _read_calls(context: Context, marker: str = "") -> Subgrammar:
     """Sections up to the end of the message, whose other text is none of the answer."""
-    stops = context.lexicon.stops(_TAGS.section, *ENDS)
-    marker = ""
+    stops = context.lexicon.stops(*_BEGINS, *ENDS)
     while marker not in ENDS:
-        marker = yield Until(stops, ignore)
-        if marker == _TAGS.section:
-            marker = yield from _TAGS.read(context)
+        if marker not in _BEGINS:
+            marker = yield Until(stops, ignore)
+        if marker in _BEGINS:
+            marker = yield from _TAGS.read(context, marker if marker == _TAGS.call else "")
     return marker
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from engine.events import Repair
@@ -27,7 +28,7 @@ from server.parsing.lookahead import Looking, opens
 from server.parsing.markers import NAME, Follow, Stops
 from server.parsing.message import Context, ToolFormat
 from server.parsing.python_literal import Literal
-from server.parsing.reader import Ended, Grammar, Next, Subgrammar, Until, ignore
+from server.parsing.reader import Ended, Grammar, Next, Until, Want, ignore
 
 _LIST = re.compile(r"\s{0,99}\[\s{0,99}[A-Za-z_][\w.\-]{0,127}\s{0,99}\(")
 _LIST_BEGINS = re.compile(r"\s{0,99}(?:\[\s{0,99}(?:[A-Za-z_][\w.\-]{0,127}\s{0,99})?)?\Z")
@@ -109,33 +110,41 @@ class Pythonic:
             if not self.bracketed and (marker == "]" or name.startswith("[")):
                 name = name.removeprefix("[").lstrip()
             if marker == "(" and _NAME.fullmatch(name):
-                marker = yield from self._call(name, context, stops)
+                while name:
+                    marker, name = yield from self._call(name, context, stops)
             elif name:
                 context.out.content.write(name + ("" if marker in stops.markers else marker))
 
-    def _call(self, name: str, context: Context, stops: Stops) -> Subgrammar:
+    def _call(
+        self, name: str, context: Context, stops: Stops
+    ) -> Generator[Want, str, tuple[str, str]]:
+        """The marker behind a call, and the name of the next one where that is in its place."""
         context.calls.begin(name)
         arguments = ArgumentsWriter(context.calls)
         try:
-            marker = yield from self._arguments(arguments, context, stops)
+            marker, following = yield from self._arguments(arguments, context, stops)
         except Ended as ended:
             arguments.truncate(ended.by_model)
             raise
         arguments.close()
         context.calls.close()
-        return marker
+        return marker, following
 
-    def _arguments(self, arguments: ArgumentsWriter, context: Context, stops: Stops) -> Subgrammar:
-        keys = context.lexicon.stops("=", ")", self.start, self.end)
+    def _arguments(
+        self, arguments: ArgumentsWriter, context: Context, stops: Stops
+    ) -> Generator[Want, str, tuple[str, str]]:
+        keys = context.lexicon.stops("=", "(", ")", self.start, self.end)
         while True:
             parts: list[str] = []
             marker = yield Until(keys, parts.append)
             key = _skip_commas("".join(parts))
-            if marker != "=":
+            if marker == "(" and context.calls.find(key.rstrip()):
+                return marker, key.rstrip()  # the parenthesis that closes this call is forgotten
+            if marker not in ("=", "("):
                 if key:
                     arguments.verbatim(key)
-                return marker
-            if _NAME.fullmatch(key.rstrip()):
+                return marker, ""
+            if marker == "=" and _NAME.fullmatch(key.rstrip()):
                 yield from self._value(key.rstrip(), arguments, context, stops)
             else:
                 arguments.verbatim(key + marker)
@@ -147,16 +156,16 @@ class Pythonic:
         if key in arguments.given:
             context.calls.spoil()
             context.calls.repair(Repair.REPEATED_PARAMETER)
-            yield Literal(context.calls.keep_raw, stops.tokens)
+            yield Literal(context.calls.keep_raw, stops.tokens, context.calls.names)
             return
         arguments.key(key)
         allowed = arguments.allowed(key)
         if "string" in allowed or not self.quoted:
-            yield Literal(context.calls.write, stops.tokens)
+            yield Literal(context.calls.write, stops.tokens, context.calls.names)
             return
         parts: list[str] = []
         try:
-            yield Literal(parts.append, stops.tokens)
+            yield Literal(parts.append, stops.tokens, context.calls.names)
         except Ended:
             context.calls.write("".join(parts))
             raise
@@ -170,9 +179,12 @@ def _fenced_head(context: Context) -> Follow:
 
 
 def _skip_commas(text: str) -> str:
-    """``text`` behind the commas and the white space that separate it from what precedes it."""
+    """``text`` behind the commas and the white space that separate it from what precedes it.
+
+    Models write two closing parentheses at times.
+    """
     text = text.lstrip()
-    while text.startswith(","):
+    while text.startswith((",", ")")):
         text = text[1:].lstrip()
     return text
 

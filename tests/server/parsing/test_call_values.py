@@ -174,6 +174,27 @@ def test_a_call_behind_a_value_that_is_not_closed_is_never_valid(parser):
 
 @pytest.mark.thorough
 @PARSERS
+def test_the_end_of_a_call_that_is_written_twice(parser):
+    w = Writer(parser)
+    output = w.section(w.call("city", city="Oslo"), w.end, w.call("city", city="Rome"))
+    w.check(output, ("city", {"city": "Oslo"}), ("city", {"city": "Rome"}))
+
+
+@PARSERS
+@pytest.mark.parametrize("lost", ["opening", "closing"])
+def test_a_value_that_swallows_tags_for_want_of_another_is_never_valid(parser, lost):
+    """The tag that opens the next call is missing; text stands behind the tag that ends a value."""
+    w = Writer(parser)
+    second = w.call("write", path="p", text="t")
+    output = {
+        "opening": w.section(w.call("city", city="Oslo"), second.removeprefix(w.begin("write"))),
+        "closing": w.section(w.call("city", city="Oslo").replace(w.end, "x" + w.end)),
+    }[lost]
+    for folded in read(Damage("", parser, output)):
+        assert str(folded.calls[0].outcome) == "malformed"
+
+
+@PARSERS
 def test_any_mixture_reads_alike_at_every_cutting(parser):
     w, rng = Writer(parser), random.Random(7)
     pieces = [
