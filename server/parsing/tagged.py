@@ -51,10 +51,16 @@ class Closing:
 class Tagged:
     """A value up to the closing tag that the rest of the output confirms."""
 
-    __slots__ = ("_closing", "_depth", "_sink", "_spell", "_stops", "lexicon", "tokens")
-
-    def __init__(self, lexicon: Lexicon, closing: Closing, sink: Sink) -> None:
-        self._stops = lexicon.stops(*closing.words)
+    def __init__(
+        self,
+        lexicon: Lexicon,
+        closing: Closing,
+        sink: Sink,
+        words: Mapping[str, Follow | None] | None = None,
+    ) -> None:
+        self._words = words = words or closing.words
+        """Those of ``closing``, unless this value has some of its own."""
+        self._stops = lexicon.stops(*words)
         self._closing = closing
         self._sink = sink
         self._depth = 0
@@ -69,7 +75,7 @@ class Tagged:
             start, after, tag = self._stops.find(text, look, more)
             if tag is None:
                 return self._write(text, start)
-            verdict = follows(text, after, closing.words[tag], more)
+            verdict = follows(text, after, self._words[tag], more)
             if verdict is None:
                 return self._write(text, start)
             if verdict and tag in closing.nests:
@@ -134,48 +140,53 @@ class CallValue(Tagged):
     section, so that none of it is judged twice.
     """
 
+    _kept: list[str] | None = None
+    _size = 0
+    """How many characters are kept back before the text."""
+    _last = ""
+    """The last character that is surely one of the value."""
+    _seen = False
+    """Whether the value holds what looks like its own closing tag."""
+    _num_open = 0
+    """Calls that have opened in the value and not ended."""
+    _first: tuple[int, str] | None = None
+    """The first closing tag with the end of a call behind it that nothing has opened."""
+    _behind_first = 0
+    """Where that end of a call ends."""
+    _num_ends = _num_later = _num_known = 0
+    """Ends of calls that nothing has opened; calls behind the first; those not demanded."""
+    _paired = False
+    """Whether the end of a call that comes next stands behind a closing tag."""
+    _fallback: tuple[int, str] | None = None
+    """The closing tag that ends the value if what has opened in it is a quoted tag."""
+    _in_doubt = False
+
     def __init__(
         self,
         lexicon: Lexicon,
         closing: Closing,
         sink: Sink,
+        words: Mapping[str, Follow | None] | None,
         known: KnownEnds,
         names: Container[str],
         doubt: Callable[[], object],
     ) -> None:
-        super().__init__(lexicon, closing, sink)
+        super().__init__(lexicon, closing, sink, words)
         self._known, self._names, self._doubt = known, names, doubt
         self._text, self._look = "", 0
-        self._last = ""
-        """The last character that is surely one of the value."""
-        self._seen = False
-        """Whether the value holds what looks like its own closing tag."""
-        self._reset()
 
-    def _reset(self) -> None:
-        self._kept: list[str] | None = None
-        self._size = 0
-        """How many characters are kept back before the text."""
-        self._num_open = 0
-        """Calls that have opened in the value and not ended."""
-        self._first: tuple[int, str] | None = None
-        """The first closing tag with the end of a call behind it that nothing has opened."""
-        self._behind_first = 0
-        """Where that end of a call ends."""
-        self._num_ends = self._num_later = self._num_known = 0
-        """Ends of calls that nothing has opened; calls behind the first; those not demanded."""
-        self._paired = False
-        """Whether the end of a call that comes next stands behind a closing tag."""
-        self._fallback: tuple[int, str] | None = None
-        """The closing tag that ends the value if what has opened in it is a quoted tag."""
-        self._in_doubt = False
+    def _release(self) -> None:
+        """What was kept back is a quotation, and part of the value."""
+        self._kept, self._size, self._num_open, self._first = None, 0, 0, None
+        self._num_ends = self._num_later = self._num_known = self._behind_first = 0
+        self._paired, self._fallback, self._in_doubt = False, None, False
 
     def take(self, text: str, more: bool) -> Taken:
         self._text, self._look = text, 0
         while True:
             text = self._text
             start, after, tag = self._stops.find(text, self._look, more)
-            verdict = follows(text, after, self._closing.words[tag], more) if tag else None
+            verdict = follows(text, after, self._words[tag], more) if tag else None
             if tag is None or verdict is None:
                 return self._leave(start, more)
             self._look = after
@@ -304,7 +315,7 @@ class CallValue(Tagged):
             self._sink(self._spell(text))
         self._text, self._look = self._text[end:], 0
         if self._kept is not None:
-            self._reset()
+            self._release()
 
     def _leave(self, start: int, more: bool) -> Taken:
         """The text up to ``start`` is settled, or kept back but for the last character."""

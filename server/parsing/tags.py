@@ -70,11 +70,12 @@ class Tags:
         return tuple(filter(None, (self.section, self.section_end, *self.ends, *others)))
 
     @cached_property
-    def spellings(self) -> tuple[Tags, ...]:
-        """These tags, and those with names as attributes."""
+    def spellings(self) -> tuple[Mapping[str, Tags], Mapping[str, Tags]]:
+        """These tags and those with names as attributes, by what opens a call and a parameter."""
         call, parameter = self.attributes
         others = [replace(self, call=call, parameter=parameter, attributes=("", ""))]
-        return (self, *others) if call else (self,)
+        every = (self, *others) if call else (self,)
+        return {tags.call: tags for tags in every}, {tags.parameter: tags for tags in every}
 
     @cached_property
     def sections(self) -> tuple[str, ...]:
@@ -147,7 +148,7 @@ class Tags:
 
     def read(self, context: Context, marker: str = "") -> Subgrammar:
         """A section from behind its opening tag, or ``marker`` in it: the marker that ended it."""
-        calls = {tags.call: tags for tags in self.spellings}
+        calls, parameters = self.spellings
         stops = context.lexicon.stops(*calls, self.call_end, *self.outer)
         write = ignore if self.inside else context.out.content.write
         stray = Framed(write, lead=SPACE, trail=SPACE)
@@ -157,7 +158,7 @@ class Tags:
             marker = yield from self._json(context)
         while marker not in self.section_ends:
             if marker in calls:
-                marker = yield from _Call(calls[marker], context, known, self.spellings).read()
+                marker = yield from _Call(calls[marker], context, known, parameters).read()
             else:
                 marker = yield Until(stops, stray.write, stray=ignore, markup=True)
         return marker
@@ -177,7 +178,7 @@ class Tags:
             return ""
         marker, known = self.call, KnownEnds()
         while marker == self.call:
-            marker = yield from _Call(self, context, known, self.spellings).read()
+            marker = yield from _Call(self, context, known, self.spellings[1]).read()
             if marker == DONE:
                 blank: list[str] = []
                 marker = yield Next(stops, blank.append, keep=None)
@@ -205,7 +206,7 @@ class _Call:
     """One call, from behind the beginning of its opening tag."""
 
     def __init__(
-        self, tags: Tags, context: Context, known: KnownEnds, spellings: tuple[Tags, ...]
+        self, tags: Tags, context: Context, known: KnownEnds, spellings: Mapping[str, Tags]
     ) -> None:
         self._tags = tags
         self._spellings = spellings
@@ -250,7 +251,7 @@ class _Call:
         return name.strip("\"' \t"), found[1] if found else None, marker
 
     def _parameters(self, arguments: ArgumentsWriter) -> Subgrammar:
-        tags, spellings = self._tags, {tags.parameter: tags for tags in self._spellings}
+        tags, spellings = self._tags, self._spellings
         stops = self._context.lexicon.stops(*spellings, tags.call, tags.call_end, *self._outer)
         marker = yield from arguments.loose(stops, *spellings)
         while marker in spellings:
@@ -270,22 +271,24 @@ class _Call:
         line, sink = self._tags.line, arguments.write
         if line or self._tags.may_line:
             sink = (LeadingBreak(line, sink) if line else OwnLines(sink)).write
-        lexicon, closing = self._context.lexicon, self._closing(arguments)
+        lexicon, calls = self._context.lexicon, self._context.calls
+        closing, words = self._closing(arguments)
         if not closing.call:
-            return Tagged(lexicon, closing, sink)
-        calls = self._context.calls
-        return CallValue(lexicon, closing, sink, self._known, calls.names, calls.spoil)
+            return Tagged(lexicon, closing, sink, words)
+        return CallValue(lexicon, closing, sink, words, self._known, calls.names, calls.spoil)
 
-    def _closing(self, arguments: ArgumentsWriter) -> Closing:
+    def _closing(
+        self, arguments: ArgumentsWriter
+    ) -> tuple[Closing, Mapping[str, Follow | None] | None]:
         """The tags that end a value; a next parameter is as good, if the tool has it."""
         tags, lexicon = self._tags, self._context.lexicon
         closing: Closing = lexicon.remember((tags, self._context.sound), self._find_closing)
         if lexicon.is_token(tags.parameter):
-            return closing
+            return closing, None
         names = arguments.properties.keys() - arguments.given
         following: Follow = {word: None for name in names for word in (f"{name}>", f'"{name}"')}
         nexts = dict.fromkeys(tags.next_parameters, following)
-        return replace(closing, words={**closing.words, **nexts})
+        return closing, {**closing.words, **nexts}
 
     def _find_closing(self) -> Closing:
         """The tags that end a value, with the line break before them."""
