@@ -15,6 +15,7 @@ PACKAGES = ("server", "engine", "observability")
 ALL_PACKAGES = (*PACKAGES, "improve", "measure", "training")
 FOLDERS = ("http", "access", "apis", "generation", "parsing", "store", "backends", "cli")
 MOST_LINES = 400
+MOST_FUNCTION_LINES = 49
 MOST_MODULES = 208
 MOST_IMPORT_DEPTH = 10
 DOCS = ("docs/architecture.md", "CONTRIBUTING.md", "README.md")
@@ -93,6 +94,17 @@ def test_no_file_is_too_long(folder: str) -> None:
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > MOST_LINES
     }
     assert not long, "split these files"
+
+
+def test_no_function_is_too_long() -> None:
+    long = {
+        f"{module}.{node.name}": lines
+        for module in MODULES
+        for node in ast.walk(parse(module))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > MOST_FUNCTION_LINES
+    }
+    assert not long, "split these functions"
 
 
 def test_no_public_class_name_twice() -> None:

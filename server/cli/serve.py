@@ -103,14 +103,7 @@ class ServeCommand:
         self._engine = InstrumentedEngine(self._resilient, self._telemetry)
         promoted = PromotedRules(settings.draft_store, SpeculationRules(depth=settings.fixed_depth))
         self._policy = SpeculationPolicy(replace(promoted.choose(), key_depths=keys.depths))
-        self._changes = CanaryChanges(
-            self._telemetry,
-            self._policy,
-            promoted,
-            lambda: self._resilient.losses,
-            backend.drafts,
-            self._resilient if isinstance(self._resilient, Fleet) else None,
-        )
+        self._changes = self._make_changes(promoted)
         self._admission = Admission(make_part(AdmissionLimits, settings), classes=keys.classes)
         self._watch(capture)
         self._gateway = self._new_gateway(keys)
@@ -118,6 +111,16 @@ class ServeCommand:
         access_log = AccessLog(settings.log_level, errors)
         self._app = TelemetryMiddleware(
             self._make_app(), access_log, self._tracing, keep_bodies=capture is not None
+        )
+
+    def _make_changes(self, promoted: PromotedRules) -> CanaryChanges:
+        return CanaryChanges(
+            self._telemetry,
+            self._policy,
+            promoted,
+            lambda: self._resilient.losses,
+            self._backend.drafts,
+            self._resilient if isinstance(self._resilient, Fleet) else None,
         )
 
     def _make_app(self) -> ASGIApp:
