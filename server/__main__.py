@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineDead, EngineStartError
-from engine.vllm_backend.child_process import die_with_parent
+from engine.orphan import die_with_parent
 from server.access.keys import generate_key_entry
 from server.cli.command_line import (
     UPSTREAMS,

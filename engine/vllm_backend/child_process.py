@@ -13,24 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import ctypes
 import gc
 import multiprocessing
 import os
 import re
-import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-ORPHAN_STATUS = 70
-WATCHER = "die-with-parent"
-SET_DEATH_SIGNAL = 1
-"""``PR_SET_PDEATHSIG`` of Linux."""
+from engine.orphan import die_with_parent
+
 GIVE_UP_POLL_S = 0.1
 PREFIX = re.compile(r"^(\([^)]*pid=\d+[^)]*\)\s*)?([A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\]\s*)?")
 """``(EngineCore pid=7) ERROR 11-20 10:00:00 [core.py:1] ``"""
@@ -50,28 +46,6 @@ NOISE = re.compile(r"^\[ *\d+\.\d s\]|it/s\]|Warning\b|^W\d{4} |^\[W\d{4} ")
 """Progress and warnings of a start."""
 LONGEST = 240
 """Characters shown of one line."""
-
-
-def die_with_parent() -> None:
-    """In a process that ``multiprocessing`` started: exit when the parent is gone. Else no effect.
-
-    Several modules of an engine process call it; one watcher is enough.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None or any(thread.name == WATCHER for thread in threading.enumerate()):
-        return
-
-    def wait() -> None:
-        parent.join()
-        os._exit(ORPHAN_STATUS)
-
-    threading.Thread(target=wait, name=WATCHER, daemon=True).start()
-
-
-def kill_with_parent() -> None:
-    """On Linux: have the kernel kill this process when the thread that started it ends."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def exit_with_parent() -> None:

@@ -29,8 +29,9 @@ from multiprocessing import (
 from pathlib import Path
 from typing import Any
 
+from engine.orphan import kill_with_parent
 from engine.vllm_backend import list_cores
-from engine.vllm_backend.child_process import exit_with_parent, kill_with_parent
+from engine.vllm_backend.child_process import exit_with_parent
 from engine.vllm_contract import Area, find_broken
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from importlib import import_module
 
-from engine.vllm_backend.child_process import kill_with_parent
+from engine.orphan import kill_with_parent
 
 MODULES = (
     "vllm.v1.engine.core",

@@ -12,7 +12,7 @@ PARENT = """
 import multiprocessing, os, sys, time
 
 def child(alive):
-    from engine.vllm_backend.child_process import die_with_parent
+    from engine.orphan import die_with_parent
     die_with_parent()
     os.write(alive, b"up")
     time.sleep(600)

@@ -43,7 +43,7 @@ def hang() -> None:
 
 @pytest.fixture
 def preload() -> Iterator[EnginePreload]:
-    yield EnginePreload(dict(os.environ), module="engine.vllm_backend.child_process")
+    yield EnginePreload(dict(os.environ), module="engine.orphan")
     forkserver._forkserver._stop()
 
 
@@ -163,7 +163,7 @@ def test_all_end_with_the_gateway() -> None:
         "import os, time\n"
         "from multiprocessing import forkserver\n"
         "from tests.engine.vllm_backend.test_preload import *\n"
-        "preload = EnginePreload(dict(os.environ), module='engine.vllm_backend.child_process')\n"
+        "preload = EnginePreload(dict(os.environ), module='engine.orphan')\n"
         "process = start(preload, hang)\n"
         "wait_until_started(process.pid)\n"
         "print(process.pid, find_server(), flush=True)\n"
