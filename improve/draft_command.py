@@ -19,7 +19,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         answer = _call(options)
     except CallFailed as error:
-        print(f"eaglegate draft: {error}", file=sys.stderr)
+        name = "canary" if options.command == "canary" else "draft"
+        print(f"eaglegate {name}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(answer, indent=2) if options.json else _format(answer))
     return 0
@@ -35,7 +36,9 @@ def _make_argument_parser() -> argparse.ArgumentParser:
     )
     rollback = commands.add_parser("rollback", help="end a trial, or serve the draft before")
     canary = commands.add_parser(
-        "canary", help="try a draft, rules or a worker on live traffic; show or stop that"
+        "canary",
+        prog="eaglegate canary",
+        help="try a draft, rules or a worker on live traffic; show or stop that",
     )
     canary.add_argument("path", nargs="?", help="folder of the draft; without it, show the canary")
     canary.add_argument(
