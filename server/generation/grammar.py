@@ -17,10 +17,10 @@ from engine.types import Constraint
 from server.errors import InvalidRequest
 from server.generation.job import Job, Prompt, ToolPolicy
 from server.parsing.answer import fit_reasoning, make_fallback_parser, make_parser
-from server.parsing.frames import FRAMES, Format, Frame, calls, is_held, matching, text_with_calls
+from server.parsing.frames import Format, Frame, matching
 from server.parsing.message import ReasoningFormat
 from server.parsing.parser import Parser, ParserFallback
-from server.parsing.registry import reasoning_format, tool_format
+from server.parsing.registry import find_frame, framed_names, reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary
 
 
@@ -92,13 +92,13 @@ def spells_calls(job: Job) -> bool:
 def _answer(job: Job, tool_parser: str | None) -> Format:
     policy = job.tool_policy
     if policy.choice == "required":
-        return calls(_frame(tool_parser), policy)
+        return _list_calls(_frame(tool_parser), policy)
     if job.constraint is None:
-        return text_with_calls(_frame(tool_parser), policy)
+        return _text_with_calls(_frame(tool_parser), policy)
     content = content_format(job.constraint)
-    if policy.choice == "none" or tool_parser not in FRAMES:
+    if policy.choice == "none" or find_frame(tool_parser) is None:
         return content
-    called = calls(_frame(tool_parser), policy)
+    called = _list_calls(_frame(tool_parser), policy)
     return {"type": "or", "elements": [content, called]}
 
 
@@ -151,15 +151,82 @@ def _text(value: Any) -> str:
 
 
 def _frame(tool_parser: str | None) -> Frame:
-    frame = FRAMES.get(tool_parser or "")
+    frame = find_frame(tool_parser)
     if frame is None:
-        known = ", ".join(sorted(FRAMES))
+        known = ", ".join(framed_names())
         raise InvalidRequest(
             f"The tool-call parser '{tool_parser}' cannot force calls or make them strict; these "
             f"can: {known}. Use tool_choice 'auto', and tools without 'strict' or a grammar.",
             param="tool_choice",
         )
     return frame
+
+
+def _list_calls(frame: Frame, policy: ToolPolicy) -> Format:
+    """One call, or several, to any tool; arguments match their schemas and grammars."""
+    listed: Format = {
+        "type": "tags_with_separator",
+        "tags": [_tag_of(frame, tool, policy, constrained=True) for tool in policy.callable],
+        "separator": frame.separator,
+        "at_least_one": True,
+        "stop_after_first": not policy.parallel,
+    }
+    return _in_section(frame, listed)
+
+
+def _text_with_calls(frame: Frame, policy: ToolPolicy) -> Format:
+    """Free text in which any call is one of a tool; strict tools get matching arguments."""
+    tags = [_tag_of(frame, tool, policy, constrained=is_strict(tool)) for tool in policy.callable]
+    if frame.section[0]:
+        inner: Format = {
+            "type": "tags_with_separator",
+            "tags": tags,
+            "separator": frame.separator,
+            "at_least_one": True,
+            "stop_after_first": not policy.parallel,
+        }
+        begin, end = frame.section
+        tags = [{"type": "tag", "begin": begin, "content": inner, "end": end}]
+    return {
+        "type": "triggered_tags",
+        "triggers": [frame.trigger],
+        "tags": tags,
+        "stop_after_first": not policy.parallel,
+    }
+
+
+def _tag_of(
+    frame: Frame, tool: Mapping[str, Any], policy: ToolPolicy, *, constrained: bool
+) -> Format:
+    function = tool["function"]
+    grammar = policy.custom.get(function["name"])
+    if grammar is not None:
+        return frame.text_call(function["name"], grammar)
+    schema = function.get("parameters") if constrained else None
+    return frame.call(function["name"], {"type": "object"} if schema is None else schema)
+
+
+def _in_section(frame: Frame, listed: Format) -> Format:
+    begin, end = frame.section
+    if not begin:
+        return listed
+    return {
+        "type": "sequence",
+        "elements": [
+            {"type": "const_string", "value": begin},
+            listed,
+            {"type": "const_string", "value": end},
+        ],
+    }
+
+
+def is_strict(tool: Mapping[str, Any]) -> bool:
+    return tool["function"].get("strict") is True
+
+
+def is_held(tool: Mapping[str, Any], policy: ToolPolicy) -> bool:
+    """Whether its arguments must match something, even where no call is forced."""
+    return is_strict(tool) or policy.custom.get(tool["function"]["name"]) is not None
 
 
 TAIL = 32

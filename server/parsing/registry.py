@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
+from server.parsing.frames import Frame
 from server.parsing.message import NO_REASONING, ReasoningFormat, ToolFormat
 
 _FORMATS = "server.parsing.formats"
@@ -135,6 +136,20 @@ def reasoning_format(name: str | None) -> ReasoningFormat:
     found = _load(name, REASONING_PARSERS, "reasoning parser")
     assert isinstance(found, ReasoningFormat)
     return found
+
+
+def find_frame(name: str | None) -> Frame | None:
+    """How a grammar writes calls for a tool parser; None where it cannot force any."""
+    if name is None or name not in TOOL_PARSERS:
+        return None
+    module = import_module(TOOL_PARSERS[name].partition(":")[0])
+    frames: Mapping[str, Frame] = getattr(module, "FRAMES", {})
+    return frames.get(name)
+
+
+def framed_names() -> list[str]:
+    """Tool parsers whose calls a grammar can force."""
+    return [name for name in tool_parser_names() if find_frame(name) is not None]
 
 
 def _load(name: str, table: Mapping[str, str], kind: str) -> object:

@@ -13,9 +13,10 @@ from server.generation.job import ToolPolicy
 from server.generation.lark_grammar import lark_grammar
 from server.parsing.answer import make_parser
 from server.parsing.fold import fold
-from server.parsing.frames import FRAMES, Frame
+from server.parsing.frames import Frame
 from server.parsing.free_text import PARAMETERS
 from server.parsing.reasoning import THINK
+from server.parsing.registry import find_frame
 from server.parsing.vocabulary import Vocabulary
 from tests.server.test_responses import ask
 from tests.server.test_structure import FORMATS, accepts, job
@@ -54,9 +55,9 @@ def call_text(frame: Frame, text: str) -> str:
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_lets_a_match_through_and_reads_it_back(lab, name, choice):
     wanted = answer_constraint(job(tool_policy=policy(choice)), Phase.CONTENT, THINK, name)
-    text = call_text(FRAMES[name], ADDED)
+    text = call_text(find_frame(name), ADDED)
     assert accepts(lab, wanted, text)
-    assert not accepts(lab, wanted, call_text(FRAMES[name], ADDED.replace("+print", "print")))
+    assert not accepts(lab, wanted, call_text(find_frame(name), ADDED.replace("+print", "print")))
     vocabulary = Vocabulary.from_tokenizers(lab.renderer.tokenizer)
     parser = make_parser(
         vocabulary,
@@ -77,7 +78,7 @@ async def test_responses_constrain_the_input_of_a_call(lab):
     assert (call["type"], call["input"]) == ("custom_tool_call", ADDED)
     assert body["tools"][0] == PATCHER
     (request,) = lab.engine.requests
-    hermes = FRAMES["hermes"]
+    hermes = find_frame("hermes")
     assert accepts(lab, request.constraint, "No call at all.")
     assert accepts(lab, request.constraint, call_text(hermes, ADDED))
     assert not accepts(lab, request.constraint, call_text(hermes, "rm -rf"))
@@ -91,7 +92,7 @@ async def test_chat_and_namespaces_constrain_it_too(lab):
     inside = {"type": "namespace", "name": "ed", "tools": [PATCHER]}
     assert (await ask(lab, tools=[inside])).status == 200
     plain, named = (request.constraint for request in lab.engine.requests)
-    hermes = FRAMES["hermes"]
+    hermes = find_frame("hermes")
     assert not accepts(lab, plain, call_text(hermes, "rm -rf"))
     assert accepts(lab, named, call_text(hermes, ADDED).replace("apply_patch", "ed__apply_patch"))
 
@@ -101,8 +102,8 @@ async def test_a_regular_expression_will_do(lab):
     form = {"type": "grammar", "syntax": "regex", "definition": r'^"[a-z]+"$'}
     await ask(lab, tools=[PATCHER | {"format": form}])
     (request,) = lab.engine.requests
-    assert accepts(lab, request.constraint, call_text(FRAMES["hermes"], '"ab"'))
-    assert not accepts(lab, request.constraint, call_text(FRAMES["hermes"], "ab"))
+    assert accepts(lab, request.constraint, call_text(find_frame("hermes"), '"ab"'))
+    assert not accepts(lab, request.constraint, call_text(find_frame("hermes"), "ab"))
 
 
 async def test_without_a_grammar_a_call_is_as_free_as_before(lab):

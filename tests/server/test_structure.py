@@ -16,9 +16,8 @@ from server.generation.grammar import answer_constraint
 from server.generation.job import Job, ToolPolicy
 from server.parsing.answer import make_parser
 from server.parsing.fold import fold
-from server.parsing.frames import FRAMES
 from server.parsing.reasoning import THINK
-from server.parsing.registry import tool_parser_names
+from server.parsing.registry import find_frame, framed_names
 from server.parsing.vocabulary import Vocabulary
 
 CITY = {
@@ -32,7 +31,7 @@ TOOLS = (
     {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}},
 )
 REQUIRED = ToolPolicy(TOOLS, "required")
-FORMATS = sorted(set(FRAMES) & set(tool_parser_names()))
+FORMATS = framed_names()
 CALL = '{"city": "Oslo", "days": 3}'
 DSML = "｜DSML｜"
 XML = {
@@ -76,7 +75,7 @@ def accepts(lab, wanted: Constraint | None, text: str) -> bool:
 
 def call_text(name: str, tool: str, arguments: str) -> str:
     """A call as its frame writes it."""
-    frame = FRAMES[name]
+    frame = find_frame(name)
     middle = "".join(
         part.get("value", "0") if part["type"] == "const_string" else "0"
         for part in frame.before_arguments
@@ -88,7 +87,7 @@ def call_text(name: str, tool: str, arguments: str) -> str:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_the_grammar_lets_through_the_parser_reads(lab, name):
-    frame = FRAMES[name]
+    frame = find_frame(name)
     call = call_text(name, "get_weather", CALL)
     text = frame.section[0] + call + frame.separator + call + frame.section[1]
     wanted = answer_constraint(job(tool_policy=REQUIRED), Phase.CONTENT, THINK, name)
@@ -103,9 +102,9 @@ def test_what_the_grammar_lets_through_the_parser_reads(lab, name):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", [n for n in FORMATS if FRAMES[n].style == "json"])
+@pytest.mark.parametrize("name", [n for n in FORMATS if find_frame(n).style == "json"])
 def test_what_is_no_call_is_not_let_through(lab, name):
-    frame = FRAMES[name]
+    frame = find_frame(name)
     wanted = answer_constraint(job(tool_policy=REQUIRED), Phase.CONTENT, THINK, name)
 
     def whole(*calls: str) -> str:

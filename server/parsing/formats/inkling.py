@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 
 from engine.events import Phase
+from server.parsing.frames import Frame
 from server.parsing.json_calls import JsonCalls
 from server.parsing.message import Context, ReasoningFormat, ToolFormat
 from server.parsing.reader import Ended, Grammar, Sink, Subgrammar, Until
@@ -105,3 +106,11 @@ def _no_calls(_opener: str, _context: Context) -> Grammar:
 
 FORMAT = ToolFormat((), _no_calls, MARKERS, framing="", channels=read_channels)
 REASONING = ReasoningFormat((), (), framing="\n", channels=read_channels, inner=MARKERS)
+
+FRAMES = {
+    "inkling": Frame(
+        '<|content_invoke_tool_json|>{"name": "NAME", "args": ',
+        "}<|end_message|>",
+        separator="<|message_model|>",
+    ),
+}

@@ -51,6 +51,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from server.parsing.formats.xml_calls import CODER
+from server.parsing.frames import Frame
 from server.parsing.json_blocks import OBJECT, JsonBlock
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import opens
@@ -169,3 +170,36 @@ def _fenced_head(context: Context) -> Follow:
 
 LLAMA3 = ToolFormat((PYTHON,), _read_llama, leads=("{",), head=_fenced_head)
 LLAMA4 = ToolFormat((PYTHON, "{"), _read_llama_anywhere, head=_fenced_head)
+
+_HERMES_FRAME = Frame(
+    '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", separator="\n"
+)
+_LLAMA_FRAME = Frame('{"name": "NAME", "parameters": ', "}", separator="; ")
+_LIST_FRAME = Frame(
+    '{"name": "NAME", "arguments": ',
+    "}",
+    section=("<tool_calls>[", "]</tool_calls>"),
+    separator=", ",
+)
+FRAMES = {
+    "ernie45": _HERMES_FRAME,
+    "gigachat3": Frame('<|function_call|>{"name": "NAME", "arguments": ', "}", separator="\n"),
+    "granite": Frame(
+        '{"name": "NAME", "arguments": ', "}", section=("<|tool_call|>[", "]"), separator=", "
+    ),
+    "granite4": _HERMES_FRAME,
+    "hermes": _HERMES_FRAME,
+    "hunyuan_a13b": _LIST_FRAME,
+    "jamba": _LIST_FRAME,
+    "llama3_json": _LLAMA_FRAME,
+    "llama4_json": _LLAMA_FRAME,
+    "longcat": Frame(
+        '<longcat_tool_call>\n{"name": "NAME", "arguments": ',
+        "}\n</longcat_tool_call>",
+        separator="\n",
+    ),
+    "phi4_mini_json": Frame(
+        '{"name": "NAME", "arguments": ', "}", section=("functools[", "]"), separator=", "
+    ),
+    "qwen3_json": _HERMES_FRAME,
+}

@@ -26,6 +26,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import cache, cached_property
 
 from server.parsing.arguments import ArgumentsWriter
+from server.parsing.frames import Frame
 from server.parsing.json_blocks import SPACE
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import last_name, opens
@@ -263,3 +264,21 @@ SOLAR_OPEN2 = KeyValues(
     value="<|tool_arg:value|>",
     value_end="<|tool_arg:end|>",
 ).format()
+
+_GLM47_FRAME = Frame(
+    "<tool_call>NAME",
+    "</tool_call>",
+    style="glm_xml",
+    text=("<arg_key>input</arg_key><arg_value>", "</arg_value>"),
+)
+FRAMES = {
+    "glm45": Frame(
+        "<tool_call>NAME\n",
+        "\n</tool_call>",
+        style="glm_xml",
+        separator="\n",
+        text=("<arg_key>input</arg_key>\n<arg_value>", "</arg_value>"),
+    ),
+    "glm47": _GLM47_FRAME,
+    "poolside_v1": _GLM47_FRAME,
+}

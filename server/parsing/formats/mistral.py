@@ -16,6 +16,7 @@ import secrets
 import string
 from collections.abc import Mapping
 
+from server.parsing.frames import Frame
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import last_name
 from server.parsing.markers import NAME, Follow, Quotes
@@ -87,3 +88,7 @@ def _new_id() -> str:
 
 
 FORMAT = ToolFormat((CALL,), _calls, (ARGUMENTS, CALL_ID), framing="", new_id=_new_id)
+
+FRAMES = {
+    "mistral": Frame("[TOOL_CALLS]NAME[ARGS]", ""),
+}

@@ -38,6 +38,7 @@ import re
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
+from server.parsing.frames import Frame
 from server.parsing.json_blocks import Sections
 from server.parsing.json_scan import JsonText
 from server.parsing.lookahead import last_name
@@ -203,3 +204,34 @@ PLAMO3 = replace(
 PLAMO3_REASONING = ReasoningFormat(
     ("<|plamo:begin_think:plamo|>",), ("<|plamo:end_think:plamo|>",), framing="", texts=_PLAMO_PARTS
 )
+
+_DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+FRAMES = {
+    "deepseek_v3": Frame(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
+        "\n```<｜tool▁call▁end｜>",
+        section=_DEEPSEEK_SECTION,
+        separator="\n",
+    ),
+    "deepseek_v31": Frame(
+        "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        section=_DEEPSEEK_SECTION,
+    ),
+    "kimi_k2": Frame(
+        "<|tool_call_begin|>functions.NAME:",
+        "<|tool_call_end|>",
+        section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        before_arguments=(
+            {"type": "regex", "pattern": "[0-9]{1,3}"},
+            {"type": "const_string", "value": "<|tool_call_argument_begin|>"},
+        ),
+    ),
+    "plamo3": Frame(
+        "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>NAME"
+        "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
+        "<|plamo:constrain|>json<|plamo:msg|>",
+        "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
+        section=("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
+    ),
+}

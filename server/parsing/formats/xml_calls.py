@@ -55,6 +55,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from server.parsing.frames import Frame
 from server.parsing.tags import Tags
 
 _M2 = Tags(
@@ -157,3 +158,48 @@ SEED_OSS = replace(
 """ByteDance-Seed/Seed-OSS-36B-Instruct: the section's tags have a prefix. Its template (a copy is
 models/templates/ByteDance-Seed-OSS.jinja in ggml-org/llama.cpp) has no line breaks around values.
 """
+
+_QWEN_XML_FRAME = Frame(
+    "<tool_call>\n<function=NAME>\n",
+    "\n</function>\n</tool_call>",
+    style="qwen_xml",
+    text=("<parameter=input>\n", "\n</parameter>"),
+    separator="\n",
+)
+FRAMES = {
+    "deepseek_v32": Frame(
+        '<｜DSML｜invoke name="NAME">\n',
+        "</｜DSML｜invoke>\n",
+        style="deepseek_xml",
+        text=(
+            '<｜DSML｜parameter name="input" string="true">',
+            "</｜DSML｜parameter>\n",
+        ),
+        section=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+    ),
+    "deepseek_v4": Frame(
+        '<｜DSML｜invoke name="NAME">\n',
+        "</｜DSML｜invoke>\n",
+        style="deepseek_xml",
+        text=('<｜DSML｜parameter name="input" string="true">', "</｜DSML｜parameter>\n"),
+        section=("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
+    ),
+    "minimax_m2": Frame(
+        '<invoke name="NAME">\n',
+        "</invoke>\n",
+        style="minimax_xml",
+        text=('<parameter name="input">', "</parameter>\n"),
+        section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
+    ),
+    "nemotron_v3": _QWEN_XML_FRAME,
+    "qwen3_coder": _QWEN_XML_FRAME,
+    "qwen3_xml": _QWEN_XML_FRAME,
+    "seed_oss": Frame(
+        "<seed:tool_call>\n<function=NAME>\n",
+        "\n</function>\n</seed:tool_call>",
+        style="qwen_xml",
+        text=("<parameter=input>\n", "\n</parameter>"),
+        separator="\n",
+    ),
+    "step3p5": _QWEN_XML_FRAME,
+}
