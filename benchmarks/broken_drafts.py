@@ -101,7 +101,7 @@ def serve(target: Path, settings: dict[str, Any], case: DraftCase) -> Outcome:
 
 
 def acceptance_length(outputs: list[Any]) -> float | None:
-    """1 + A / D over all requests (DESIGN.md)."""
+    """1 + A / D over all requests (docs/metrics.md)."""
     told = [output.spec_decode_metrics for output in outputs if output.spec_decode_metrics]
     steps = sum(sum(one.histogram) for one in told)
     accepted = sum(index * count for one in told for index, count in enumerate(one.histogram))

@@ -27,7 +27,7 @@ class Arm(StrEnum):
 
 
 class UndraftedReason(StrEnum):
-    """Why a decode step verified no draft token (DESIGN.md, fallback ratio)."""
+    """Why a decode step verified no draft token (docs/metrics.md, fallback ratio)."""
 
     OFF = "off"
     """Speculation was off for this request: policy, request field or lane."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from server.parsing.frames import matching
+from server.parsing.message import matching
 from training.evaluation_set import SEED, Case, all_cases
 from training.generation import Answers, load_answers
 from training.score import Score

@@ -1,7 +1,7 @@
 """The exact account of one request's decode steps, and sums of accounts.
 
-Words and formulas are DESIGN.md's. For one request: N output tokens; D verify steps; P draft tokens
-proposed in them; A accepted and delivered; A_i verify steps that delivered position i; D_0 verify
+For one request (docs/metrics.md): N output tokens; D verify steps; P draft tokens proposed in them;
+A accepted and delivered; A_i verify steps that delivered position i; D_0 verify
 steps in which every draft was rejected; F decode steps without a draft, by reason. The first token
 comes from prefill and every decode step adds its accepted drafts and one bonus token, so
 

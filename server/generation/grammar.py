@@ -17,8 +17,7 @@ from engine.types import Constraint
 from server.errors import InvalidRequest
 from server.generation.job import Job, Prompt, ToolPolicy
 from server.parsing.answer import fit_reasoning, make_fallback_parser, make_parser
-from server.parsing.frames import Format, Frame, matching
-from server.parsing.message import ReasoningFormat
+from server.parsing.message import Format, Frame, ReasoningFormat, matching
 from server.parsing.parser import Parser, ParserFallback
 from server.parsing.registry import find_frame, framed_names, reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary

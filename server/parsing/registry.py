@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from server.parsing.frames import Frame
-from server.parsing.message import NO_REASONING, ReasoningFormat, ToolFormat
+from server.parsing.message import NO_REASONING, Frame, ReasoningFormat, ToolFormat
 
 _FORMATS = "server.parsing.formats"
 _REASONING = "server.parsing.reasoning"

@@ -13,8 +13,8 @@ from server.generation.job import ToolPolicy
 from server.generation.lark_grammar import lark_grammar
 from server.parsing.answer import make_parser
 from server.parsing.fold import fold
-from server.parsing.frames import Frame
 from server.parsing.free_text import PARAMETERS
+from server.parsing.message import Frame
 from server.parsing.reasoning import THINK
 from server.parsing.registry import find_frame
 from server.parsing.vocabulary import Vocabulary

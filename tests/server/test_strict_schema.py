@@ -13,7 +13,7 @@ from xgrammar.testing import _is_grammar_accept_string
 
 from server.apis.shared.strict_schema import FORMATS, check_strict
 from server.errors import InvalidRequest
-from server.parsing.frames import matching
+from server.parsing.message import matching
 
 S, I = {"type": "string"}, {"type": "integer"}  # noqa: E741
 BROKEN: dict[str, tuple[Any, str]] = {

@@ -17,9 +17,8 @@ from __future__ import annotations
 import re
 
 from engine.events import Phase
-from server.parsing.frames import Frame
 from server.parsing.json_calls import JsonCalls
-from server.parsing.message import Context, ReasoningFormat, ToolFormat
+from server.parsing.message import Context, Frame, ReasoningFormat, ToolFormat
 from server.parsing.reader import Ended, Grammar, Sink, Subgrammar, Until
 
 MESSAGE, END, END_SAMPLING = (

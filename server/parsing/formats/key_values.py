@@ -26,12 +26,11 @@ from dataclasses import astuple, dataclass, replace
 from functools import cache, cached_property
 
 from server.parsing.arguments import ArgumentsWriter
-from server.parsing.frames import Frame
 from server.parsing.json_blocks import SPACE
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import last_name, opens
 from server.parsing.markers import NAME, Follow
-from server.parsing.message import Context, ToolFormat
+from server.parsing.message import Context, Frame, ToolFormat
 from server.parsing.output import Calls, Framed
 from server.parsing.reader import Ended, Grammar, Next, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import ALIASES, TYPES

@@ -16,11 +16,10 @@ import secrets
 import string
 from collections.abc import Mapping
 
-from server.parsing.frames import Frame
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import last_name
 from server.parsing.markers import NAME, Follow, Quotes
-from server.parsing.message import Context, ToolFormat
+from server.parsing.message import Context, Frame, ToolFormat
 from server.parsing.reader import Grammar, JsonValue, Next, Subgrammar, Until
 
 CALL, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"

@@ -55,7 +55,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.parsing.frames import Frame
+from server.parsing.message import Frame
 from server.parsing.tags import Tags
 
 _M2 = Tags(
