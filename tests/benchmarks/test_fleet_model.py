@@ -33,6 +33,7 @@ def test_every_policy_gets_the_same_requests(runs):
     assert len({run.prompt_tokens for run in runs.values()}) == 1
 
 
+@pytest.mark.thorough
 def test_affinity_finds_what_is_cached(runs):
     rates = {name: run.cached_tokens / run.prompt_tokens for name, run in runs.items()}
     blind = max(rates["round robin"], rates["least outstanding"])

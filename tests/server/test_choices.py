@@ -25,6 +25,7 @@ class Broken(ScriptedEngine):
         yield
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_unforeseen_fault_ends_every_choice(lab, n, stream):

@@ -53,6 +53,7 @@ async def test_what_a_browser_says_of_itself_counts_without_an_origin(open_lab, 
     assert not open_lab.engine.requests
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "headers",
     [
@@ -139,6 +140,7 @@ def test_a_host_is_read_strictly(host, name):
     assert parse_host(host) == name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example"])
 async def test_a_rebound_name_reaches_nothing(open_lab, host):
     for method, path in routes(open_lab.app):

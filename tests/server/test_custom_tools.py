@@ -166,6 +166,7 @@ async def test_errors_name_the_place(lab, tool, param):
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
 
 
+@pytest.mark.thorough
 def test_the_sdk_reads_them(lab, url):
     lab.says(CALL, CUTS)
     client = OpenAI(base_url=f"{url}/v1", api_key="none")

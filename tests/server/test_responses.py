@@ -332,6 +332,7 @@ async def test_logprobs_are_those_of_the_text(lab):
     assert events[-1]["response"]["output"][1]["content"][0]["logprobs"] == found
 
 
+@pytest.mark.thorough
 def test_the_sdk_reads_it_all(lab, url):
     lab.says(ANSWER, [1, 2, 3])
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)

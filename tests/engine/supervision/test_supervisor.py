@@ -149,6 +149,7 @@ async def test_a_seeded_answer_whose_replay_differs_goes_on_behind_its_tokens():
     await engine.aclose()
 
 
+@pytest.mark.thorough
 async def test_many_streams_through_many_deaths():
     deaths = 6
     patience = replace(FAST, max_failures=99, continuations=99)

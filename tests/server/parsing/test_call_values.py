@@ -172,7 +172,6 @@ def test_a_call_behind_a_value_that_is_not_closed_is_never_valid(parser):
         assert (call.name, str(call.outcome)) == ("city", "malformed")
 
 
-@pytest.mark.thorough
 @PARSERS
 def test_the_end_of_a_call_that_is_written_twice(parser):
     w = Writer(parser)
@@ -194,6 +193,7 @@ def test_a_value_that_swallows_tags_for_want_of_another_is_never_valid(parser, l
         assert str(folded.calls[0].outcome) == "malformed"
 
 
+@pytest.mark.thorough
 @PARSERS
 def test_any_mixture_reads_alike_at_every_cutting(parser):
     w, rng = Writer(parser), random.Random(7)
