@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.speculation.drafts import write_json
 from engine.speculation.policy import (
     FlagMode,
     PolicyTrial,
@@ -60,11 +61,9 @@ class PromotedRules:
         if self._path is None:
             return
         known = {"configured": self._configured, "promoted": describe_rules(rules)}
-        fresh = self._path.with_name(".rules.json")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(json.dumps(known, indent=1), encoding="utf-8")
-            fresh.replace(self._path)
+            write_json(self._path, known)
         except OSError as error:
             log.error("the promoted rules cannot be remembered: %s", error)
 

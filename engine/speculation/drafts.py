@@ -211,9 +211,8 @@ class DraftStore:
         """Have the next gateway with the draft ``configured`` serve ``promoted``."""
         if not self._persistent:
             return
-        fresh = self.folder / ".promoted.json"
-        fresh.write_text(json.dumps({"configured": configured, **asdict(promoted)}, indent=1))
-        fresh.replace(self.folder / "promoted.json")
+        known = {"configured": configured, **asdict(promoted)}
+        write_json(self.folder / "promoted.json", known)
 
     def recall(self, configured: str) -> DraftVersion | None:
         """The draft promoted in place of ``configured``, if its copy is whole."""
@@ -225,6 +224,13 @@ class DraftStore:
                 version = DraftVersion(**known)
                 return version if is_whole(version) else None
         return None
+
+
+def write_json(path: Path, value: object) -> None:
+    """All of it or nothing: a reader finds the old value or the new one. Raises OSError."""
+    fresh = path.with_name(f".{path.name}")
+    fresh.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    fresh.replace(path)
 
 
 def is_whole(version: DraftVersion) -> bool:

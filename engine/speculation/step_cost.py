@@ -73,9 +73,9 @@ class StepCostModel:
         expected = max(float(row @ self._weights), 1e-6)
         factors = self._speed + self._sizes[size] + self._cells[cell]
         residual = math.log(seconds / self._unit / expected) - float(factors)
-        residual -= self._filter(row / expected, min(max(residual, -HUBER), HUBER))
+        residual -= self._filter(row / expected, _clip(residual, HUBER))
         if verified or not depth:
-            self._correct(cell, min(max(residual, -HUBER), HUBER), shared=depth > 0 or not verified)
+            self._correct(cell, _clip(residual, HUBER), shared=depth > 0 or not verified)
 
     def seconds(self, batch: int, verified: Floats) -> Floats:
         """Expected seconds at every depth 0 .. K; ``verified`` draft tokens at each of them.
@@ -164,9 +164,13 @@ class StepCostModel:
         gains = _gain(self._size_steps[size]) * shared, _gain(self._cell_steps[cell])
         residual /= max(1.0, sum(gains))
         self._sizes[size] += residual * gains[0]
-        self._cells[cell] = min(max(self._cells[cell] + residual * gains[1], -WIDEST), WIDEST)
+        self._cells[cell] = _clip(self._cells[cell] + residual * gains[1], WIDEST)
         self._size_steps[size] += shared
         self._cell_steps[cell] += 1
+
+
+def _clip(value: float, bound: float) -> float:
+    return min(max(value, -bound), bound)
 
 
 def _gain(steps: float) -> float:

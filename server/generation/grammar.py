@@ -17,7 +17,7 @@ from engine.types import Constraint
 from server.errors import InvalidRequest
 from server.generation.job import Job, Prompt, ToolPolicy
 from server.parsing.answer import fit_reasoning, make_fallback_parser, make_parser
-from server.parsing.message import Format, Frame, ReasoningFormat, matching
+from server.parsing.message import CallFrame, ReasoningFormat, TagNode, matching
 from server.parsing.parser import Parser, ParserFallback
 from server.parsing.registry import find_frame, framed_names, reasoning_format, tool_format
 from server.parsing.vocabulary import Vocabulary
@@ -88,7 +88,7 @@ def spells_calls(job: Job) -> bool:
     return only_calls and holds_calls(job)
 
 
-def _answer(job: Job, tool_parser: str | None) -> Format:
+def _answer(job: Job, tool_parser: str | None) -> TagNode:
     policy = job.tool_policy
     if policy.choice == "required":
         return _list_calls(_frame(tool_parser), policy)
@@ -101,7 +101,7 @@ def _answer(job: Job, tool_parser: str | None) -> Format:
     return {"type": "or", "elements": [content, called]}
 
 
-def content_format(constraint: Constraint) -> Format:
+def content_format(constraint: Constraint) -> TagNode:
     """A Constraint as a node of a structural tag."""
     match constraint.kind:
         case "json_schema":
@@ -117,7 +117,7 @@ def content_format(constraint: Constraint) -> Format:
             return {"type": kind, kind: constraint.value}
 
 
-def _thinking(starts_in: Phase, reasoning: ReasoningFormat) -> list[Format]:
+def _thinking(starts_in: Phase, reasoning: ReasoningFormat) -> list[TagNode]:
     """Reasoning the template has opened must end; else the model may open one, or not."""
     end = reasoning.ends[0] if len(reasoning.ends) == 1 else list(reasoning.ends)
     free = {"type": "any_text"}
@@ -133,7 +133,7 @@ def _thinking(starts_in: Phase, reasoning: ReasoningFormat) -> list[Format]:
     return [{"type": "optional", "content": thought}]
 
 
-def _between(reasoning: ReasoningFormat) -> list[Format]:
+def _between(reasoning: ReasoningFormat) -> list[TagNode]:
     """The white space a template writes between reasoning and answer."""
     if not reasoning.framing:
         return []
@@ -141,7 +141,7 @@ def _between(reasoning: ReasoningFormat) -> list[Format]:
     return [{"type": "regex", "pattern": f"[{characters}]{{0,4}}"}]
 
 
-def _tag(answer: Format) -> Constraint:
+def _tag(answer: TagNode) -> Constraint:
     return Constraint("structural_tag", _text({"type": "structural_tag", "format": answer}))
 
 
@@ -149,7 +149,7 @@ def _text(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _frame(tool_parser: str | None) -> Frame:
+def _frame(tool_parser: str | None) -> CallFrame:
     frame = find_frame(tool_parser)
     if frame is None:
         known = ", ".join(framed_names())
@@ -161,9 +161,9 @@ def _frame(tool_parser: str | None) -> Frame:
     return frame
 
 
-def _list_calls(frame: Frame, policy: ToolPolicy) -> Format:
+def _list_calls(frame: CallFrame, policy: ToolPolicy) -> TagNode:
     """One call, or several, to any tool; arguments match their schemas and grammars."""
-    listed: Format = {
+    listed: TagNode = {
         "type": "tags_with_separator",
         "tags": [_tag_of(frame, tool, policy, constrained=True) for tool in policy.callable],
         "separator": frame.separator,
@@ -173,11 +173,11 @@ def _list_calls(frame: Frame, policy: ToolPolicy) -> Format:
     return _in_section(frame, listed)
 
 
-def _text_with_calls(frame: Frame, policy: ToolPolicy) -> Format:
+def _text_with_calls(frame: CallFrame, policy: ToolPolicy) -> TagNode:
     """Free text in which any call is one of a tool; strict tools get matching arguments."""
     tags = [_tag_of(frame, tool, policy, constrained=is_strict(tool)) for tool in policy.callable]
     if frame.section[0]:
-        inner: Format = {
+        inner: TagNode = {
             "type": "tags_with_separator",
             "tags": tags,
             "separator": frame.separator,
@@ -195,8 +195,8 @@ def _text_with_calls(frame: Frame, policy: ToolPolicy) -> Format:
 
 
 def _tag_of(
-    frame: Frame, tool: Mapping[str, Any], policy: ToolPolicy, *, constrained: bool
-) -> Format:
+    frame: CallFrame, tool: Mapping[str, Any], policy: ToolPolicy, *, constrained: bool
+) -> TagNode:
     function = tool["function"]
     grammar = policy.custom.get(function["name"])
     if grammar is not None:
@@ -205,7 +205,7 @@ def _tag_of(
     return frame.call(function["name"], {"type": "object"} if schema is None else schema)
 
 
-def _in_section(frame: Frame, listed: Format) -> Format:
+def _in_section(frame: CallFrame, listed: TagNode) -> TagNode:
     begin, end = frame.section
     if not begin:
         return listed

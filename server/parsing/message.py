@@ -139,7 +139,7 @@ class Context:
         return self.out.calls
 
 
-Format = dict[str, Any]
+TagNode = dict[str, Any]
 """A node of a structural tag."""
 
 
@@ -147,13 +147,13 @@ MAX_WHITESPACE = 8
 """Between two tokens of JSON: without a bound a model can write line breaks until its limit."""
 
 
-def matching(schema: Any) -> Format:
+def matching(schema: Any) -> TagNode:
     """JSON that matches ``schema``."""
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITESPACE}
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class CallFrame:
     """One call is ``begin`` with NAME filled in, the arguments, ``end``."""
 
     begin: str
@@ -164,25 +164,25 @@ class Frame:
     """What stands around all calls of an answer."""
     separator: str = ""
     """What stands between two calls."""
-    before_arguments: tuple[Format, ...] = ()
+    before_arguments: tuple[TagNode, ...] = ()
     """What stands between ``begin`` and the arguments, where that is no fixed text."""
 
     text: tuple[str, str] = ('{"input": "', '"}')
     """What stands around the text of a custom tool."""
 
-    def call(self, name: str, schema: Any) -> Format:
+    def call(self, name: str, schema: Any) -> TagNode:
         arguments = matching(schema)
         if self.style != "json":
             arguments = {"type": "json_schema", "json_schema": schema, "style": self.style}
         return self._call(name, arguments)
 
-    def text_call(self, name: str, grammar: TextGrammar) -> Format:
+    def text_call(self, name: str, grammar: TextGrammar) -> TagNode:
         """A call of a custom tool, whose one argument is a text."""
         begin, end = ({"type": "const_string", "value": part} for part in self.text)
         text = {"type": "grammar", "grammar": grammar.ebnf(in_json=self.style == "json")}
         return self._call(name, {"type": "sequence", "elements": [begin, text, end]})
 
-    def _call(self, name: str, arguments: Format) -> Format:
+    def _call(self, name: str, arguments: TagNode) -> TagNode:
         content = arguments
         if self.before_arguments:
             content = {"type": "sequence", "elements": [*self.before_arguments, arguments]}

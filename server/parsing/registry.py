@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from server.parsing.message import NO_REASONING, Frame, ReasoningFormat, ToolFormat
+from server.parsing.message import NO_REASONING, CallFrame, ReasoningFormat, ToolFormat
 
 _FORMATS = "server.parsing.formats"
 _REASONING = "server.parsing.reasoning"
@@ -137,12 +137,12 @@ def reasoning_format(name: str | None) -> ReasoningFormat:
     return found
 
 
-def find_frame(name: str | None) -> Frame | None:
+def find_frame(name: str | None) -> CallFrame | None:
     """How a grammar writes calls for a tool parser; None where it cannot force any."""
     if name is None or name not in TOOL_PARSERS:
         return None
     module = import_module(TOOL_PARSERS[name].partition(":")[0])
-    frames: Mapping[str, Frame] = getattr(module, "FRAMES", {})
+    frames: Mapping[str, CallFrame] = getattr(module, "FRAMES", {})
     return frames.get(name)
 
 

@@ -14,7 +14,7 @@ from server.generation.lark_grammar import lark_grammar
 from server.parsing.answer import make_parser
 from server.parsing.fold import fold
 from server.parsing.free_text import PARAMETERS
-from server.parsing.message import Frame
+from server.parsing.message import CallFrame
 from server.parsing.reasoning import THINK
 from server.parsing.registry import find_frame
 from server.parsing.vocabulary import Vocabulary
@@ -42,7 +42,7 @@ def policy(choice: str = "required") -> ToolPolicy:
     return ToolPolicy(tuple(functions), choice, custom={"apply_patch": lark_grammar(PATCH)})
 
 
-def call_text(frame: Frame, text: str) -> str:
+def call_text(frame: CallFrame, text: str) -> str:
     """The call as its frame writes it."""
     middle = "".join(str(part.get("value", "0")) for part in frame.before_arguments)
     inside = json.dumps(text, ensure_ascii=False)[1:-1] if frame.style == "json" else text

@@ -18,7 +18,7 @@ import re
 
 from engine.events import Phase
 from server.parsing.json_calls import JsonCalls
-from server.parsing.message import Context, Frame, ReasoningFormat, ToolFormat
+from server.parsing.message import CallFrame, Context, ReasoningFormat, ToolFormat
 from server.parsing.reader import Ended, Grammar, Sink, Subgrammar, Until
 
 MESSAGE, END, END_SAMPLING = (
@@ -107,7 +107,7 @@ FORMAT = ToolFormat((), _no_calls, MARKERS, framing="", channels=read_channels)
 REASONING = ReasoningFormat((), (), framing="\n", channels=read_channels, inner=MARKERS)
 
 FRAMES = {
-    "inkling": Frame(
+    "inkling": CallFrame(
         '<|content_invoke_tool_json|>{"name": "NAME", "args": ',
         "}<|end_message|>",
         separator="<|message_model|>",

@@ -55,7 +55,7 @@ from server.parsing.json_blocks import OBJECT, JsonBlock
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import opens
 from server.parsing.markers import FRAGMENT, NAME, Follow
-from server.parsing.message import Context, Frame, ReasoningFormat, ToolFormat
+from server.parsing.message import CallFrame, Context, ReasoningFormat, ToolFormat
 from server.parsing.reader import DONE, Grammar, Next, Until, ignore
 
 COHERE_TEXT = (
@@ -170,11 +170,11 @@ def _fenced_head(context: Context) -> Follow:
 LLAMA3 = ToolFormat((PYTHON,), _read_llama, leads=("{",), head=_fenced_head)
 LLAMA4 = ToolFormat((PYTHON, "{"), _read_llama_anywhere, head=_fenced_head)
 
-_HERMES_FRAME = Frame(
+_HERMES_FRAME = CallFrame(
     '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", separator="\n"
 )
-_LLAMA_FRAME = Frame('{"name": "NAME", "parameters": ', "}", separator="; ")
-_LIST_FRAME = Frame(
+_LLAMA_FRAME = CallFrame('{"name": "NAME", "parameters": ', "}", separator="; ")
+_LIST_FRAME = CallFrame(
     '{"name": "NAME", "arguments": ',
     "}",
     section=("<tool_calls>[", "]</tool_calls>"),
@@ -182,8 +182,8 @@ _LIST_FRAME = Frame(
 )
 FRAMES = {
     "ernie45": _HERMES_FRAME,
-    "gigachat3": Frame('<|function_call|>{"name": "NAME", "arguments": ', "}", separator="\n"),
-    "granite": Frame(
+    "gigachat3": CallFrame('<|function_call|>{"name": "NAME", "arguments": ', "}", separator="\n"),
+    "granite": CallFrame(
         '{"name": "NAME", "arguments": ', "}", section=("<|tool_call|>[", "]"), separator=", "
     ),
     "granite4": _HERMES_FRAME,
@@ -192,12 +192,12 @@ FRAMES = {
     "jamba": _LIST_FRAME,
     "llama3_json": _LLAMA_FRAME,
     "llama4_json": _LLAMA_FRAME,
-    "longcat": Frame(
+    "longcat": CallFrame(
         '<longcat_tool_call>\n{"name": "NAME", "arguments": ',
         "}\n</longcat_tool_call>",
         separator="\n",
     ),
-    "phi4_mini_json": Frame(
+    "phi4_mini_json": CallFrame(
         '{"name": "NAME", "arguments": ', "}", section=("functools[", "]"), separator=", "
     ),
     "qwen3_json": _HERMES_FRAME,

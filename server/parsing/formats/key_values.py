@@ -30,7 +30,7 @@ from server.parsing.json_blocks import SPACE
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import last_name, opens
 from server.parsing.markers import NAME, Follow
-from server.parsing.message import Context, Frame, ToolFormat
+from server.parsing.message import CallFrame, Context, ToolFormat
 from server.parsing.output import Calls, Framed
 from server.parsing.reader import Ended, Grammar, Next, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import ALIASES, TYPES
@@ -264,14 +264,14 @@ SOLAR_OPEN2 = KeyValues(
     value_end="<|tool_arg:end|>",
 ).format()
 
-_GLM47_FRAME = Frame(
+_GLM47_FRAME = CallFrame(
     "<tool_call>NAME",
     "</tool_call>",
     style="glm_xml",
     text=("<arg_key>input</arg_key><arg_value>", "</arg_value>"),
 )
 FRAMES = {
-    "glm45": Frame(
+    "glm45": CallFrame(
         "<tool_call>NAME\n",
         "\n</tool_call>",
         style="glm_xml",

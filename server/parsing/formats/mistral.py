@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from server.parsing.json_calls import JsonCalls
 from server.parsing.lookahead import last_name
 from server.parsing.markers import NAME, Follow, Quotes
-from server.parsing.message import Context, Frame, ToolFormat
+from server.parsing.message import CallFrame, Context, ToolFormat
 from server.parsing.reader import Grammar, JsonValue, Next, Subgrammar, Until
 
 CALL, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -89,5 +89,5 @@ def _new_id() -> str:
 FORMAT = ToolFormat((CALL,), _calls, (ARGUMENTS, CALL_ID), framing="", new_id=_new_id)
 
 FRAMES = {
-    "mistral": Frame("[TOOL_CALLS]NAME[ARGS]", ""),
+    "mistral": CallFrame("[TOOL_CALLS]NAME[ARGS]", ""),
 }

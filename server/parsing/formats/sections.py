@@ -42,7 +42,7 @@ from server.parsing.json_blocks import Sections
 from server.parsing.json_scan import JsonText
 from server.parsing.lookahead import last_name
 from server.parsing.markers import NAME, Follow
-from server.parsing.message import Context, Frame, ReasoningFormat
+from server.parsing.message import CallFrame, Context, ReasoningFormat
 from server.parsing.output import Calls
 from server.parsing.reader import JsonValue, Next, Subgrammar, Until, Want, ignore
 from server.parsing.tagged import Closing, Tagged
@@ -206,18 +206,18 @@ PLAMO3_REASONING = ReasoningFormat(
 
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 FRAMES = {
-    "deepseek_v3": Frame(
+    "deepseek_v3": CallFrame(
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
         "\n```<｜tool▁call▁end｜>",
         section=_DEEPSEEK_SECTION,
         separator="\n",
     ),
-    "deepseek_v31": Frame(
+    "deepseek_v31": CallFrame(
         "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
         "<｜tool▁call▁end｜>",
         section=_DEEPSEEK_SECTION,
     ),
-    "kimi_k2": Frame(
+    "kimi_k2": CallFrame(
         "<|tool_call_begin|>functions.NAME:",
         "<|tool_call_end|>",
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
@@ -226,7 +226,7 @@ FRAMES = {
             {"type": "const_string", "value": "<|tool_call_argument_begin|>"},
         ),
     ),
-    "plamo3": Frame(
+    "plamo3": CallFrame(
         "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>NAME"
         "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
         "<|plamo:constrain|>json<|plamo:msg|>",

@@ -55,7 +55,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.parsing.message import Frame
+from server.parsing.message import CallFrame
 from server.parsing.tags import Tags
 
 _M2 = Tags(
@@ -159,32 +159,26 @@ SEED_OSS = replace(
 models/templates/ByteDance-Seed-OSS.jinja in ggml-org/llama.cpp) has no line breaks around values.
 """
 
-_QWEN_XML_FRAME = Frame(
+_QWEN_XML_FRAME = CallFrame(
     "<tool_call>\n<function=NAME>\n",
     "\n</function>\n</tool_call>",
     style="qwen_xml",
     text=("<parameter=input>\n", "\n</parameter>"),
     separator="\n",
 )
+_DSML_FRAME = CallFrame(
+    '<｜DSML｜invoke name="NAME">\n',
+    "</｜DSML｜invoke>\n",
+    style="deepseek_xml",
+    text=('<｜DSML｜parameter name="input" string="true">', "</｜DSML｜parameter>\n"),
+    section=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+)
 FRAMES = {
-    "deepseek_v32": Frame(
-        '<｜DSML｜invoke name="NAME">\n',
-        "</｜DSML｜invoke>\n",
-        style="deepseek_xml",
-        text=(
-            '<｜DSML｜parameter name="input" string="true">',
-            "</｜DSML｜parameter>\n",
-        ),
-        section=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+    "deepseek_v32": _DSML_FRAME,
+    "deepseek_v4": replace(
+        _DSML_FRAME, section=("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>")
     ),
-    "deepseek_v4": Frame(
-        '<｜DSML｜invoke name="NAME">\n',
-        "</｜DSML｜invoke>\n",
-        style="deepseek_xml",
-        text=('<｜DSML｜parameter name="input" string="true">', "</｜DSML｜parameter>\n"),
-        section=("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
-    ),
-    "minimax_m2": Frame(
+    "minimax_m2": CallFrame(
         '<invoke name="NAME">\n',
         "</invoke>\n",
         style="minimax_xml",
@@ -194,7 +188,7 @@ FRAMES = {
     "nemotron_v3": _QWEN_XML_FRAME,
     "qwen3_coder": _QWEN_XML_FRAME,
     "qwen3_xml": _QWEN_XML_FRAME,
-    "seed_oss": Frame(
+    "seed_oss": CallFrame(
         "<seed:tool_call>\n<function=NAME>\n",
         "\n</function>\n</seed:tool_call>",
         style="qwen_xml",
