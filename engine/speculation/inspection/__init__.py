@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.inspection import config_rules, general_rules, target_rules, tensor_rules
+from engine.speculation.inspection import config_rules, general_rules, tensor_rules
 from engine.speculation.inspection.case import (
     MODEL_FREE,
     DraftFinding,
@@ -33,10 +33,6 @@ from engine.speculation.inspection.configs import TargetConfig, get_int, read_dr
 from engine.speculation.inspection.weights import InvalidCheckpoint
 
 __all__ = ["DraftFinding", "Severity", "SpeculationReport", "inspect_draft"]
-
-ALWAYS: tuple[InspectionRule, ...] = general_rules.SETTINGS_RULES + general_rules.OTHER_METHOD_RULES
-EAGLE3_CONFIG: tuple[InspectionRule, ...] = config_rules.RULES + target_rules.LAYER_RULES
-EAGLE3_TENSORS: tuple[InspectionRule, ...] = tensor_rules.RULES + target_rules.VOCABULARY_RULES
 
 
 def inspect_draft(
@@ -107,12 +103,12 @@ def find_draft(settings: Mapping[str, Any], findings: list[DraftFinding]) -> Che
 
 
 def select_rules(case: InspectionCase) -> Iterator[InspectionRule]:
-    yield from ALWAYS
+    yield from general_rules.RULES
     if case.method != "eagle3" or case.kind != "eagle3" or case.checkpoint is None:
         return
-    yield from EAGLE3_CONFIG
+    yield from config_rules.RULES
     if case.tensors:
-        yield from EAGLE3_TENSORS
+        yield from tensor_rules.RULES
 
 
 def check_same_folder(case: InspectionCase) -> Iterator[DraftFinding]:

@@ -45,6 +45,9 @@ KNOWS_DEPTH = frozenset({"suffix", "mlp_speculator"})
 LIBRARIES = {"suffix": ("arctic_inference", "arctic-inference"), "ngram": ("numba", "numba")}
 """Method -> module it imports, package that brings it; optional for vLLM itself."""
 EAGLE_FAMILY = ("eagle", "eagle3", "eagle3.1")
+JOINED_BY_FC = (["LlamaForCausalLM"], ["EagleLlamaForCausalLM"])
+SHARES_WIDTH = frozenset({"eagle", "medusa"})
+LAYER_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
 def check_unknown_keys(case: InspectionCase) -> Iterator[Violation]:
@@ -183,29 +186,6 @@ def check_pickled_weights(case: InspectionCase) -> Iterator[Violation]:
         )
 
 
-SETTINGS_RULES = (
-    InspectionRule("setting-unknown", "every key is one vLLM knows", check_unknown_keys),
-    InspectionRule("method-unknown", "the method is one vLLM knows", check_unknown_method),
-    InspectionRule("method-absent", "a draft is not mistaken for another kind", check_method_given),
-    InspectionRule("method-mismatch", "method and files are of one kind", check_method_match),
-    InspectionRule("depth", "K is a whole number that can pay", check_depth),
-    InspectionRule("draft-absent", "a method that needs a draft has one", check_model_given),
-    InspectionRule(
-        "draft-parallelism", "the draft's TP size is 1 or the target's", check_draft_parallelism
-    ),
-    InspectionRule("draft-length", "the draft's length limit fits", check_draft_length),
-    InspectionRule("forced-acceptance", "acceptance is real", check_forced_acceptance),
-    InspectionRule("lookup-window", "the n-gram window is not empty", check_lookup_window),
-    InspectionRule("library", "the package a method needs is there", check_library),
-    InspectionRule("weights-pickled", "weights are safetensors", check_pickled_weights),
-)
-
-
-JOINED_BY_FC = (["LlamaForCausalLM"], ["EagleLlamaForCausalLM"])
-SHARES_WIDTH = frozenset({"eagle", "medusa"})
-LAYER_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-
-
 def check_same_vocabulary(case: InspectionCase) -> Iterator[Violation]:
     if case.checkpoint is None or case.target is None:
         return
@@ -280,7 +260,21 @@ def check_dflash_layers(case: InspectionCase) -> Iterator[Violation]:
         )
 
 
-OTHER_METHOD_RULES = (
+RULES = (
+    InspectionRule("setting-unknown", "every key is one vLLM knows", check_unknown_keys),
+    InspectionRule("method-unknown", "the method is one vLLM knows", check_unknown_method),
+    InspectionRule("method-absent", "a draft is not mistaken for another kind", check_method_given),
+    InspectionRule("method-mismatch", "method and files are of one kind", check_method_match),
+    InspectionRule("depth", "K is a whole number that can pay", check_depth),
+    InspectionRule("draft-absent", "a method that needs a draft has one", check_model_given),
+    InspectionRule(
+        "draft-parallelism", "the draft's TP size is 1 or the target's", check_draft_parallelism
+    ),
+    InspectionRule("draft-length", "the draft's length limit fits", check_draft_length),
+    InspectionRule("forced-acceptance", "acceptance is real", check_forced_acceptance),
+    InspectionRule("lookup-window", "the n-gram window is not empty", check_lookup_window),
+    InspectionRule("library", "the package a method needs is there", check_library),
+    InspectionRule("weights-pickled", "weights are safetensors", check_pickled_weights),
     InspectionRule("same-vocabulary", "draft and target share a vocabulary", check_same_vocabulary),
     InspectionRule("same-width", "draft and target share a hidden size", check_same_width),
     InspectionRule("eagle-fc", "an EAGLE draft joins embedding and state", check_eagle_fc),

@@ -1,16 +1,14 @@
-"""Rules about the tensors of an EAGLE 3 draft: names, shapes, types and small values.
-
-The expected tensors and their shapes follow from config.json.
-"""
+"""Rules about the tensors of an EAGLE 3 draft: names, shapes, small values, the vocabulary map."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.speculation.inspection.case import (
     InspectionCase,
@@ -18,127 +16,18 @@ from engine.speculation.inspection.case import (
     Violation,
     error,
     note,
+    warning,
 )
-from engine.speculation.inspection.configs import DecoderLayer, DraftConfig
+from engine.speculation.inspection.configs import (
+    is_allowed,
+    list_expected_tensors,
+)
 from engine.speculation.inspection.weights import TensorEntry, read_array
 
-Dimension = int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedTensor:
-    """``by`` names the config keys the shape comes from. Unknown sizes are None."""
-
-    shape: tuple[Dimension, ...]
-    by: str
-    required: bool = True
-
-
-def list_expected_tensors(draft: DraftConfig) -> dict[str, ExpectedTensor]:
-    """Names as vLLM sees them after `midlayer.` has become `layers.0.`."""
-    hidden = draft.hidden_size
-    found = {"norm.weight": ExpectedTensor((hidden,), "hidden_size")}
-    found |= dict(expect_fc(draft))
-    for index in range(draft.num_layers):
-        found |= {f"layers.{index}.{name}": want for name, want in expect_layer(draft, index)}
-    table = ExpectedTensor((draft.vocab_size, hidden), "vocab_size or hidden_size", required=False)
-    head = ExpectedTensor((draft.draft_vocab_size, hidden), "draft_vocab_size", required=False)
-    return found | {"embed_tokens.weight": table, "lm_head.weight": head}
-
-
-def expect_fc(draft: DraftConfig) -> Iterator[tuple[str, ExpectedTensor]]:
-    """What turns captured states into the first hidden state."""
-    width, count = draft.target_hidden_size, draft.num_aux
-    total = width * count if width is not None else None
-    if draft.uses_aux:
-        yield "fc.weight", ExpectedTensor((draft.hidden_size, total), "target_hidden_size")
-    if draft.fc_norm:
-        for index in range(count):
-            yield f"fc_norm.{index}.weight", ExpectedTensor((width,), "target_hidden_size")
-    if draft.norm_before_fc:
-        yield "input_norm.weight", ExpectedTensor((total,), "target_hidden_size")
-
-
-def expect_layer(draft: DraftConfig, index: int) -> Iterator[tuple[str, ExpectedTensor]]:
-    hidden, wide = draft.hidden_size, draft.number("intermediate_size")
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    for name in norms:
-        yield f"{name}.weight", ExpectedTensor((hidden,), "hidden_size")
-    yield "hidden_norm.weight", ExpectedTensor((hidden,), "hidden_size", required=index == 0)
-    for name in ("gate_proj", "up_proj"):
-        yield f"mlp.{name}.weight", ExpectedTensor((wide, hidden), "intermediate_size")
-    yield "mlp.down_proj.weight", ExpectedTensor((hidden, wide), "intermediate_size")
-    taken = None if hidden is None else hidden * (2 if index == 0 else 1)
-    attention = (
-        expect_latent_attention if draft.shape is DecoderLayer.MLA else expect_grouped_attention
-    )
-    for name, want in attention(draft, taken):
-        yield f"self_attn.{name}", want
-
-
-def expect_grouped_attention(
-    draft: DraftConfig, taken: Dimension
-) -> Iterator[tuple[str, ExpectedTensor]]:
-    """Query, key and value over heads; the first layer takes embedding and state, twice as wide."""
-    queries, keys = (
-        multiply(draft.num_heads, draft.head_dim),
-        multiply(draft.num_kv_heads, draft.head_dim),
-    )
-    by = "num_attention_heads, num_key_value_heads or head_dim"
-    yield "q_proj.weight", ExpectedTensor((queries, taken), by)
-    yield "k_proj.weight", ExpectedTensor((keys, taken), by)
-    yield "v_proj.weight", ExpectedTensor((keys, taken), by)
-    yield "o_proj.weight", ExpectedTensor((draft.hidden_size, queries), by)
-    if draft.flag("attention_bias"):
-        for name, size in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-            yield f"{name}.bias", ExpectedTensor((size,), by)
-        if draft.shape is not DecoderLayer.QWEN3:
-            yield "o_proj.bias", ExpectedTensor((draft.hidden_size,), "hidden_size")
-    if draft.shape is DecoderLayer.QWEN3:
-        yield "q_norm.weight", ExpectedTensor((draft.head_dim,), "head_dim")
-        yield "k_norm.weight", ExpectedTensor((draft.head_dim,), "head_dim")
-
-
-def expect_latent_attention(
-    draft: DraftConfig, taken: Dimension
-) -> Iterator[tuple[str, ExpectedTensor]]:
-    """MLA: queries and keys through low-rank projections."""
-    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    rank, plain, turned, value = (draft.number(name) for name in names)
-    heads, by = draft.num_heads, "the MLA sizes"
-    queries = multiply(heads, add(plain, turned))
-    low = draft.number("q_lora_rank")
-    if low is None:
-        yield "q_proj.weight", ExpectedTensor((queries, taken), by)
-    else:
-        yield "q_a_proj.weight", ExpectedTensor((low, taken), by)
-        yield "q_a_layernorm.weight", ExpectedTensor((low,), by)
-        yield "q_b_proj.weight", ExpectedTensor((queries, low), by)
-    yield "kv_a_proj_with_mqa.weight", ExpectedTensor((add(rank, turned), taken), by)
-    yield "kv_a_layernorm.weight", ExpectedTensor((rank,), by)
-    yield "kv_b_proj.weight", ExpectedTensor((multiply(heads, add(plain, value)), rank), by)
-    yield "o_proj.weight", ExpectedTensor((draft.hidden_size, multiply(heads, value)), by)
-
-
-def multiply(left: Dimension, right: Dimension) -> Dimension:
-    return None if left is None or right is None else left * right
-
-
-def add(left: Dimension, right: Dimension) -> Dimension:
-    return None if left is None or right is None else left + right
-
-
-def is_allowed(name: str, wanted: Mapping[str, ExpectedTensor], draft: DraftConfig) -> bool:
-    """Whether vLLM's loader takes or drops the tensor without complaint."""
-    if name in wanted or (name.startswith("input_norm.") and draft.shape is not DecoderLayer.MLA):
-        return True
-    if not draft.uses_aux and name.startswith("fc."):
-        return True
-    if ".mlp." in name and name.endswith(".bias"):
-        return draft.flag("mlp_bias") and name.removesuffix("bias") + "weight" in wanted
-    return draft.quantized and f"{name.rpartition('.')[0]}.weight" in wanted
-
-
+PADDING = 0.01
+"""Checkpoints of one family differ by so much at most in padding and image tokens."""
+MANY = 64
+"""A map this long has neighbouring ids; none at all means it does not hold offsets."""
 SHOWN = 3
 SMALL_BYTES = 262_144
 FLOATS = ("F16", "BF16", "F32", "F64")
@@ -278,6 +167,141 @@ def check_finite(case: InspectionCase) -> Iterator[Violation]:
             yield error(f"{name} is all zeros", "export the draft again")
 
 
+def check_vocabulary(case: InspectionCase) -> Iterator[Violation]:
+    own, target = case.draft.vocab_size, case.target.vocab_size if case.target else None
+    if own is not None and target is not None and own != target:
+        found = f"the draft's vocab_size is {own}, the target's {target}"
+        if abs(own - target) <= PADDING * target:
+            yield warning(found, "right if only padding or image tokens differ")
+        else:
+            advice = "use the draft made for this target; a smaller head is draft_vocab_size"
+            yield error(found, advice)
+    small = case.draft.draft_vocab_size
+    if small is not None and own is not None and small > own:
+        yield error(f"draft_vocab_size {small} exceeds vocab_size {own}", "correct it")
+
+
+def check_head(case: InspectionCase) -> Iterator[Violation]:
+    if "lm_head.weight" in case.tensors:
+        return
+    draft, target = case.draft, case.target
+    reduced = draft.draft_vocab_size != draft.vocab_size
+    narrow = target is not None and target.hidden_size not in (None, draft.hidden_size)
+    if reduced or narrow:
+        yield error(
+            "lm_head.weight is missing and the target's cannot stand in: another shape",
+            "export the draft again, with its head",
+        )
+    else:
+        yield warning(
+            "lm_head.weight is missing; vLLM takes the target's",
+            "right only if the draft was trained with the target's head, else export it again",
+        )
+
+
+def check_embedding(case: InspectionCase) -> Iterator[Violation]:
+    if "embed_tokens.weight" in case.tensors or case.target is None:
+        return
+    own, target = case.draft.hidden_size, case.target.hidden_size
+    if own is not None and target is not None and own != target:
+        yield error(
+            f"embed_tokens.weight is missing and the target's is {target} wide, not {own}",
+            "export the draft again, with its embedding",
+        )
+
+
+def find_map(case: InspectionCase) -> tuple[str, TensorEntry] | None:
+    """vLLM takes any tensor with d2t in its name."""
+    found = [(name, case.tensors[name]) for name in case.tensors if "d2t" in name]
+    return found[0] if found else None
+
+
+def check_map_needed(case: InspectionCase) -> Iterator[Violation]:
+    small, full = case.draft.draft_vocab_size, case.draft.vocab_size
+    if small is None or full is None:
+        return
+    found = find_map(case)
+    whole = case.target.vocab_size if case.target else full
+    if found is None and small != full:
+        yield error(
+            f"draft_vocab_size is {small} of {full} and there is no d2t: "
+            "vLLM takes draft ids for target ids",
+            "export the draft again, with d2t",
+        )
+    elif found is not None and small == whole:
+        yield error(
+            "there is a d2t, and draft_vocab_size is absent or equal to vocab_size",
+            f'write "draft_vocab_size": {found[1].shape[0] if found[1].shape else 0}'
+            + (" at the top level of config.json" if case.draft.speculators else ""),
+        )
+
+
+def check_map_values(case: InspectionCase) -> Iterator[Violation]:
+    found = find_map(case)
+    small, full = case.draft.draft_vocab_size, case.draft.vocab_size
+    if found is None or small is None or full is None or small == full:
+        return
+    name, tensor = found
+    if tensor.shape != (small,):
+        yield error(
+            f"{name} has shape {list(tensor.shape)} for a draft vocabulary of {small}",
+            "correct draft_vocab_size, or export the draft again",
+        )
+    elif not tensor.dtype.startswith(("I", "U")):
+        yield error(f"{name} is {tensor.dtype}", "store offsets as int64")
+    else:
+        yield from check_offsets(read_array(tensor).astype(np.int64), full)
+        yield from check_mask(case, read_array(tensor).astype(np.int64), full)
+
+
+def check_offsets(values: NDArray[Any], full: int) -> Iterator[Violation]:
+    steps = np.diff(values)
+    if len(values) >= MANY and bool((steps > 0).all()):
+        yield error(
+            "d2t holds target ids; vLLM adds it to the draft id",
+            "store target_id - draft_id",
+        )
+        return
+    ids = values + np.arange(len(values))
+    outside = (ids < 0) | (ids >= full)
+    if outside.any():
+        first = int(np.argmax(outside))
+        yield error(
+            f"d2t maps draft id {first} to target id {int(ids[first])}, outside 0..{full - 1}",
+            "store target_id - draft_id of this target's vocabulary",
+        )
+    elif not values.any():
+        yield warning(
+            "d2t is all zeros: draft ids are taken for target ids",
+            "right only if the draft's vocabulary is the target's first ids",
+        )
+    elif len(np.unique(ids)) < len(ids):
+        yield warning(
+            f"d2t maps {len(ids) - len(np.unique(ids))} draft ids to a target id already taken",
+            "export the draft again: each target id may occur once",
+        )
+    elif bool((np.diff(ids) < 0).any()):
+        yield warning(
+            "d2t does not map in ascending order, as every known exporter does",
+            "check that it belongs to this head",
+        )
+
+
+def check_mask(case: InspectionCase, values: NDArray[Any], full: int) -> Iterator[Violation]:
+    """t2d marks the target ids the draft can say; vLLM ignores it, so it is a second witness."""
+    found = [case.tensors[name] for name in case.tensors if "t2d" in name]
+    if not found or found[0].dtype != "BOOL" or len(found[0].shape) != 1:
+        return
+    marked = np.flatnonzero(read_array(found[0]))
+    ids = np.unique(values + np.arange(len(values)))
+    if found[0].shape[0] != full or not np.array_equal(marked, ids):
+        yield error(
+            f"d2t and t2d disagree: they name {len(ids)} and {len(marked)} target ids, "
+            f"{len(np.intersect1d(marked, ids))} in common",
+            "export the draft again; d2t holds offsets, target_id - draft_id",
+        )
+
+
 RULES = (
     InspectionRule("tensor-prefix", "names carry no 'model.'", check_prefix),
     InspectionRule("tensor-unknown", "every tensor is one of vLLM's draft", check_unknown_tensors),
@@ -288,4 +312,13 @@ RULES = (
     InspectionRule("parallel-hidden", "parallel drafting has its mask", check_parallel_hidden),
     InspectionRule("tensor-quantised", "tensors are as trained", check_quantised),
     InspectionRule("tensor-finite", "norms are finite and not zero", check_finite),
+    InspectionRule("vocabulary", "draft and target share a vocabulary", check_vocabulary),
+    InspectionRule("head", "the draft has its head", check_head),
+    InspectionRule("embedding", "the draft has an embedding of its width", check_embedding),
+    InspectionRule(
+        "map-needed", "a reduced vocabulary has a map, a full one none", check_map_needed
+    ),
+    InspectionRule(
+        "map-values", "the map holds offsets into the target's vocabulary", check_map_values
+    ),
 )

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from engine.speculation.inspection import (
-    ALWAYS,
-    EAGLE3_CONFIG,
-    EAGLE3_TENSORS,
     Severity,
     SpeculationReport,
+    config_rules,
+    general_rules,
     inspect_draft,
+    tensor_rules,
 )
 from tests.engine.speculation.draft_cases import BROKEN, GOOD, UNDECIDED, DraftCase
 from tests.engine.speculation.draft_folder import DEMO, read_folder
@@ -42,7 +42,7 @@ def test_broken_draft_is_found(case: DraftCase, tmp_path: Path):
 
 def test_every_rule_is_broken_by_a_draft():
     broken = {case.rule for case in (*BROKEN, *UNDECIDED)}
-    rules = {rule.name for rule in (*ALWAYS, *EAGLE3_CONFIG, *EAGLE3_TENSORS)}
+    rules = {rule.name for rule in (*general_rules.RULES, *config_rules.RULES, *tensor_rules.RULES)}
     elsewhere = {"library", "weights-pickled", "block-layers", "tensor-quantised"}
     assert rules - broken == elsewhere
 
