@@ -15,8 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine.vllm_contract import LOST, PACKAGES, PARTS, compare
-from engine.vllm_source import split_parts
+from engine.vllm_contract import LOST, PACKAGES, PARTS, compare, split_parts
 
 
 def main(arguments: list[str]) -> int:

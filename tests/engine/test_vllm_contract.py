@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from engine import vllm_contract
-from engine.vllm_contract import LOST, PARTS, Area, compare, describe_broken
-from engine.vllm_source import ModuleSource, split_parts
+from engine.vllm_contract import (
+    LOST,
+    PARTS,
+    Area,
+    ModuleSource,
+    compare,
+    describe_broken,
+    split_parts,
+)
 
 pytestmark = pytest.mark.thorough
 
