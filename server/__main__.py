@@ -28,7 +28,7 @@ from server.cli.console import StartupProgress
 from server.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.vllm_backend.fork_server import EnginePreload
+    from engine.vllm_backend.child_process import EnginePreload
 
 MODELS = ("model", "model_tag")
 HELP = ("-h", "--help")
@@ -129,7 +129,7 @@ def _preload_engine(argv: list[str]) -> EnginePreload | None:
     if not given.isdisjoint(UPSTREAMS) or any(arg.startswith(HELP) for arg in argv):
         return None
     from engine.machine import detect_platform
-    from engine.vllm_backend.fork_server import EnginePreload, predict_engine_environment
+    from engine.vllm_backend.child_process import EnginePreload, predict_engine_environment
 
     if detect_platform() != "cpu":
         return None

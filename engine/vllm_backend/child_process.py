@@ -1,4 +1,8 @@
-"""The engine's child processes: how they end, and what they log.
+"""The engine's child processes: how they start, how they end, and what they log.
+
+On a CPU vLLM spawns its engine process: a new Python, which imports for seconds what the gateway
+has imported for seconds. ``EnginePreload`` is a fork server that imports it beside the gateway, and
+once: engines are forked from it, those of restarts too.
 
 vLLM's engine core does not notice that its front end was killed and waits for requests for ever;
 and on its way out Python searches all it has loaded for cycles, for longer than vLLM waits. So the
@@ -14,19 +18,48 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
+import importlib.util
+import logging
 import multiprocessing
 import os
 import re
+import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import (
+    connection,
+    context,
+    forkserver,
+    popen_forkserver,
+    popen_spawn_posix,
+    reduction,
+    resource_tracker,
+    spawn,
+)
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
-from engine.orphan import die_with_parent
+from engine.orphan import die_with_parent, kill_with_parent
+from engine.vllm_backend import list_cores
+from engine.vllm_contract import Area, find_broken
 
+log = logging.getLogger(__name__)
+
+OPENMP = re.compile("lib(omp|gomp|iomp)")
+READ_AT_LOAD = (
+    "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMEXPR_", "OMP_", "PYTHON",
+    "TORCHINDUCTOR_COMPILE_", "TORCHINDUCTOR_CPP_", "TRANSFORMERS_",
+)  # fmt: skip
+"""How variables begin that libraries read when they are loaded, and not again."""
+PRELOADED = "engine.vllm_backend.preload"
+"""What the fork server imports."""
+QUIET = "ignore:resource_tracker:UserWarning"
+"""Python's tracker of semaphores cleans up after a process that was killed, and need not say so."""
 GIVE_UP_POLL_S = 0.1
 PREFIX = re.compile(r"^(\([^)]*pid=\d+[^)]*\)\s*)?([A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\]\s*)?")
 """``(EngineCore pid=7) ERROR 11-20 10:00:00 [core.py:1] ``"""
@@ -146,3 +179,178 @@ async def kill_loading(
         await asyncio.wait({loading}, timeout=GIVE_UP_POLL_S)
     if not loading.exception():
         await asyncio.to_thread(loading.result().shutdown, shutdown_s)
+
+
+class EnginePreload:
+    """A fork server of ``multiprocessing`` that imports vLLM, and forks engines.
+
+    Libraries read some variables of the environment when they are loaded. Where those an engine is
+    to get are not those of the fork server, the engine is spawned, as vLLM does.
+    """
+
+    def __init__(self, variables: Mapping[str, str], module: str = PRELOADED) -> None:
+        """``variables``: the environment that engines are expected to get. Raises OSError."""
+        self._closed = False
+        self._executable = spawn.get_executable()
+        self._variables = select_read_at_load(variables)
+        with replace_environment({"PYTHONWARNINGS": QUIET}):
+            resource_tracker.ensure_running()
+        forkserver.set_forkserver_preload([module])
+        with replace_environment(variables):
+            forkserver.ensure_running()
+
+    def close(self) -> None:
+        """End the fork server and what it has forked. Later engines are spawned."""
+        self._closed = True
+        pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def create_context(self) -> context.SpawnContext:
+        """For vLLM, which makes its engine process by it."""
+        made: Any = context.SpawnContext()
+        made.Process = partial(EngineProcess, self)
+        return made  # type: ignore[no-any-return]
+
+    def fits(self) -> bool:
+        """Whether the libraries of the fork server read what an engine's would read now."""
+        now = select_read_at_load(os.environ)
+        changed = sorted({name for name, _ in self._variables.items() ^ now.items()})
+        if changed:
+            log.debug("an engine process is spawned: %s changed", ", ".join(changed))
+        return not (changed or self._closed) and spawn.get_executable() == self._executable
+
+
+@contextmanager
+def use_preload(preload: EnginePreload | None) -> Iterator[None]:
+    """Have vLLM fork its engine process from the fork server where it would spawn one."""
+    if preload is None or Area.PRELOAD in find_broken():
+        yield
+        return
+    from vllm.v1.engine import utils
+
+    original = utils.get_mp_context
+
+    def choose_context() -> Any:
+        chosen = original()
+        return preload.create_context() if chosen.get_start_method() == "spawn" else chosen
+
+    utils.get_mp_context = choose_context
+    try:
+        yield
+    finally:
+        utils.get_mp_context = original
+
+
+class EngineProcess(context.SpawnProcess):
+    """Forked from the fork server, or spawned where it does not fit or has gone."""
+
+    def __init__(self, preload: EnginePreload, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._preload = preload
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled in this order: a forked process reads the rest in our surroundings."""
+        own = {name: value for name, value in vars(self).items() if name != "_preload"}
+        forked = isinstance(context.get_spawning_popen(), ForkedPopen)
+        return ({"surroundings": Surroundings()} if forked else {}) | own
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        if process_obj._preload.fits():
+            with suppress(OSError, EOFError):
+                return ForkedPopen(process_obj)
+        return popen_spawn_posix.Popen(process_obj)
+
+    def run(self) -> None:
+        if forkserver.get_inherited_fds() is not None:
+            kill_with_parent()
+        exit_with_parent()
+        super().run()
+
+
+class ForkedPopen(popen_forkserver.Popen):
+    """Asked by several threads how the process ended, which can be read only once."""
+
+    def __init__(self, process_obj: Any) -> None:
+        self._lock = threading.Lock()
+        super().__init__(process_obj)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if flag != os.WNOHANG:
+            connection.wait([self.sentinel])
+        with self._lock:
+            return super().poll()
+
+
+class Surroundings:
+    """This process's environment and standard streams: the process that reads it takes them on."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return take_on, (dict(os.environ), reduction.DupFd(1), reduction.DupFd(2))
+
+
+def take_on(variables: Mapping[str, str], *streams: Any) -> None:
+    """Changes no variable that is as it was: ``setproctitle`` finds its memory by the first."""
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables.items() - os.environ.items())
+    for number, stream in enumerate(streams, 1):
+        given = stream.detach()
+        os.dup2(given, number)
+        os.close(given)
+
+
+def predict_engine_environment(demo: bool) -> dict[str, str]:
+    """What this package and vLLM (``CpuPlatform``) will have set for an engine process on a CPU, of
+    the variables that libraries read when they are loaded.
+
+    Known before vLLM is imported. A wrong guess does no harm: see ``EnginePreload``.
+    """
+    wanted = {
+        "NUMEXPR_MAX_THREADS": str(len(list_cores())),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
+    }
+    if preloaded := _list_preloaded(os.environ.get("LD_PRELOAD", "")):
+        wanted["LD_PRELOAD"] = preloaded
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return (offline if demo else {}) | os.environ | wanted
+
+
+def select_read_at_load(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name.startswith(READ_AT_LOAD)}
+
+
+@contextmanager
+def replace_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """For processes that are started inside."""
+    saved = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables.keys() - saved.keys():
+            del os.environ[name]
+        os.environ.update(saved)
+
+
+def _list_preloaded(given: str) -> str:
+    """PyTorch's own OpenMP, unless another one is preloaded; vLLM's allocator where it has one."""
+    if not OPENMP.search(given):
+        libraries = _find_libraries("torch", ("../torch.libs", "lib"), ("libgomp*.so*",))
+        given = ":".join([*filter(None, [given]), *libraries[:1]])
+    if "libtcmalloc" not in given:
+        names = ("libtcmalloc_minimal*.so*", "libtcmalloc.so*")
+        libraries = _find_libraries("vllm", ("libs",), names)
+        given = ":".join([*libraries[:1], *filter(None, [given])])
+    return given
+
+
+def _find_libraries(package: str, folders: tuple[str, ...], names: tuple[str, ...]) -> list[str]:
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return []
+    places = [Path(os.path.normpath(Path(found.origin).parent / folder)) for folder in folders]
+    return [str(file) for place in places for name in names for file in place.glob(name)]

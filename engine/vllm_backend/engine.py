@@ -27,8 +27,13 @@ from engine.machine import count_oom_kills, is_stopped
 from engine.speculation.totals import Totals
 from engine.supervision.policy import PostMortem
 from engine.types import EngineInfo, EngineRequest, Health, Sampling, Step
-from engine.vllm_backend.child_process import ChildLog, kill_loading, redact_cause
-from engine.vllm_backend.fork_server import EnginePreload, use_preload
+from engine.vllm_backend.child_process import (
+    ChildLog,
+    EnginePreload,
+    kill_loading,
+    redact_cause,
+    use_preload,
+)
 from engine.vllm_backend.public_outputs import Outputs, PublicOutputs
 from engine.vllm_backend.translate import choose_reader, describe_engine
 from engine.vllm_contract import LOST, Area, describe_broken, find_broken

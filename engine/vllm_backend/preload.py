@@ -1,4 +1,4 @@
-"""Imported by the fork server of ``fork_server.EnginePreload`` alone: imports what an engine
+"""Imported by the fork server of ``child_process.EnginePreload`` alone: imports what an engine
 process on a CPU needs, so that an engine which is forked from it imports nothing.
 
 A module that cannot be imported fails again in the engine, whose log has the reason.

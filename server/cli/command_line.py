@@ -28,7 +28,7 @@ from server.flags import (
 from server.settings import Settings, read_settings
 
 if TYPE_CHECKING:
-    from engine.vllm_backend.fork_server import EnginePreload
+    from engine.vllm_backend.child_process import EnginePreload
 
 ALIASES = {"VLLM_API_KEY": "api_key"}
 """Names from elsewhere that mean the same."""

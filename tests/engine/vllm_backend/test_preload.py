@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 import setproctitle
 
-from engine.vllm_backend.child_process import ChildLog
-from engine.vllm_backend.fork_server import EnginePreload, predict_engine_environment
+from engine.vllm_backend.child_process import ChildLog, EnginePreload, predict_engine_environment
 
 pytestmark = pytest.mark.thorough
 
@@ -184,7 +183,7 @@ def test_the_fork_server_that_still_imports_ends_with_the_gateway(tmp_path: Path
     code = (
         "import os, sys, time\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "from engine.vllm_backend.fork_server import EnginePreload\n"
+        "from engine.vllm_backend.child_process import EnginePreload\n"
         "EnginePreload(dict(os.environ), module='slow')\n"
         "from multiprocessing import forkserver\n"
         "print(forkserver._forkserver._forkserver_pid, flush=True)\n"
