@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from server.parsing.json_calls import JsonCalls, skip_fence
-from server.parsing.lookahead import Ahead, Skipping, last_name, opens
 from server.parsing.markers import NAME, Follow, Quotes
-from server.parsing.message import Context, ToolFormat
+from server.parsing.message import Ahead, Context, Skipping, ToolFormat, last_name, opens
 from server.parsing.output import Calls, Framed
 from server.parsing.reader import DONE, Grammar, JsonValue, Next, Subgrammar, Until, ignore
 from server.parsing.tags import Tags

@@ -15,8 +15,8 @@ from json.encoder import encode_basestring
 
 from engine.events import Repair
 from server.parsing.arguments import WRAPPERS
-from server.parsing.lookahead import Skipping
 from server.parsing.markers import Quotes, Stops
+from server.parsing.message import Skipping
 from server.parsing.output import Calls
 from server.parsing.reader import (
     DONE,

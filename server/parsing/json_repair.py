@@ -11,8 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from engine.events import Repair
-from server.parsing.free_text import Unescaper
-from server.parsing.json_scan import SHORT
+from server.parsing.json_scan import SHORT, Unescaper
 from server.parsing.reader import ignore
 
 _STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)

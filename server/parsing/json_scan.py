@@ -1,4 +1,4 @@
-"""Finds where a JSON value ends while it is being written, without parsing it."""
+"""Follows JSON while it is written, without parsing it: where a value ends, what a string says."""
 
 from __future__ import annotations
 
@@ -155,3 +155,63 @@ class JsonText:
             self._sink("".join([*self._held, body]))
             self._held.clear()
         self._held.append(text[len(body) :])
+
+
+_HEX = "[0-9a-fA-F]"
+_SETTLED = re.compile(
+    r'(?:[^"\\]++'
+    r"|\\[^u]"
+    rf"|\\u(?![dD][89abAB]){_HEX}{{4}}"
+    rf"|\\u[dD][89abAB]{_HEX}{{2}}(?=[^\\]|\\[^u]|\\u{_HEX}{{4}}|\\u{_HEX}{{0,3}}[^0-9a-fA-F])"
+    rf"|\\u{_HEX}{{0,3}}(?=[^0-9a-fA-F])"
+    r")*+",
+    re.DOTALL,
+)
+"""The part of a JSON string that nothing later changes: half an escape waits for its rest, and the
+first half of a surrogate pair for the second."""
+_ESCAPE = re.compile(
+    rf"\\u([dD][89abAB]{_HEX}{{2}})\\u([dD][c-fC-F]{_HEX}{{2}})|\\u({_HEX}{{4}})|\\(.)", re.DOTALL
+)
+REPLACED = "\ufffd"
+_ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"} | {c: c for c in '"\\/'}
+
+
+class Unescaper:
+    """The text of a JSON string as it is written, up to the quote that closes it.
+
+    ``opening`` is what precedes the text, and is dropped. What follows the string is passed on.
+    """
+
+    __slots__ = ("_held", "_opening", "closed", "left")
+
+    def __init__(self, opening: str = "") -> None:
+        self._opening = opening
+        self._held = ""
+        """What a later character may change."""
+        self.closed = False
+        self.left = ""
+        """What follows the string, of the piece that closes it."""
+
+    def write(self, text: str) -> str:
+        if self.closed:
+            return text
+        if self._opening:
+            text, self._opening = text.removeprefix(self._opening), ""
+        self._held += text
+        settled = _SETTLED.match(self._held)
+        assert settled is not None  # the pattern matches the empty string
+        rest = self._held[settled.end() :]
+        self.closed = rest.startswith('"')
+        self._held = "" if self.closed else rest
+        self.left = rest[1:] if self.closed else ""
+        return _ESCAPE.sub(_character, settled[0]) + self.left
+
+
+def _character(escape: re.Match[str]) -> str:
+    """What JSON gives no meaning to stays; half of a surrogate pair is no character."""
+    high, low, code, other = escape.groups()
+    if high:
+        return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00)
+    if code:
+        return REPLACED if 0xD800 <= int(code, 16) <= 0xDFFF else chr(int(code, 16))
+    return _ESCAPED.get(other, escape[0])

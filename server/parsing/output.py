@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection
 
 from engine.events import Outcome, Phase, Repair, ToolCallEnd, ToolCallStart
 from server.parsing.fold import Emitter
-from server.parsing.free_text import FreeText
 from server.parsing.json_repair import JsonRepair
 from server.parsing.reader import Sink
-from server.parsing.tools import OfferedTools, ToolSchema, is_container
+from server.parsing.tools import FreeText, OfferedTools, ToolSchema, is_container
 
 NewId = Callable[[], str]
 TAIL = 40

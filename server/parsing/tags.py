@@ -14,9 +14,8 @@ from typing import Any
 
 from server.parsing.arguments import ArgumentsWriter
 from server.parsing.json_calls import JsonCalls
-from server.parsing.lookahead import last_name, opens
 from server.parsing.markers import FRAGMENT, NAME, Follow, Lexicon, Stops
-from server.parsing.message import Context, ToolFormat
+from server.parsing.message import Context, ToolFormat, last_name, opens
 from server.parsing.output import Framed
 from server.parsing.reader import DONE, Ended, Grammar, Next, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import STRING

@@ -1,8 +1,13 @@
-"""The tools a request offers, and the judgement of a call's arguments."""
+"""The tools a request offers, the judgement of a call's arguments, and custom tools.
+
+No open model's template knows tools without a schema, so a custom tool is offered as a function
+with the one argument ``input``, and what the model writes for it is delivered as text again.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
@@ -15,16 +20,21 @@ from jsonschema_rs import (
 )
 
 from engine.events import Outcome
-from server.parsing.effort import (
+from server.parsing.json_scan import REPLACED, Unescaper
+from server.parsing.markers import FRAGMENT
+from server.parsing.schemas import (
     MAX_VALUES,
     MAX_WORK,
     Effort,
     SchemaSize,
     TooMuchWork,
+    additional,
+    kinds,
     measure_schema,
+    normalise,
     num_values,
+    properties,
 )
-from server.parsing.schemas import additional, kinds, normalise, properties
 
 PROGRAM_BYTES = 1 << 16
 """Of one compiled pattern: matching takes time in proportion to it and to the text."""
@@ -173,3 +183,57 @@ class OfferedTools:
         if parsed is None:
             return Outcome.MALFORMED
         return Outcome.VALID if tool is None else tool.judge(parsed)
+
+
+ARGUMENT = "input"
+PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {ARGUMENT: {"type": "string"}},
+    "required": [ARGUMENT],
+    "additionalProperties": False,
+}
+
+_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+
+
+class FreeText:
+    """``write`` gives what the text grew by, ``end`` what is left when the call is over."""
+
+    __slots__ = ("_held", "_text")
+
+    def __init__(self) -> None:
+        self._held = ""
+        """All of it until the text begins."""
+        self._text: Unescaper | None = None
+
+    def write(self, arguments: str) -> str:
+        if self._text is None:
+            self._held += arguments
+            head = _HEAD.match(self._held)
+            if head is None:
+                return ""
+            self._text = Unescaper()
+            arguments = self._held[head.end() :]
+        if self._text.closed:
+            return ""
+        said = self._text.write(arguments)
+        return said[: -len(self._text.left)] if self._text.left else said
+
+    def end(self) -> str:
+        """Of arguments in another shape: their ``input``, or all of them as they are."""
+        if self._text is not None:
+            return ""
+        written = self._held
+        try:
+            value = json.loads(written)
+        except (ValueError, RecursionError):
+            return written
+        if isinstance(value, dict) and isinstance(text := value.get(ARGUMENT, ""), str):
+            return "".join(_proper(char, written) for char in text)
+        return written
+
+
+def _proper(char: str, written: str) -> str:
+    """The same for text that is decoded already; FRAGMENT was written as such."""
+    alone = "\ud800" <= char <= "\udfff" and not (char == FRAGMENT and FRAGMENT in written)
+    return REPLACED if alone else char

@@ -13,10 +13,9 @@ from server.generation.job import ToolPolicy
 from server.generation.lark_grammar import lark_grammar
 from server.parsing.answer import make_parser
 from server.parsing.fold import fold
-from server.parsing.free_text import PARAMETERS
 from server.parsing.message import CallFrame
-from server.parsing.reasoning import THINK
-from server.parsing.registry import find_frame
+from server.parsing.registry import THINK, find_frame
+from server.parsing.tools import PARAMETERS
 from server.parsing.vocabulary import Vocabulary
 from tests.server.test_responses import ask
 from tests.server.test_structure import FORMATS, accepts, job

@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 from engine.types import FinishReason
-from server.parsing.free_text import PARAMETERS
+from server.parsing.tools import PARAMETERS
 from tests.server.test_responses import plain, said
 
 TEXT = 'print("größe")\n'

@@ -16,8 +16,7 @@ from server.generation.grammar import answer_constraint
 from server.generation.job import Job, ToolPolicy
 from server.parsing.answer import make_parser
 from server.parsing.fold import fold
-from server.parsing.reasoning import THINK
-from server.parsing.registry import find_frame, framed_names
+from server.parsing.registry import THINK, find_frame, framed_names
 from server.parsing.vocabulary import Vocabulary
 
 CITY = {

@@ -18,7 +18,7 @@ from engine.rendering.template import GLOBALS, RESERVED
 from server.apis.shared.request import note
 from server.errors import InvalidRequest
 from server.generation.job import ServedModel
-from server.parsing.free_text import ARGUMENT
+from server.parsing.tools import ARGUMENT
 
 END = " omitted: this model reads text only]"
 UNCLEAN = re.compile(r"[^a-z0-9_]")

@@ -18,7 +18,7 @@ from server.errors import InvalidRequest
 from server.generation.job import Namespaced, ServedModel, ToolPolicy
 from server.generation.lark_grammar import lark_grammar, regex_grammar
 from server.generation.text_grammar import BadGrammar, TextGrammar
-from server.parsing.free_text import PARAMETERS
+from server.parsing.tools import PARAMETERS
 
 OfferedTool = Mapping[str, Any]
 """A tool as chat completions write it: {"type": "function", "function": {...}}."""

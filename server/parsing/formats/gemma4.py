@@ -19,9 +19,8 @@ from json.encoder import encode_basestring
 
 from engine.events import Repair
 from server.parsing.arguments import as_json
-from server.parsing.lookahead import last_name, opens
 from server.parsing.markers import NAME, Follow, Lexicon, Stops
-from server.parsing.message import Context, ToolFormat
+from server.parsing.message import Context, ToolFormat, last_name, opens
 from server.parsing.output import Calls
 from server.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until, ignore
 from server.parsing.schemas import STRING, TYPES

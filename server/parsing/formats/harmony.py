@@ -25,8 +25,7 @@ from collections.abc import Generator
 
 from engine.events import Phase
 from server.parsing.answer import read_content
-from server.parsing.lookahead import Looking, Skipping
-from server.parsing.message import Context, ReasoningFormat, ToolFormat
+from server.parsing.message import Context, Looking, ReasoningFormat, Skipping, ToolFormat
 from server.parsing.reader import Ended, Grammar, JsonValue, Sink, Subgrammar, Until, Want, ignore
 
 START, END, RETURN, CALL = "<|start|>", "<|end|>", "<|return|>", "<|call|>"

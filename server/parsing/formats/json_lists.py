@@ -53,9 +53,8 @@ from dataclasses import replace
 from server.parsing.formats.xml_calls import CODER
 from server.parsing.json_blocks import OBJECT, JsonBlock
 from server.parsing.json_calls import JsonCalls
-from server.parsing.lookahead import opens
 from server.parsing.markers import FRAGMENT, NAME, Follow
-from server.parsing.message import CallFrame, Context, ReasoningFormat, ToolFormat
+from server.parsing.message import CallFrame, Context, ReasoningFormat, ToolFormat, opens
 from server.parsing.reader import DONE, Grammar, Next, Until, ignore
 
 COHERE_TEXT = (

@@ -28,9 +28,8 @@ from functools import cache, cached_property
 from server.parsing.arguments import ArgumentsWriter
 from server.parsing.json_blocks import SPACE
 from server.parsing.json_calls import JsonCalls
-from server.parsing.lookahead import last_name, opens
 from server.parsing.markers import NAME, Follow
-from server.parsing.message import CallFrame, Context, ToolFormat
+from server.parsing.message import CallFrame, Context, ToolFormat, last_name, opens
 from server.parsing.output import Calls, Framed
 from server.parsing.reader import Ended, Grammar, Next, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import ALIASES, TYPES

@@ -21,9 +21,8 @@ from typing import Any
 
 from server.parsing.arguments import ArgumentsWriter, as_json
 from server.parsing.json_blocks import SPACE
-from server.parsing.lookahead import opens
 from server.parsing.markers import FRAGMENT, NAME, Follow
-from server.parsing.message import Context, ToolFormat
+from server.parsing.message import Context, ToolFormat, opens
 from server.parsing.output import Framed
 from server.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until, ignore
 from server.parsing.schemas import STRING, resolve

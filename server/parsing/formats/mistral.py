@@ -17,9 +17,8 @@ import string
 from collections.abc import Mapping
 
 from server.parsing.json_calls import JsonCalls
-from server.parsing.lookahead import last_name
 from server.parsing.markers import NAME, Follow, Quotes
-from server.parsing.message import CallFrame, Context, ToolFormat
+from server.parsing.message import CallFrame, Context, ToolFormat, last_name
 from server.parsing.reader import Grammar, JsonValue, Next, Subgrammar, Until
 
 CALL, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"

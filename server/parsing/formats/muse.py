@@ -23,8 +23,7 @@ import re
 from dataclasses import dataclass
 
 from engine.events import Phase
-from server.parsing.lookahead import Looking
-from server.parsing.message import Context, ReasoningFormat, ToolFormat
+from server.parsing.message import Context, Looking, ReasoningFormat, ToolFormat
 from server.parsing.reader import Ended, Grammar, Subgrammar, Until, ignore
 from server.parsing.tags import Tags
 

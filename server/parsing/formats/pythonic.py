@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from engine.events import Repair
 from server.parsing.arguments import ArgumentsWriter, as_json
 from server.parsing.json_calls import JsonCalls
-from server.parsing.lookahead import Looking, opens
 from server.parsing.markers import NAME, Follow, Stops
-from server.parsing.message import Context, ToolFormat
+from server.parsing.message import Context, Looking, ToolFormat, opens
 from server.parsing.python_literal import Literal
 from server.parsing.reader import Ended, Grammar, Next, Until, Want, ignore
 

@@ -40,9 +40,8 @@ from dataclasses import dataclass, replace
 
 from server.parsing.json_blocks import Sections
 from server.parsing.json_scan import JsonText
-from server.parsing.lookahead import last_name
 from server.parsing.markers import NAME, Follow
-from server.parsing.message import CallFrame, Context, ReasoningFormat
+from server.parsing.message import CallFrame, Context, ReasoningFormat, last_name
 from server.parsing.output import Calls
 from server.parsing.reader import JsonValue, Next, Subgrammar, Until, Want, ignore
 from server.parsing.tagged import Closing, Tagged

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.parsing.free_text import FreeText
 from server.parsing.markers import FRAGMENT
+from server.parsing.tools import FreeText
 
 
 def read(arguments: str, cuts: list[int]) -> str:
