@@ -167,15 +167,18 @@ Batch = tuple[int, list[Event]]
 class BatchSink:
     """Takes batches at once, without waking the reader of ``events``, once that reader opens it."""
 
-    __slots__ = ("is_open", "push")
+    __slots__ = ("_is_open", "push")
 
     def __init__(self) -> None:
-        self.is_open: Callable[[], bool] = bool
+        self._is_open: Callable[[], bool] = bool
         self.push: Callable[[int, list[Event]], None] = _refuse
+
+    def is_open(self) -> bool:
+        return self._is_open()
 
     def open(self, is_open: Callable[[], bool], push: Callable[[int, list[Event]], None]) -> None:
         """``push`` is called only where ``is_open`` has just been true."""
-        self.is_open, self.push = is_open, push
+        self._is_open, self.push = is_open, push
 
 
 def _refuse(_choice: int, _events: list[Event]) -> None:

@@ -227,7 +227,7 @@ class SupervisedEngine(EnginePool):
         self.observer.record_loss(cause)
         killed = session.failure is FailureKind.KILLED
         lived_s = now() - session.started_at
-        self._restarts.record_end(lived_s, useful=session.num_delivered > 0, killed=killed)
+        self._restarts.record_end(lived_s, useful=session.useful, killed=killed)
         self._replacing = asyncio.create_task(self._replace(session, cause, reason))
 
     async def _replace(self, session: EngineSession, cause: LossCause, reason: str) -> None:

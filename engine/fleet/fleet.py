@@ -56,10 +56,12 @@ class WorkerSlot(SessionSubmission):
     worker: Worker
     assignment: Assignment
 
+    def record_start(self) -> None:
+        self.worker.breaker.record_success()
+        self.inflight.disprove_refusals()
+        super().record_start()
+
     def record_step(self, step: Step) -> None:
-        if not self.started:
-            self.worker.breaker.record_success()
-            self.inflight.disprove_refusals()
         super().record_step(step)
         self.assignment.charge.record_tokens(len(step.token_ids))
         self.worker.counts.tokens += len(step.token_ids)

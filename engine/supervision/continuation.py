@@ -52,11 +52,6 @@ class Continuation:
         """Every token was delivered; only the finish was lost."""
         return len(self._delivered) >= self._request.sampling.max_tokens
 
-    @property
-    def is_level(self) -> bool:
-        """The engine's next step is new as a whole: nothing is replayed or resumed."""
-        return self._replayed is None and not self._resuming
-
     def next_request(self) -> EngineRequest:
         """The request to submit to the next engine."""
         outcome = self.outcome
@@ -72,7 +67,7 @@ class Continuation:
             step = self._resume_step(step)
         if not step.token_ids and step.finish is None and step.prompt_logprobs is None:
             return None
-        self._delivered.extend(step.token_ids)
+        self._delivered += step.token_ids
         return step
 
     def pop_skipped(self) -> list[DecodeStep]:

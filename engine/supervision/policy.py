@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from time import monotonic
 from typing import Protocol
 
 from engine.types import EngineInfo
@@ -98,29 +99,27 @@ class RestartPolicy:
 
 
 class StallDetector:
-    """Measures how long an engine with requests has made no step. Create it on its event loop."""
+    """Measures how long an engine with requests has made no step."""
 
     def __init__(self) -> None:
         self.num_running = 0
-        self._last_step = now()
+        self.last_step = monotonic()
+        """When any of its requests made a step, by ``time.monotonic``."""
 
     @contextmanager
     def track(self) -> Iterator[None]:
         """A request runs in the engine, while inside."""
         if not self.num_running:
-            self._last_step = now()
+            self.last_step = monotonic()
         self.num_running += 1
         try:
             yield
         finally:
             self.num_running -= 1
 
-    def record_step(self) -> None:
-        self._last_step = now()
-
     @property
     def stalled_s(self) -> float:
-        return now() - self._last_step if self.num_running else 0.0
+        return monotonic() - self.last_step if self.num_running else 0.0
 
 
 class LossCause(StrEnum):

@@ -12,7 +12,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 
 from engine.base import Engine, SupportsUnclaimed
 from engine.speculation.totals import Totals
@@ -111,8 +112,8 @@ class EngineSession:
         self.info = info
         self.stall_detector = StallDetector()
         self.started_at = now()
-        self.num_delivered = 0
-        """Tokens of it that clients got."""
+        self.useful = False
+        """A client has got a token of it."""
         self.lost = False
         self.failure = FailureKind.DIED
         """Once it is lost: what that means for the requests that were running in it."""
@@ -181,21 +182,22 @@ class SessionSubmission(Submission):
     session: EngineSession
     inflight: InFlightRequest
     pending: PendingStart
+    started: bool = field(default=False, init=False)
+    delivered: bool = field(default=False, init=False)
 
     @property
     def engine(self) -> Engine:
         return self.session.engine
 
-    @property
-    def started(self) -> bool:
-        return self.pending.started
-
-    def record_step(self, step: Step) -> None:  # noqa: ARG002 - subclasses count its tokens
-        self.session.stall_detector.record_step()
+    def record_start(self) -> None:
+        self.started = True
         self.pending.confirm()
 
-    def record_delivery(self, step: Step) -> None:
-        self.session.num_delivered += len(step.token_ids)
+    def record_step(self, step: Step) -> None:  # noqa: ARG002 - subclasses count its tokens
+        self.session.stall_detector.last_step = monotonic()
+
+    def record_delivery(self) -> None:
+        self.delivered = self.session.useful = True
 
 
 class EnginePool:

@@ -85,21 +85,19 @@ class InFlightRequest:
         """Account for a step of its engine; the part that is new, None without any."""
         if not submission.started:
             self.reset_strikes()
+            submission.record_start()
         submission.record_step(step)
         new = self.continuation.take(step)
         if new is not None:
-            submission.record_delivery(new)
-            self.record_progress()
+            self.fruitless = 0
+            if not submission.delivered and new.token_ids:
+                submission.record_delivery()
         return new
 
     def reset_strikes(self) -> None:
         """It has made a step on its current engine."""
         self.strikes = self.crashes = self.blamed = self.signals = 0
         self.waiting_since = None
-
-    def record_progress(self) -> None:
-        """The client got a new token."""
-        self.fruitless = 0
 
     def disprove_refusals(self) -> None:
         """An engine runs it: those that refused it were wrong."""
@@ -134,21 +132,20 @@ class InFlightRequest:
         return self.continuation.outcome is not RecoveryOutcome.RERUN
 
 
-@dataclass(slots=True)
 class _DeliverySink:
     """A request's sink, for one submission."""
 
-    inflight: InFlightRequest
-    submission: Submission
-    sink: StepSink
+    __slots__ = ("_inflight", "_push", "_submission", "is_open")
 
-    def is_open(self) -> bool:
-        return self.inflight.continuation.is_level and self.sink.is_open()
+    def __init__(self, inflight: InFlightRequest, submission: Submission, sink: StepSink) -> None:
+        self.is_open = sink.is_open
+        self._push = sink.push
+        self._inflight, self._submission = inflight, submission
 
     def push(self, step: Step) -> None:
-        new = self.inflight.take(step, self.submission)
+        new = self._inflight.take(step, self._submission)
         if new is not None:
-            self.sink.push(new)
+            self._push(new)
 
 
 class Submission(Protocol):
@@ -157,17 +154,21 @@ class Submission(Protocol):
     @property
     def engine(self) -> Engine: ...
 
-    @property
-    def started(self) -> bool:
-        """The request has made a step."""
+    started: bool
+    """The request has made a step."""
+    delivered: bool
+    """The client has got a token from this engine."""
+
+    def record_start(self) -> None:
+        """The request makes its first step; before ``record_step``."""
         ...
 
     def record_step(self, step: Step, /) -> None:
         """The engine made a step for this request."""
         ...
 
-    def record_delivery(self, step: Step, /) -> None:
-        """A part of a step was new and went to the client."""
+    def record_delivery(self) -> None:
+        """The client gets its first token from this engine."""
         ...
 
     async def classify(self, error: RecoverableError, /) -> FailureKind:

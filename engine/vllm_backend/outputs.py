@@ -99,8 +99,12 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
                 self._count(state, output, engine_core_timestamp, iteration_stats)
             if first:
                 _end_prefill(state, output)
-            decode = read(output, first)
-            self._deliver(state, output, () if decode is None else (decode,), first)
+            account = read(output, first)
+            decode = () if account is None else (account,)
+            if first or output.finish_reason is not None or _has_logprobs(output):
+                self._deliver(state, output, decode, first)
+            else:
+                state.queue.push(Step(tuple(output.new_token_ids), decode))
             if output.finish_reason is not None:
                 self._end(state, output, iteration_stats)
         return NOTHING_TO_DO
@@ -146,20 +150,15 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         decode: tuple[DecodeStep, ...],
         first: bool,
     ) -> None:
+        """An output that is a request's first or last, or has more than tokens."""
         token_ids = tuple(output.new_token_ids)
-        has_logprobs = (
-            output.new_logprobs is not None or output.new_prompt_logprobs_tensors is not None
-        )
-        if not (first or has_logprobs or output.finish_reason is not None):
-            state.queue.push(Step(token_ids, decode))
-            return
         reason = str(output.finish_reason) if output.finish_reason is not None else ""
         if reason == "error":
             state.queue.fail(EngineFailed("The engine failed on this request."))
             self._count_unclaimed(*decode)
             return
         finish = FINISH.get(reason)
-        logprobs, prompt_logprobs = _take_logprobs(state, output) if has_logprobs else ((), None)
+        logprobs, prompt_logprobs = _take_logprobs(state, output) if _has_logprobs(output) else ((), None)
         stopped = finish is FinishReason.STOP and token_ids
         state.queue.push(
             Step(
@@ -206,6 +205,10 @@ def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:
     state.is_prefilling = False
     if output.prefill_stats is not None:
         state.num_cached_tokens = output.prefill_stats.num_cached_tokens
+
+
+def _has_logprobs(output: EngineCoreOutput) -> bool:
+    return output.new_logprobs is not None or output.new_prompt_logprobs_tensors is not None
 
 
 def _take_logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, Any]:

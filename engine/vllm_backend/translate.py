@@ -203,7 +203,7 @@ def read_decode_step(output: EngineCoreOutput, first: bool) -> DecodeStep | None
     if not drafted:
         reason = UndraftedReason.REFUSED if account.num_spec_tokens else UndraftedReason.OFF
         return intern_step(0, 0, delivered, 0, reason)
-    accepted = min(reached, delivered)
+    accepted = reached if reached < delivered else delivered
     return intern_step(drafted, accepted, delivered, reached - accepted, None)
 
 
@@ -219,8 +219,8 @@ class SinkFlusher:
         self._queues: list[StepQueue] = []
 
     def add(self, queue: StepQueue) -> None:
-        """``queue`` holds its first step."""
-        if self._interval_s == 0.0:
+        """``queue`` holds its first step. Steps that cannot be pushed do not wait."""
+        if self._interval_s == 0.0 or (self._interval_s and queue.is_blocked()):
             queue.flush()
             return
         if not self._queues:
@@ -273,9 +273,11 @@ class StepQueue:
         self._waiting: asyncio.Future[None] | None = None
 
     def push(self, step: Step) -> None:
-        if step.finish is None and self._is_pushing():
+        pushes = self.sink is not None and self._interval == 1 and self._waiting is not None
+        if pushes and step.finish is None and not self._steps:
+            first = not self._held
             self._held.append(step)
-            if len(self._held) == 1:
+            if first:
                 self._flusher.add(self)
             return
         self._return_held()
@@ -287,15 +289,18 @@ class StepQueue:
             self._wake()
 
     def flush(self) -> None:
-        """Push what is held, as one step; what the sink raises wakes the reader."""
-        if not self._held:
+        """Push what is held, as one step; what the sink raises wakes the reader.
+
+        Where the sink is closed, or the reader no longer waits, the steps are the reader's.
+        """
+        held, self._held = self._held, []
+        if not held:
             return
         sink, waiting = self.sink, self._waiting
-        if sink is None or waiting is None or not self._is_pushing():
-            self._return_held()
+        if sink is None or waiting is None or waiting.done() or not sink.is_open():
+            self._steps += held
             self._wake()
             return
-        held, self._held = self._held, []
         try:
             sink.push(held[0] if len(held) == 1 else join_steps(held))
         except Exception as error:
@@ -323,7 +328,10 @@ class StepQueue:
             if self._error is not None:
                 raise self._error
             self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
         steps, self._steps = self._steps, []
         return steps[0] if len(steps) == 1 else join_steps(steps)
 
@@ -333,16 +341,9 @@ class StepQueue:
         steps, self._steps = self._steps, []
         return steps
 
-    def _is_pushing(self) -> bool:
-        """The reader waits with nothing to read, and its sink is open."""
-        return (
-            self.sink is not None
-            and self._interval == 1
-            and not self._steps
-            and self._waiting is not None
-            and not self._waiting.done()
-            and self.sink.is_open()
-        )
+    def is_blocked(self) -> bool:
+        """There is no sink, or it takes nothing now."""
+        return self.sink is None or not self.sink.is_open()
 
     def _return_held(self) -> None:
         self._steps.extend(self._held)

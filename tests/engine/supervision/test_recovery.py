@@ -114,14 +114,17 @@ class Place:
 
     def __init__(self, script: list[object], kind: FailureKind) -> None:
         self.engine = ScriptedEngine(script=script)
-        self.started = False
+        self.started = self.delivered = False
         self._kind = kind
 
-    def record_step(self, step: Step) -> None:
+    def record_start(self) -> None:
         self.started = True
 
-    def record_delivery(self, step: Step) -> None:
+    def record_step(self, step: Step) -> None:
         pass
+
+    def record_delivery(self) -> None:
+        self.delivered = True
 
     async def classify(self, error: Exception) -> FailureKind:
         return self._kind
