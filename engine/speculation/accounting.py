@@ -18,24 +18,26 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import attrgetter
 
 from engine.speculation.totals import Totals
 from engine.types import DecodeStep, Step, UndraftedReason
+
+_DELIVERED = attrgetter("delivered")
 
 
 class Account:
     """Folds the steps of one request as they come; ``totals`` at any time."""
 
     def __init__(self) -> None:
-        self._first = 0
+        self.tokens = 0
+        """N, as delivered so far."""
         self._decode: list[DecodeStep] = []
 
     def add(self, step: Step) -> None:
         """Take in one engine step; its tokens beyond those of ``decode`` came from prefill."""
-        self._decode.extend(step.decode)
-        self._first += len(step.token_ids)
-        for decode in step.decode:
-            self._first -= decode.delivered
+        self._decode += step.decode
+        self.tokens += len(step.token_ids)
 
     def trim(self, delivered_tokens: int) -> None:
         """Keep the first ``delivered_tokens`` tokens, those that reached the client.
@@ -44,14 +46,9 @@ class Account:
         changes nothing.
         """
         surplus = self.tokens - delivered_tokens
-        decoded = self.tokens - self._first
-        self._decode = list(trim_decode(self._decode, surplus))
-        self._first -= max(0, surplus - decoded)
-
-    @property
-    def tokens(self) -> int:
-        """N, as delivered so far."""
-        return self._first + sum(step.delivered for step in self._decode)
+        if surplus > 0:
+            self._decode = list(trim_decode(self._decode, surplus))
+            self.tokens = delivered_tokens
 
     @property
     def decode_steps(self) -> tuple[DecodeStep, ...]:
@@ -59,7 +56,8 @@ class Account:
 
     @property
     def totals(self) -> Totals:
-        return sum_steps(self._decode, first_tokens=self._first)
+        decoded = sum(map(_DELIVERED, self._decode))
+        return sum_steps(self._decode, first_tokens=self.tokens - decoded)
 
 
 def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: int = 1) -> Totals:

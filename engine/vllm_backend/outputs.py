@@ -101,7 +101,12 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
                 _end_prefill(state, output)
             account = read(output, first)
             decode = () if account is None else (account,)
-            if first or output.finish_reason is not None or _has_logprobs(output):
+            if (
+                first
+                or output.finish_reason is not None
+                or output.new_logprobs is not None
+                or output.new_prompt_logprobs_tensors is not None
+            ):
                 self._deliver(state, output, decode, first)
             else:
                 state.queue.push(Step(tuple(output.new_token_ids), decode))
@@ -152,13 +157,16 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
     ) -> None:
         """An output that is a request's first or last, or has more than tokens."""
         token_ids = tuple(output.new_token_ids)
+        has_logprobs = (
+            output.new_logprobs is not None or output.new_prompt_logprobs_tensors is not None
+        )
         reason = str(output.finish_reason) if output.finish_reason is not None else ""
         if reason == "error":
             state.queue.fail(EngineFailed("The engine failed on this request."))
             self._count_unclaimed(*decode)
             return
         finish = FINISH.get(reason)
-        logprobs, prompt_logprobs = _take_logprobs(state, output) if _has_logprobs(output) else ((), None)
+        logprobs, prompt_logprobs = _take_logprobs(state, output) if has_logprobs else ((), None)
         stopped = finish is FinishReason.STOP and token_ids
         state.queue.push(
             Step(
@@ -205,10 +213,6 @@ def _end_prefill(state: RequestState, output: EngineCoreOutput) -> None:
     state.is_prefilling = False
     if output.prefill_stats is not None:
         state.num_cached_tokens = output.prefill_stats.num_cached_tokens
-
-
-def _has_logprobs(output: EngineCoreOutput) -> bool:
-    return output.new_logprobs is not None or output.new_prompt_logprobs_tensors is not None
 
 
 def _take_logprobs(state: RequestState, output: EngineCoreOutput) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from engine.errors import EngineError, RequestRejected
 from engine.events import (
@@ -186,7 +186,7 @@ async def _run_choice(
     sink: BatchSink | None,
 ) -> AsyncGenerator[Batch, None]:
     """Run one choice: engine steps in, batches of events out, each reported to the observer."""
-    choice = _Choice(index, reader, observation.choice(request.id), sink)
+    choice = _Choice(index, reader, observation.choice(request.id), sink or BatchSink())
     if sink is not None:
         request = replace(request, sink=choice)
     with suppress(_AnswerEnded):
@@ -207,29 +207,28 @@ class _AnswerEnded(Exception):
     """A pushed step has ended the answer: the reader need not wait for another."""
 
 
-@dataclass(slots=True)
 class _Choice:
     """Reads a choice's steps, and is the sink of its engine request."""
 
-    index: int
-    reader: _ChoiceReader
-    observe: EventCallback
-    sink: BatchSink | None
+    __slots__ = ("_index", "_observe", "_reader", "_sink", "is_open")
+
+    def __init__(
+        self, index: int, reader: _ChoiceReader, observe: EventCallback, sink: BatchSink
+    ) -> None:
+        self._index, self._reader, self._observe, self._sink = index, reader, observe, sink
+        self.is_open = sink.is_open
 
     def read(self, step: Step) -> list[Event]:
-        batch = self.reader.read(step)
+        batch = self._reader.read(step)
         for event in batch:
-            self.observe(event)
+            self._observe(event)
         return batch
-
-    def is_open(self) -> bool:
-        return self.sink is not None and self.sink.is_open()
 
     def push(self, step: Step) -> None:
         batch = self.read(step)
-        if batch and self.sink is not None:
-            self.sink.push(self.index, batch)
-        if self.reader.ended:
+        if batch:
+            self._sink.push(self._index, batch)
+        if self._reader.ended:
             raise _AnswerEnded
 
 
@@ -256,17 +255,27 @@ class _ChoiceReader:
     cached: int = 0
     begun: bool = False
     ended: bool = False
+    is_plain: bool = field(init=False)
+    """A step in the middle has events of its text and no others, and does not end the answer."""
+
+    def __post_init__(self) -> None:
+        job = self.job
+        extra = job.return_token_ids or job.continuous_usage or job.sampling.logprobs is not None
+        self.is_plain = not (job.stop or job.echo_only or extra)
 
     def read(self, step: Step) -> list[Event]:
         """The events of one step; the last step brings Finish."""
-        batch = self._read(step)
+        self.account.add(step)
+        self.cached = step.cached_tokens or self.cached
+        if self.begun and self.is_plain and step.finish is None:
+            return [*self.parser.feed(step.token_ids)]
+        batch = self._read_more(step)
         if batch and self.job.continuous_usage:
             batch.insert(0, UsageDelta(self._usage()))
         return batch
 
-    def _read(self, step: Step) -> list[Event]:
-        self.account.add(step)
-        self.cached = step.cached_tokens or self.cached
+    def _read_more(self, step: Step) -> list[Event]:
+        """Of the first step, the last one, and those that have more than text."""
         batch: list[Event] = [] if self.begun else self._echo_prompt(step)
         if self.job.echo_only:
             return [*batch, self._end_echo(step)]

@@ -62,8 +62,8 @@ class BodyWriter(Protocol):
         """False when a part has to be sent instead: the client lags, or there is no body yet."""
         ...
 
-    def write(self, data: bytes) -> bool:
-        """What ``is_open`` was; nothing is written when it was false."""
+    def write(self, data: bytes) -> None:
+        """Only where ``is_open`` has just been true."""
         ...
 
 
@@ -73,8 +73,8 @@ class ClosedWriter:
     def is_open(self) -> bool:
         return False
 
-    def write(self, data: bytes) -> bool:  # noqa: ARG002
-        return False
+    def write(self, data: bytes) -> None:  # noqa: ARG002
+        raise RuntimeError("the writer is closed")
 
 
 CLOSED_WRITER = ClosedWriter()
@@ -110,12 +110,9 @@ class CycleWriter:
             self._flow.write_paused or not cycle.chunked_encoding or cycle.response_complete
         )
 
-    def write(self, data: bytes) -> bool:
-        if not self.is_open():
-            return False
+    def write(self, data: bytes) -> None:
         if data and not self._cycle.disconnected:
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
 
 
 def find_writer(scope: Scope) -> BodyWriter:

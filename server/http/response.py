@@ -193,10 +193,7 @@ class StreamedResponse(DisconnectAwareResponse):
         try:
             await stream.write(self._encoder.encode(*await first))
             if self._sink is not None:
-                self._sink.open(
-                    self._writer.is_open,
-                    lambda choice, events: stream.push(self._encoder.encode(choice, events)),
-                )
+                self._sink.open(self._writer.is_open, stream.make_push(self._encoder.encode))
             async for choice, events in batches:
                 await stream.write(self._encoder.encode(choice, events))
             end = self._encoder.close()
@@ -253,14 +250,23 @@ class _EventStream:
     async def write(self, data: bytes) -> None:
         if not data:
             return
-        if not self._writer.write(data):
+        if self._writer.is_open():
+            self._writer.write(data)
+        else:
             await self._put({"type": "http.response.body", "body": data, "more_body": True})
         self._last = self._clock()
 
-    def push(self, data: bytes) -> None:
-        """Write at once; only while the writer is open."""
-        self._writer.write(data)
-        self._last = self._clock()
+    def make_push(
+        self, encode: Callable[[int, list[Event]], bytes]
+    ) -> Callable[[int, list[Event]], None]:
+        """Encodes events and writes them at once; only while the writer is open."""
+        write, clock = self._writer.write, self._clock
+
+        def push(choice: int, events: list[Event]) -> None:
+            write(encode(choice, events))
+            self._last = clock()
+
+        return push
 
     async def close(self, data: bytes) -> None:
         await self._put({"type": "http.response.body", "body": data})

@@ -105,7 +105,7 @@ def fold(events: Iterable[ParserEvent]) -> Folded:
     return Folded(answer.text(Phase.REASONING), answer.text(Phase.CONTENT), calls)
 
 
-_Delta = type[ReasoningDelta] | type[ContentDelta] | type[ToolCallDelta]
+_TextDelta = type[ReasoningDelta] | type[ContentDelta]
 
 
 class Emitter:
@@ -122,19 +122,26 @@ class Emitter:
         self.fragment = fragment
         self._events: list[ParserEvent] = []
         self._parts: list[str] = []
-        self._make: _Delta = ContentDelta
+        self._make: _TextDelta | None = ContentDelta
+        """None for arguments, those of the call ``_index``."""
         self._index = -1
 
     def reasoning(self, text: str) -> None:
-        self._text(ReasoningDelta, text)
+        if self._make is not ReasoningDelta:
+            self._join()
+            self._make = ReasoningDelta
+        self._parts.append(text)
 
     def content(self, text: str) -> None:
-        self._text(ContentDelta, text)
+        if self._make is not ContentDelta:
+            self._join()
+            self._make = ContentDelta
+        self._parts.append(text)
 
     def arguments(self, index: int, text: str) -> None:
-        if self._make is not ToolCallDelta or self._index != index:
+        if self._make is not None or self._index != index:
             self._join()
-            self._make, self._index = ToolCallDelta, index
+            self._make, self._index = None, index
         self._parts.append(text)
 
     def event(self, event: ParserEvent) -> None:
@@ -145,29 +152,21 @@ class Emitter:
     def drain(self) -> list[ParserEvent]:
         if self._parts:
             self._join()
-        events, self._events = self._events, []
-        return events
+        events = self._events
+        if events:
+            self._events = []
+            return events
+        return []
 
     def spell(self, text: str) -> str:
         return text.replace(FRAGMENT, self.fragment) if self.fragment else text
 
-    def _text(self, make: _Delta, text: str) -> None:
-        if self._make is not make:
-            self._join()
-            self._make = make
-        self._parts.append(text)
-
     def _join(self) -> None:
-        parts = self._parts
-        text = parts[0] if len(parts) == 1 else "".join(parts)
-        parts.clear()
+        text = "".join(self._parts)
+        self._parts = []
         if not text:
             return
         if self.fragment:
             text = self.spell(text)
-        if self._make is ToolCallDelta:
-            self._events.append(ToolCallDelta(self._index, text))
-        elif self._make is ContentDelta:
-            self._events.append(ContentDelta(text))
-        else:
-            self._events.append(ReasoningDelta(text))
+        make = self._make
+        self._events.append(ToolCallDelta(self._index, text) if make is None else make(text))

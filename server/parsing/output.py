@@ -28,11 +28,11 @@ _MAY_BE_FENCE = re.compile(r" {0,3}(?:`{0,2}|~{0,2}|`{3,}[^`]{0,99}|~{3,}.{0,99}
 class Fence:
     """Whether a text is inside a code fence, by CommonMark's rules."""
 
-    __slots__ = ("_line", "_mark")
+    __slots__ = ("_mark", "line")
 
     def __init__(self, mark: str = "") -> None:
         self._mark = mark
-        self._line: str | None = ""
+        self.line: str | None = ""
         """The last line, for as long as it may be a fence."""
 
     @property
@@ -44,22 +44,21 @@ class Fence:
         return Fence(self._mark)
 
     def write(self, text: str) -> None:
-        if self._line is None and "\n" not in text:
-            return
+        """Changes nothing where there is neither a ``line`` nor a line break."""
         first, *lines = text.split("\n")
         self._extend(first)
         for line in lines:
             self.end_line()
-            self._line = ""
+            self.line = ""
             self._extend(line)
 
     def _extend(self, text: str) -> None:
-        if self._line is not None:
-            line = self._line + text
-            self._line = line if _MAY_BE_FENCE.match(line) else None
+        if self.line is not None:
+            line = self.line + text
+            self.line = line if _MAY_BE_FENCE.match(line) else None
 
     def end_line(self) -> None:
-        found = _FENCE.fullmatch(self._line or "")
+        found = _FENCE.fullmatch(self.line or "")
         if found is None:
             return
         mark, rest = found.groups()
@@ -108,8 +107,9 @@ class Framed:
     def write(self, text: str) -> None:
         if self._break:
             text, self._break = ("" if text[:1].isspace() else self._break) + text, ""
-        self.fence.write(text)
-        self.tail = text[-TAIL:] if len(text) >= TAIL else (self.tail + text)[-TAIL:]
+        if self.fence.line is not None or "\n" in text:
+            self.fence.write(text)
+        self.tail = (self.tail + text)[-TAIL:]
         if not self.written:
             text = self._opening(text)
         body = text.rstrip(self._trail) if self._trail else text
@@ -121,7 +121,7 @@ class Framed:
             else:
                 self._emit(body)
             self._at_marker = False
-        if len(body) < len(text):
+        if body != text:
             self._held.append(text[len(body) :])
 
     def _opening(self, text: str) -> str:

@@ -83,6 +83,7 @@ class Parser:
         self._decoder = decoder
         self._reader = reader
         self._output = output
+        self._is_plain = structure.keys().isdisjoint
         self._drain = output.drain
         self._stop = stop
         self._singly = singly
@@ -102,12 +103,10 @@ class Parser:
 
     def feed(self, token_ids: Sequence[int]) -> list[ParserEvent]:
         """The events of the tokens of one step, or of any part of the output."""
-        structure, start = self._structure, 0
-        if not self._singly and len(token_ids) == 1 and token_ids[0] not in structure:
-            if self._output.phase is _REASONING:
-                self.reasoning_tokens += 1
-            self._sink(self._decoder.text(token_ids))
+        if token_ids and self._is_plain(token_ids):
+            self._text(token_ids)
             return self._drain()
+        structure, start = self._structure, 0
         for at, token_id in enumerate(token_ids):
             if token_id in structure:
                 if start < at:

@@ -252,15 +252,30 @@ class Reader:
         self._want = next(grammar)
         self._held = ""
 
-    def text(self, text: str) -> None:
-        self._take(self._held + text if self._held else text, True)
+    def text(self, text: str, more: bool = True) -> None:
+        """Take what was held back, and ``text``; without ``more``, nothing is held back again."""
+        if self._held:
+            text = self._held + text
+        while text:
+            want = self._want
+            marker, text = want.take(text, more)
+            if marker is None:
+                break
+            self._want = self._grammar.send(marker)
+            if want.lexicon is not None:
+                self._held = ""
+                self._take_left(text, want.lexicon)
+                if not more:
+                    self._settle()
+                return
+        self._held = text
 
     def marker(self, marker: str) -> None:
         """A marker that is a token: what was held back is then no beginning of one."""
         if self._want.lexicon is None:
             self._settle()
         if self._want.lexicon is not None:
-            self._take(self._held + self._want.lexicon.sign(marker), True)
+            self.text(self._want.lexicon.sign(marker))
         elif marker in self._want.tokens:
             self._want = self._grammar.send(marker)
         else:
@@ -276,7 +291,7 @@ class Reader:
 
     def _settle(self) -> None:
         if self._held:
-            self._take(self._held, False)
+            self.text("", more=False)
 
     def _truncate(self) -> None:
         want, held = self._want, self._held
@@ -286,25 +301,10 @@ class Reader:
             self._want = self._grammar.send(marker)
             self._take_left(rest, want.lexicon)
 
-    def _take(self, text: str, more: bool) -> None:
-        while text:
-            want = self._want
-            marker, text = want.take(text, more)
-            if marker is None:
-                break
-            self._want = self._grammar.send(marker)
-            if want.lexicon is not None:
-                self._held = ""
-                self._take_left(text, want.lexicon)
-                if not more:
-                    self._settle()
-                return
-        self._held = text
-
     def _take_left(self, text: str, lexicon: Lexicon | None) -> None:
         """Take what a want has left, in which tokens are signs."""
         for piece, marker in lexicon.split(text) if lexicon else [(text, "")]:
             for start in range(0, len(piece), _LONGEST_LEFT):
-                self._take(self._held + piece[start : start + _LONGEST_LEFT], True)
+                self.text(piece[start : start + _LONGEST_LEFT])
             if marker:
                 self.marker(marker)

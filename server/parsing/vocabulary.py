@@ -175,15 +175,16 @@ class Decoder:
         skip_space: bool = False,
     ) -> None:
         self._pieces = pieces
-        self._texts = texts
+        self._find_text: Callable[[int], Any] = texts.__getitem__
         self._utf8 = IncrementalDecoder("replace")
         self._skip_space = skip_space
 
     def text(self, token_ids: Sequence[int]) -> str:
-        if len(token_ids) == 1 and not self._utf8.buffer and not self._skip_space:
-            text = self._texts[token_ids[0]]
-            if text is not None:
-                return text
+        if not self._utf8.buffer and not self._skip_space:
+            try:
+                return "".join(map(self._find_text, token_ids))
+            except TypeError:  # one has no text of its own
+                pass
         pieces = self._pieces
         data = b"".join([pieces[token_id] for token_id in token_ids])
         if self._skip_space and data:

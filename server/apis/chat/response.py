@@ -123,8 +123,11 @@ class ChatStream:
 
     def encode(self, choice: int, events: list[Event]) -> bytes:
         """The frames for one step of one choice; may be empty."""
-        if isinstance(events[0], UsageDelta):
-            self._carry(events[0])
+        first = events[0]
+        if len(events) == 1 and choice in self._opened and (delta := self._delta(choice, first)):
+            return self._heads[choice] + delta + self._plain
+        if isinstance(first, UsageDelta):
+            self._carry(first)
             events = events[1:]
         frames = [] if choice in self._opened else [self._opening(choice, events[0])]
         extra: dict[str, Any] = {}
