@@ -205,6 +205,8 @@ class SupervisedEngine(EnginePool):
         """The live session; waits for a restart in progress. Raises EngineDead."""
         if self._session is None:
             raise EngineDead(self._reason)
+        if (session := self._live_session) is not None:
+            return session
         try:
             async with asyncio.timeout(self.timeouts.wait_s):
                 while (session := self._live_session) is None:

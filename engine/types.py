@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Literal, Protocol
+from functools import cache
+from operator import attrgetter
+from typing import Any, Literal, Protocol, TypeVar
 
 CHAT, TOOLS, STRUCTURED, REASONING = WORKLOADS = ("chat", "tools", "structured", "reasoning")
 """The workloads a request is counted under when it names no other."""
+
+Record = TypeVar("Record")
+
+
+def revise(record: Record, **changes: Any) -> Record:
+    """``dataclasses.replace`` at a third of its cost, which is one of its own for every field."""
+    kind: Any = type(record)
+    names, read = _list_fields(kind)
+    revised: Record = kind(**dict(zip(names, read(record), strict=True)) | changes)
+    return revised
+
+
+@cache
+def _list_fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    names = tuple(item.name for item in fields(kind))
+    return names, attrgetter(*names)
 
 
 class FinishReason(StrEnum):

@@ -103,6 +103,7 @@ PARTS: dict[Area, dict[str, str]] = {
             RequestState: is_prefilling logprobs_processor num_cached_tokens prompt_token_ids
                 queue stats
         """,
+        "envs.py": "enable_envs_cache()\ndisable_envs_cache()",
         "v1/engine/async_llm.py": """
             AsyncLLM.add_request(+ request_id prompt params lora_request trace_headers priority
                 reasoning_ended)
@@ -129,7 +130,7 @@ PARTS: dict[Area, dict[str, str]] = {
             PrometheusStatLogger.record(self scheduler_stats iteration_stats mm_cache_stats
                 engine_idx)
             PrometheusStatLogger: engine_indexes counter_generation_tokens
-                histogram_iteration_tokens gauge_lora_info
+                histogram_iteration_tokens gauge_lora_info _counter_cls _gauge_cls _histogram_cls
         """,
         "v1/metrics/stats.py": """
             IterationStats = iteration_timestamp num_generation_tokens prompt_token_stats

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 
 from engine.base import Engine
 from engine.supervision.policy import LossCause, RecoveryOutcome
-from engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step
+from engine.types import EngineInfo, EngineRequest, Health, SinkTap, Step, revise
 from observability.middleware import current
 from observability.telemetry import Telemetry
 
@@ -33,10 +32,11 @@ class InstrumentedEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
         sequence, close = self._telemetry.open_sequence(request, self._model)
         see = sequence.add_step
-        if request.sink is not None:
-            request = replace(request, sink=SinkTap(request.sink, see))
+        sink = None if request.sink is None else SinkTap(request.sink, see)
+        trace_headers = _find_trace_headers() or request.trace_headers
+        request = revise(request, sink=sink, trace_headers=trace_headers)
         try:
-            async with aclosing(self._engine.generate(_add_trace_headers(request))) as steps:
+            async with aclosing(self._engine.generate(request)) as steps:
                 async for step in steps:
                     see(step)
                     yield step
@@ -53,12 +53,10 @@ class InstrumentedEngine:
         self._telemetry.record_engine_state(self._name, live=False)
 
 
-def _add_trace_headers(request: EngineRequest) -> EngineRequest:
-    """The request as part of the trace its exchange belongs to, if it belongs to one."""
+def _find_trace_headers() -> Mapping[str, str]:
+    """Of the trace that the exchange at hand belongs to; empty where it belongs to none."""
     exchange = current.get()
-    if exchange is None or not exchange.trace_headers:
-        return request
-    return replace(request, trace_headers=exchange.trace_headers)
+    return {} if exchange is None else exchange.trace_headers
 
 
 class SupervisionObserver:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.budget import charge
 from server.apis.chat.request import ChatRequest
@@ -54,6 +56,11 @@ COMPLETIONS = GenerationApi(
 MESSAGES = GenerationApi(
     MessagesRequest, make_messages_job, MessageStream, MessageFold, anthropic_body
 )
+GENERATION_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"}
+)
+Endpoint = Callable[[Request], Awaitable[Response]]
+Refuse = Callable[[Request, Exception], Awaitable[Response]]
 
 
 def create_app(
@@ -77,9 +84,35 @@ def create_app(
         app.include_router(routes)
     app.router.routes.extend(more_routes)
     complete_openapi(app)
-    _add_middleware(app, gateway, prefix)
-    _add_error_handlers(app, gateway)
+    refuse = _add_error_handlers(app, gateway)
+    _add_middleware(app, gateway, prefix, refuse)
     return app
+
+
+class DirectRoutes:
+    """ASGI middleware, the innermost one: calls the endpoints that generate without FastAPI.
+
+    They take the request and give the response, so that FastAPI would have nothing to do for them;
+    its routes are what the OpenAPI document is made of.
+    """
+
+    def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint], refuse: Refuse) -> None:
+        """``endpoints`` by path, of POST; ``refuse`` answers their GatewayErrors."""
+        self._app = app
+        self._endpoints = endpoints
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is None or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await endpoint(request)
+        except GatewayError as error:
+            response = await self._refuse(request, error)
+        await response(scope, receive, send)
 
 
 def _make_generation_routes(gateway: Gateway) -> APIRouter:
@@ -135,8 +168,14 @@ def _select(body: Any) -> GenerationApi[Any]:
     )
 
 
-def _add_middleware(app: FastAPI, gateway: Gateway, prefix: str) -> None:
+def _add_middleware(app: FastAPI, gateway: Gateway, prefix: str, refuse: Refuse) -> None:
     """The last one added sees a request first."""
+    endpoints = {
+        route.path: route.endpoint
+        for route in app.routes
+        if isinstance(route, APIRoute) and route.path in GENERATION_PATHS
+    }
+    app.add_middleware(DirectRoutes, endpoints=endpoints, refuse=refuse)
     app.add_middleware(NoticeHeader, gateway=gateway)
     app.add_middleware(AuthMiddleware, gateway=gateway)
     app.add_middleware(HeadMiddleware)
@@ -146,7 +185,9 @@ def _add_middleware(app: FastAPI, gateway: Gateway, prefix: str) -> None:
         app.add_middleware(RootPathMiddleware, prefix=prefix)
 
 
-def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
+def _add_error_handlers(app: FastAPI, gateway: Gateway) -> Refuse:
+    """Returns the handler of a GatewayError."""
+
     async def handle_gateway_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, GatewayError)
         gateway.observer.record_refusal(request.url.path, error.code or error.type)
@@ -169,6 +210,7 @@ def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
     app.add_exception_handler(RequestValidationError, handle_bad_parameter)
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(Exception, handle_unexpected)
+    return handle_gateway_error
 
 
 def _from_http(error: HTTPException, request: Request) -> GatewayError:

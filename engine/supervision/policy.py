@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -106,16 +105,14 @@ class StallDetector:
         self.last_step = monotonic()
         """When any of its requests made a step, by ``time.monotonic``."""
 
-    @contextmanager
-    def track(self) -> Iterator[None]:
-        """A request runs in the engine, while inside."""
+    def begin(self) -> None:
+        """One more request runs in the engine."""
         if not self.num_running:
             self.last_step = monotonic()
         self.num_running += 1
-        try:
-            yield
-        finally:
-            self.num_running -= 1
+
+    def end(self) -> None:
+        self.num_running -= 1
 
     @property
     def stalled_s(self) -> float:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -34,11 +34,23 @@ CLOSE_S = 30.0
 
 
 class PendingStart:
-    """A submission that has not made its first step; ``confirm`` it with that step."""
+    """A submission that has not made its first step; ``confirm`` it with that step.
 
-    def __init__(self, isolation: PoisonIsolation) -> None:
+    As a context it waits until it may be submitted, and ends with the submission.
+    """
+
+    def __init__(self, isolation: PoisonIsolation, strikes: int, submissions: int) -> None:
         self._isolation = isolation
+        self._rank = (strikes, submissions)
         self.started = False
+
+    async def __aenter__(self) -> PendingStart:
+        await self._isolation.enter(*self._rank)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self.started:
+            self._isolation.leave()
 
     def confirm(self) -> None:
         if not self.started:
@@ -64,16 +76,9 @@ class PoisonIsolation:
         """Requests waiting to be alone: their strikes and submissions."""
         self._alone = False
 
-    @asynccontextmanager
-    async def admit(self, *, strikes: int, submissions: int = 0) -> AsyncIterator[PendingStart]:
+    def admit(self, *, strikes: int, submissions: int = 0) -> PendingStart:
         """``strikes``: engines lost in a row without a step; ``submissions``: all there were."""
-        await self.enter(strikes, submissions)
-        pending = PendingStart(self)
-        try:
-            yield pending
-        finally:
-            if not pending.started:
-                self.leave()
+        return PendingStart(self, strikes, submissions)
 
     async def enter(self, strikes: int, submissions: int) -> None:
         if not strikes:
@@ -122,14 +127,17 @@ class EngineSession:
         self._retired = False
         self._closing: asyncio.Task[None] | None = None
 
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        """A request runs in it, while inside."""
-        try:
-            with self.stall_detector.track():
-                yield
-        finally:
-            self._close_if_idle()
+    def use(self) -> EngineSession:
+        """A context: a request runs in it, while inside."""
+        return self
+
+    def __enter__(self) -> EngineSession:
+        self.stall_detector.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stall_detector.end()
+        self._close_if_idle()
 
     @property
     def is_idle(self) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from engine.speculation.accounting import sum_steps
 from engine.speculation.totals import Totals
 from engine.supervision.continuation import Continuation, ReplayDiverged
 from engine.supervision.policy import RecoveryObserver, RecoveryOutcome, SupervisionTimeouts, now
-from engine.types import EngineRequest, FinishReason, Step, StepSink
+from engine.types import EngineRequest, FinishReason, Step, StepSink, revise
 
 log = logging.getLogger(__name__)
 
@@ -218,34 +218,31 @@ class RequestRecovery:
             if continuation.is_complete:
                 yield Step((), finish=FinishReason.LENGTH)
                 return
-            async with self._attempt(inflight) as (submission, steps):
-                async for step in steps:
-                    new = inflight.take(step, submission)
-                    if new is not None:
-                        yield new
-                inflight.finished = True
+            async with self.provider.submit(inflight) as submission:
+                inflight.submissions += 1
+                try:
+                    async with aclosing(self._submit(inflight, submission)) as steps:
+                        async for step in steps:
+                            new = inflight.take(step, submission)
+                            if new is not None:
+                                yield new
+                    inflight.finished = True
+                except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
+                    self._handle_failure(inflight, submission, await submission.classify(error))
+                except ReplayDiverged:
+                    continuation.handle_divergence()
+                finally:
+                    if skipped := continuation.pop_skipped():
+                        self.replayed += sum_steps(skipped, requests=0)
 
-    @asynccontextmanager
-    async def _attempt(
-        self, inflight: InFlightRequest
-    ) -> AsyncGenerator[tuple[Submission, AsyncGenerator[Step, None]], None]:
-        """One submission and its steps. Exits cleanly after a loss that the request survives."""
-        continuation = inflight.continuation
-        async with self.provider.submit(inflight) as submission:
-            inflight.submissions += 1
-            request = continuation.next_request()
-            if request.sink is not None:
-                sink = _DeliverySink(inflight, submission, request.sink)
-                request = replace(request, sink=sink)
-            try:
-                async with aclosing(submission.engine.generate(request)) as steps:
-                    yield submission, steps
-            except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
-                self._handle_failure(inflight, submission, await submission.classify(error))
-            except ReplayDiverged:
-                continuation.handle_divergence()
-            finally:
-                self.replayed += sum_steps(continuation.pop_skipped(), requests=0)
+    def _submit(
+        self, inflight: InFlightRequest, submission: Submission
+    ) -> AsyncGenerator[Step, None]:
+        """The steps of one submission."""
+        request = inflight.continuation.next_request()
+        if request.sink is not None:
+            request = revise(request, sink=_DeliverySink(inflight, submission, request.sink))
+        return submission.engine.generate(request)
 
     def _handle_failure(
         self, inflight: InFlightRequest, submission: Submission, kind: FailureKind

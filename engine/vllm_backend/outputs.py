@@ -142,6 +142,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         if llm.output_handler is not None:
             llm.output_handler.cancel()
         self.propagate_error(EngineDeadError())
+        envs.disable_envs_cache()
 
     def release(self, inbox: StepQueue) -> None:
         """The consumer has left; count its undelivered steps as unclaimed."""
@@ -239,8 +240,10 @@ def take_over(
 ) -> StepOutputProcessor:
     """Have ``llm`` put its outputs into inboxes, on the running loop and before its first request.
 
-    ``interval_s``: see ``translate.SinkFlusher``.
+    ``interval_s``: see ``translate.SinkFlusher``. vLLM looks up its settings for every request;
+    until ``fail_all`` it reads them from the environment no more.
     """
+    envs.enable_envs_cache()
     llm.output_processor = outputs = StepOutputProcessor(llm.output_processor, read, interval_s)
     if Area.INTAKE not in find_broken():
         replace_output_reader(llm.engine_core)

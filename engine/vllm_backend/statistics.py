@@ -3,8 +3,8 @@
 vLLM increments some thirty metrics for every step, most of them by nothing. A step in which
 requests only went on adds tokens, latencies and drafts, and moves gauges; ``BatchedStatLogger``
 keeps those of such steps and counts them on every scrape, or after ``MOST_STEPS``. Every other step
-is counted by vLLM at once. A scrape reads what vLLM would have counted, up to the rounding of sums
-of seconds.
+is counted by vLLM at once, into stand-ins for its metrics that only take values down until then. A
+scrape reads what vLLM would have counted, up to the rounding of sums of seconds.
 
 What it needs of vLLM is in ``engine/vllm_contract.py``; of prometheus-client, where a histogram has
 its buckets.
@@ -36,8 +36,25 @@ class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]
         _BEFORE_READING.loggers.add(self)
         super().__init__(vllm_config, engine_indexes)
         self._gathered = {index: PendingStats() for index in self.engine_indexes}
+        self._deferred: list[DeferredMetric] = []
+        for held in vars(self).values():
+            self._defer(held)
+        self._recorded = 0
+        """Steps since the deferred metrics were brought up to date."""
         self._lock = Lock()
         """Metrics may be read from another thread."""
+
+    def _defer(self, held: object) -> None:
+        """Put stand-ins into a table of metrics by engine, as vLLM keeps most of its metrics."""
+        if not isinstance(held, dict):
+            return
+        for key, value in held.items():
+            make = STAND_INS.get(type(value))
+            if make is None:
+                self._defer(value)
+            else:
+                held[key] = stand_in = make(value)
+                self._deferred.append(stand_in)
 
     def record(
         self,
@@ -56,12 +73,21 @@ class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]
                 return
             self._count(engine_idx)
             super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+            self._recorded += 1
+            if self._recorded >= MOST_STEPS:
+                self._flush()
 
     def count(self) -> None:
         """Put what is kept into the metrics."""
         with self._lock:
             for index in self._gathered:
                 self._count(index)
+            self._flush()
+
+    def _flush(self) -> None:
+        self._recorded = 0
+        for metric in self._deferred:
+            metric.flush()
 
     def _count(self, index: int) -> None:
         gathered = self._gathered[index]
@@ -70,8 +96,8 @@ class BatchedStatLogger(PrometheusStatLogger):  # type: ignore[misc]
         self._gathered[index] = PendingStats()
         super().record(gathered.scheduler(), None, None, index)
         self.counter_generation_tokens[index].inc(sum(gathered.tokens))
-        observe(self.histogram_iteration_tokens[index], gathered.tokens)
-        observe(self.histogram_inter_token_latency[index], gathered.latencies)
+        self.histogram_iteration_tokens[index].extend(gathered.tokens)
+        self.histogram_inter_token_latency[index].extend(gathered.latencies)
 
 
 @dataclass(slots=True)
@@ -145,6 +171,69 @@ def observe(histogram: Any, values: Sequence[float]) -> None:
     for bucket, count in Counter([bisect_left(bounds, value) for value in values]).items():
         histogram._buckets[bucket].inc(count)
     histogram._sum.inc(sum(values))
+
+
+class DeferredMetric:
+    """Stands in for a metric. What it has no method for it leaves to the metric itself."""
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+
+    def flush(self) -> None:
+        """Bring the metric up to date."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        self.flush()
+        return getattr(self._metric, name)
+
+
+class DeferredHistogram(DeferredMetric):
+    def __init__(self, metric: Any) -> None:
+        super().__init__(metric)
+        self._values: list[float] = []
+        self.observe = self._values.append
+        self.extend = self._values.extend
+
+    def flush(self) -> None:
+        if self._values:
+            observe(self._metric, self._values)
+            self._values.clear()
+
+
+class DeferredCounter(DeferredMetric):
+    def __init__(self, metric: Any) -> None:
+        super().__init__(metric)
+        self._amount = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        self._amount += amount
+
+    def flush(self) -> None:
+        if self._amount:
+            self._metric.inc(self._amount)
+            self._amount = 0.0
+
+
+class DeferredGauge(DeferredMetric):
+    def __init__(self, metric: Any) -> None:
+        super().__init__(metric)
+        self._latest: float | None = None
+
+    def set(self, value: float) -> None:
+        self._latest = value
+
+    def flush(self) -> None:
+        if self._latest is not None:
+            self._metric.set(self._latest)
+            self._latest = None
+
+
+STAND_INS: dict[type, type[DeferredMetric]] = {
+    PrometheusStatLogger._histogram_cls: DeferredHistogram,
+    PrometheusStatLogger._counter_cls: DeferredCounter,
+    PrometheusStatLogger._gauge_cls: DeferredGauge,
+}
 
 
 class _BeforeReading:

@@ -93,14 +93,14 @@ def _name_method(config: SpeculativeConfig) -> str:
 
 
 def make_sampling_params(request: EngineRequest) -> SamplingParams:
-    """Tokens out, as deltas."""
+    """Tokens out, as deltas. Made for one request, so vLLM need not copy them."""
     fields = build_sampling_fields(request)
     if "repetition_detection" in fields:
         repetition = RepetitionDetectionParams(**fields["repetition_detection"])
         fields["repetition_detection"] = repetition
     if "structured_outputs" in fields:
         fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
-    return SamplingParams(**fields, output_kind=RequestOutputKind.DELTA)
+    return SamplingParams(**fields, output_kind=RequestOutputKind.DELTA, skip_clone=True)
 
 
 def make_prompt(request: EngineRequest) -> Any:

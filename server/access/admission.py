@@ -19,8 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from server.access.caller import Requester
@@ -66,7 +65,7 @@ def _call_later(seconds: float, what: Callable[[], None]) -> object:
 
 @dataclass(eq=False, slots=True)
 class AdmissionTicket:
-    """One request's place, from entering to leaving."""
+    """One request's place, from entering to leaving: a context that ends with the latter."""
 
     admission: Admission
     requester: Requester
@@ -78,6 +77,12 @@ class AdmissionTicket:
     turn: asyncio.Future[None] | None = None
     charged: float = 0.0
     displaced: GatewayError | None = None
+
+    def __enter__(self) -> AdmissionTicket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.admission._leave(self)
 
     async def admit(self, sequences: int, tokens: int) -> None:
         """Wait for the turn. Raises TooManyRequests."""
@@ -129,9 +134,8 @@ class Admission:
         """Raises TooManyRequests when this visitor may not enter now; changes nothing."""
         self._find_displaceable(self._flow(requester))
 
-    @contextmanager
-    def enter(self, requester: Requester) -> Iterator[AdmissionTicket]:
-        """Raises TooManyRequests, before anything was done for the request."""
+    def enter(self, requester: Requester) -> AdmissionTicket:
+        """A context to be in at once. Raises TooManyRequests, before anything was done for it."""
         flow = self._flow(requester)
         self._find_displaceable(flow)
         self._check_concurrency(requester)
@@ -145,10 +149,7 @@ class Admission:
         self.queued += 1
         self._in_flight[requester.flow] += 1
         self._empty.clear()
-        try:
-            yield ticket
-        finally:
-            self._leave(ticket)
+        return ticket
 
     async def wait_until_empty(self) -> None:
         """Return when everybody has left."""

@@ -7,11 +7,11 @@ held. A flow that had nothing to do starts level with the others: idle time earn
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from statistics import median_high
 from typing import Generic, Protocol, TypeVar
 
 ACTIVE_S = 60.0
@@ -185,13 +185,17 @@ class ServiceRate:
         self._clock = clock
         self._ended: deque[tuple[float, float]] = deque(maxlen=self.SAMPLES)
         self._held: deque[float] = deque(maxlen=self.SAMPLES)
-        self._typical_s = self._mean_held_s = 0.0
+        self._sorted: list[float] = []
+        """The seconds in ``_ended``, in order."""
+        self._mean_held_s = 0.0
 
     def note(self, seconds: float, sequences: int = 1) -> None:
         """A request was served, ``seconds`` after its admission, in ``sequences`` places."""
+        if len(self._ended) == self.SAMPLES:
+            self._sorted.remove(self._ended[0][1])
         self._ended.append((self._clock(), seconds))
+        insort(self._sorted, seconds)
         self._held.append(seconds * sequences)
-        self._typical_s = median_high(seconds for _, seconds in self._ended)
         self._mean_held_s = sum(self._held) / len(self._held)
 
     @property
@@ -206,7 +210,7 @@ class ServiceRate:
     @property
     def typical_s(self) -> float:
         """The median time from admission to end; 0 while unknown."""
-        return self._typical_s
+        return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
 
     def wait_s(self, requests: float, places: int) -> float | None:
         """How long until ``requests`` have been served in ``places``; None while unknown."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
 
 from engine.errors import EngineError, RequestRejected
@@ -28,7 +28,7 @@ from engine.events import (
 from engine.observer import Ending, EventCallback, Observation, Observer, RequestFacts
 from engine.rendering.encoding import PromptTooLong
 from engine.speculation.accounting import Account
-from engine.types import EngineRequest, FinishReason, Step
+from engine.types import EngineRequest, FinishReason, Step, revise
 from server.access.budget import charge
 from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
 from server.generation.job import Conversation, Deadline, Job, Prompt, PromptSource
@@ -79,35 +79,36 @@ async def events(
         ]
         source = choices[0] if len(choices) == 1 else _merge(choices)
         inside.callback(lambda: place.pay(sum(reader.account.tokens for reader in readers)))
-        with _report_ending(observation):
+        with _EndingReport(observation):
             async with aclosing(deadline.enforce(source)) as batches:
                 async for batch in batches:
                     yield batch
             place.record_served()
 
 
-@contextmanager
-def _report_ending(observation: Observation) -> Iterator[None]:
-    """Report to the observer how the request ended."""
-    ending = Ending.ERROR
-    try:
-        yield
-        ending = Ending.COMPLETED
-    except (asyncio.CancelledError, GeneratorExit):
-        ending = Ending.CLIENT_GONE
-        raise
-    except (EngineError, GatewayError) as error:
-        ending = next((e for kind, e in ENDINGS.items() if isinstance(error, kind)), ending)
-        raise
-    finally:
-        observation.end(ending)
+class _EndingReport:
+    """A context that reports to the observer how the request in it ended."""
+
+    def __init__(self, observation: Observation) -> None:
+        self._observation = observation
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._observation.end(Ending.COMPLETED if kind is None else _find_ending(kind))
+
+
+def _find_ending(kind: type[BaseException]) -> Ending:
+    if issubclass(kind, asyncio.CancelledError | GeneratorExit):
+        return Ending.CLIENT_GONE
+    return next((end for known, end in ENDINGS.items() if issubclass(kind, known)), Ending.ERROR)
 
 
 def _apply_policy(job: Job, path: Pipeline) -> Job:
     """The job with its adapter, and the depth and lane that the current policy gives it."""
     decision = path.policy.decide(job.id, job.workload, job.key, job.depth, job.session)
     adapter = job.model if job.model in path.served.adapters else None
-    return replace(job, depth=decision.depth, lane=decision.lane, arm=decision.arm, adapter=adapter)
+    return revise(job, depth=decision.depth, lane=decision.lane, arm=decision.arm, adapter=adapter)
 
 
 def _describe_request(
@@ -188,18 +189,18 @@ async def _run_choice(
     """Run one choice: engine steps in, batches of events out, each reported to the observer."""
     choice = _Choice(index, reader, observation.choice(request.id), sink or BatchSink())
     if sink is not None:
-        request = replace(request, sink=choice)
+        request = revise(request, sink=choice)
     with suppress(_AnswerEnded):
-        async with (
-            _name_field(reader.job, request),
-            aclosing(path.engine.generate(request)) as steps,
-        ):
-            async for step in steps:
-                batch = choice.read(step)
-                if batch:
-                    yield index, batch
-                if reader.ended:
-                    return
+        try:
+            async with aclosing(path.engine.generate(request)) as steps:
+                async for step in steps:
+                    batch = choice.read(step)
+                    if batch:
+                        yield index, batch
+                    if reader.ended:
+                        return
+        except RequestRejected as error:
+            raise _name_field(error, request, reader.job) from error
         raise GatewayError("The engine ended the request without a reason.", code="engine_silent")
 
 
@@ -232,16 +233,12 @@ class _Choice:
             raise _AnswerEnded
 
 
-@asynccontextmanager
-async def _name_field(job: Job, request: EngineRequest) -> AsyncIterator[None]:
+def _name_field(error: RequestRejected, request: EngineRequest, job: Job) -> RequestRejected:
     """Add the field's name to the engine's error about a grammar that does not compile."""
-    try:
-        yield
-    except RequestRejected as error:
-        if request.constraint is None or error.param is not None:
-            raise
-        message = f"The requested output format cannot be compiled into a grammar: {error}"
-        raise RequestRejected(message, param=job.grammar_param) from error
+    if request.constraint is None or error.param is not None:
+        return error
+    message = f"The requested output format cannot be compiled into a grammar: {error}"
+    return RequestRejected(message, param=job.grammar_param)
 
 
 @dataclass(slots=True)

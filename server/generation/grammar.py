@@ -7,7 +7,7 @@ both cases, with any reasoning format, and the engine needs to know of none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -19,7 +19,7 @@ from server.generation.job import Job, Prompt, ToolPolicy
 from server.parsing.answer import fit_reasoning, make_fallback_parser, make_parser
 from server.parsing.message import CallFrame, ReasoningFormat, TagNode, matching
 from server.parsing.parser import Parser, ParserFallback
-from server.parsing.registry import find_frame, framed_names, reasoning_format, tool_format
+from server.parsing.registry import find_frame, framed_names, tool_format
 from server.parsing.vocabulary import Vocabulary
 
 
@@ -243,26 +243,21 @@ class ParserFactory:
     """Whether arguments of calls are mended where that is safe: docs/parsers.md."""
     fallback: ParserFallback | None = None
     """Reads all answers, where one of the names has no parser here."""
+    reasoning: ReasoningFormat = field(init=False)
+    """How the model marks its thinking."""
 
     def __post_init__(self) -> None:
         """Raises UnknownParser, which lists the names there are."""
-        if self.fallback is not None:
-            return
-        if self.tool_parser is not None:
+        if self.fallback is None and self.tool_parser is not None:
             tool_format(self.tool_parser)
-        reasoning_format(self.reasoning_parser)
+        name = None if self.fallback else self.reasoning_parser
+        object.__setattr__(self, "reasoning", fit_reasoning(name, self.vocabulary))
 
     def describe(self) -> list[tuple[str, str, str]]:
         """Purpose and name of each parser, and whose it is."""
         source = "eaglegate" if self.fallback is None else "vllm"
         given = (("tool_calls", self.tool_parser), ("reasoning", self.reasoning_parser))
         return [(purpose, name, source) for purpose, name in given if name]
-
-    @property
-    def reasoning(self) -> ReasoningFormat:
-        """How the model marks its thinking."""
-        name = None if self.fallback else self.reasoning_parser
-        return fit_reasoning(name, self.vocabulary)
 
     @property
     def pieces(self) -> Mapping[int, bytes]:

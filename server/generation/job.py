@@ -9,8 +9,8 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import orjson
@@ -26,6 +26,7 @@ from engine.types import (
     Constraint,
     EngineRequest,
     Sampling,
+    revise,
 )
 from server.access.caller import Caller
 from server.errors import DeadlineExceeded, context_overflow
@@ -250,16 +251,15 @@ class Job:
     ) -> EngineRequest:
         """The engine's part of choice ``choice``. Raises InvalidRequest for what does not fit."""
         sampling, num_prompt = self.sampling, len(prompt.token_ids)
+        asked, at_least = sampling.max_tokens, sampling.min_tokens
+        max_tokens = fit(self.api, num_prompt, asked, at_least, max_model_len)
+        seed = None if sampling.seed is None else sampling.seed + choice % self.n
+        if max_tokens != asked or seed != sampling.seed:
+            sampling = revise(sampling, max_tokens=max_tokens, seed=seed)
         return EngineRequest(
             id=f"{self.id}-{choice}",
             prompt=prompt.token_ids,
-            sampling=replace(
-                sampling,
-                max_tokens=fit(
-                    self.api, num_prompt, sampling.max_tokens, sampling.min_tokens, max_model_len
-                ),
-                seed=None if sampling.seed is None else sampling.seed + choice % self.n,
-            ),
+            sampling=sampling,
             constraint=constraint,
             adapter=self.adapter,
             depth=self.depth,
@@ -287,9 +287,12 @@ class Deadline:
             spent = time.perf_counter() - arrived
             self.at = asyncio.get_running_loop().time() + timeout_s - spent
 
-    @asynccontextmanager
-    async def limit(self) -> AsyncIterator[None]:
+    def limit(self) -> AbstractAsyncContextManager[None]:
         """Raises DeadlineExceeded inside the block when the deadline passes."""
+        return nullcontext() if self.at is None else self._limit()
+
+    @asynccontextmanager
+    async def _limit(self) -> AsyncIterator[None]:
         timeout = asyncio.timeout_at(self.at)
         try:
             async with timeout:

@@ -23,7 +23,6 @@ import base64
 from typing import Any
 
 import orjson
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.budget import RequestCharge, charge
@@ -40,18 +39,25 @@ from server.errors import (
     error_body,
 )
 from server.http.connection_limits import group_address
-from server.http.cross_origin import SAFE_METHODS, CrossOriginPolicy, check_content_type, read_host
+from server.http.cross_origin import (
+    SAFE_METHODS,
+    CrossOriginPolicy,
+    RequestHeaders,
+    check_content_type,
+    read_host,
+)
 from server.http.response import send_json
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 OPERATOR_PATHS = ("/metrics", "/debug", "/admin")
+OPERATOR_FOLDERS = tuple(f"{path}/" for path in OPERATOR_PATHS)
 BASIC = 'Basic realm="eaglegate: an admin API key is the password", charset="UTF-8"'
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 86400.0
 
 
 def is_operator(path: str) -> bool:
-    return path == "/" or any(path == at or path.startswith(at + "/") for at in OPERATOR_PATHS)
+    return path == "/" or path in OPERATOR_PATHS or path.startswith(OPERATOR_FOLDERS)
 
 
 def is_page(path: str) -> bool:
@@ -94,7 +100,7 @@ class AuthMiddleware:
         return budget.open() if who.key is None else budget.open(who.key.name, who.key.quota)
 
     def _authorize(self, scope: Scope) -> Caller:
-        path, headers = scope["path"], Headers(scope=scope)
+        path, headers = scope["path"], RequestHeaders(scope["headers"])
         host = read_host(headers, scope["http_version"])
         self._check_port(scope, path)
         if path in OPEN_PATHS:
@@ -105,7 +111,7 @@ class AuthMiddleware:
         key = self._gateway.keys.find(_read_key(headers)) if self._gateway.keys else None
         if _uses_memory(scope):
             self._gateway.memory.check(self._gateway.in_flight)
-        session = headers.get(self._gateway.settings.session_header) or None
+        session = headers.get(self._gateway.settings.session_header.lower()) or None
         who = Caller(key, self._read_timeout(headers), session, _client_network(scope))
         if scope["method"] == "POST" and (path.startswith("/v1/") or path == "/invocations"):
             self._gateway.require().admission.check(who.to_requester())
@@ -119,7 +125,7 @@ class AuthMiddleware:
         if at_admin != is_operator(path):
             raise NotFound(f"There is no {scope['method']} {path} on this port.")
 
-    def _check_origin(self, scope: Scope, headers: Headers, host: str) -> None:
+    def _check_origin(self, scope: Scope, headers: RequestHeaders, host: str) -> None:
         """Raises Forbidden or UnsupportedMediaType for what a foreign page could have sent."""
         gateway, operator = self._gateway, is_operator(scope["path"])
         if not gateway.keys or (operator and gateway.admin_port is not None):
@@ -129,7 +135,7 @@ class AuthMiddleware:
             policy.check_origin(scope["method"], headers, () if operator else policy.origins)
         check_content_type(scope["method"], headers)
 
-    def _authorize_operator(self, path: str, headers: Headers) -> ApiKey | None:
+    def _authorize_operator(self, path: str, headers: RequestHeaders) -> ApiKey | None:
         keys = self._gateway.keys
         if self._gateway.admin_port is not None:
             return None
@@ -146,7 +152,7 @@ class AuthMiddleware:
             )
         return None
 
-    def _read_timeout(self, headers: Headers) -> float | None:
+    def _read_timeout(self, headers: RequestHeaders) -> float | None:
         """The client's deadline or the gateway's, whichever is sooner."""
         most = self._gateway.settings.request_timeout_s or None
         given = headers.get(TIMEOUT_HEADER)
@@ -189,14 +195,14 @@ class ApiCorsMiddleware:
         await (self._app if operator else self._api)(scope, receive, send)
 
 
-def _find_admin_key(keys: KeyRing, path: str, headers: Headers) -> ApiKey:
+def _find_admin_key(keys: KeyRing, path: str, headers: RequestHeaders) -> ApiKey:
     key = keys.find(_read_key(headers))
     if not key.admin:
         raise Forbidden(f"{path} needs an admin's API key; '{key.name}' is not one.")
     return key
 
 
-def _find_page_key(keys: KeyRing, path: str, headers: Headers) -> ApiKey:
+def _find_page_key(keys: KeyRing, path: str, headers: RequestHeaders) -> ApiKey:
     """The same, from a browser too, which asks its user again as long as the answer is 401."""
     password = _read_basic_password(headers)
     try:
@@ -211,7 +217,7 @@ def _find_page_key(keys: KeyRing, path: str, headers: Headers) -> ApiKey:
         raise
 
 
-def _read_basic_password(headers: Headers) -> str | None:
+def _read_basic_password(headers: RequestHeaders) -> str | None:
     """Of HTTP Basic; empty when it cannot be read, None without any."""
     scheme, _, coded = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
@@ -222,7 +228,7 @@ def _read_basic_password(headers: Headers) -> str | None:
         return ""
 
 
-def _read_key(headers: Headers) -> str | None:
+def _read_key(headers: RequestHeaders) -> str | None:
     """The key of either scheme; two different ones are an error, not a choice."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = {bearer.strip()} if scheme.lower() == "bearer" else set()

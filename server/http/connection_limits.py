@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import orjson
@@ -74,6 +74,7 @@ class ConnectionLimits:
 LIMITS = ConnectionLimits()
 
 
+@lru_cache(maxsize=4096)
 def group_address(address: str) -> str:
     """Whose connections are counted together: an IPv6 client has a whole /64 to come from."""
     try:

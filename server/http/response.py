@@ -104,10 +104,13 @@ def to_gateway_error(error: GatewayError | EngineError) -> GatewayError:
 
 
 class DisconnectAwareResponse(Response):
-    """Does its work beside a watcher of the client; subclasses say what the work is."""
+    """Does its work beside a watcher of the client; subclasses say what the work is.
+
+    It takes from Starlette's Response no more than the attributes that FastAPI looks at.
+    """
 
     def __init__(self, source: AsyncGenerator[Any, None], error_body: ErrorBody) -> None:
-        super().__init__()
+        self.status_code, self.background, self.raw_headers = 200, None, []
         self._source = source
         self._error_body = error_body
         self._writer: BodyWriter = CLOSED_WRITER

@@ -215,9 +215,14 @@ def find_frame(name: str | None) -> CallFrame | None:
     """How a grammar writes calls for a tool parser; None where it cannot force any."""
     if name is None or name not in TOOL_PARSERS:
         return None
-    module = import_module(TOOL_PARSERS[name].partition(":")[0])
-    frames: Mapping[str, CallFrame] = getattr(module, "FRAMES", {})
+    frames: Mapping[str, CallFrame] = _load_frames(TOOL_PARSERS[name].partition(":")[0])
     return frames.get(name)
+
+
+@cache
+def _load_frames(module: str) -> Mapping[str, CallFrame]:
+    frames: Mapping[str, CallFrame] = getattr(import_module(module), "FRAMES", {})
+    return frames
 
 
 def framed_names() -> list[str]:
@@ -225,12 +230,15 @@ def framed_names() -> list[str]:
     return [name for name in tool_parser_names() if find_frame(name) is not None]
 
 
+@cache
+def _load_place(place: str) -> object:
+    module, attribute = place.split(":")
+    return getattr(import_module(module), attribute)
+
+
 def _load(name: str, table: Mapping[str, ReasoningFormat | str], kind: str) -> object:
     if name not in table:
         known = ", ".join(sorted(table))
         raise UnknownParser(f"unknown {kind} {name!r}: use one of {known}")
     place = table[name]
-    if not isinstance(place, str):
-        return place
-    module, attribute = place.split(":")
-    return getattr(import_module(module), attribute)
+    return _load_place(place) if isinstance(place, str) else place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,6 +39,7 @@ from server.apis.shared.to_job import (
     read_prompt_logprobs,
     resolve_model,
     service_tier,
+    wants_prompt,
 )
 from server.apis.shared.tools import read_text_grammar
 from server.errors import InvalidRequest
@@ -59,10 +60,10 @@ def make_chat_job(request: ChatRequest, served: ServedModel, workload: str | Non
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     conversation = _make_conversation(request, policy, served)
-    job = make_job(
+    return make_job(
         request,
         served,
-        id=f"chatcmpl-{uuid.uuid4().hex}",
+        id=f"chatcmpl-{os.urandom(16).hex()}",
         api="chat",
         model=model,
         sampling=_sampling(request, served),
@@ -71,14 +72,13 @@ def make_chat_job(request: ChatRequest, served: ServedModel, workload: str | Non
         constraint=content_constraint(request, request.response_format),
         reasons=chat_effort(request) not in (None, "none"),
         workload=workload,
-    )
-    return replace(
-        job,
-        include_reasoning=includes_reasoning(request),
-        returns_prompt_text=bool(request.return_prompt_text),
-        wants_prompt=job.wants_prompt or bool(request.return_prompt_text),
-        repeated=service_tier(request.service_tier),
-        affinity=request.session_id or request.prompt_cache_key or request.user,
+        more={
+            "include_reasoning": includes_reasoning(request),
+            "returns_prompt_text": bool(request.return_prompt_text),
+            "wants_prompt": wants_prompt(request) or bool(request.return_prompt_text),
+            "repeated": service_tier(request.service_tier),
+            "affinity": request.session_id or request.prompt_cache_key or request.user,
+        },
     )
 
 

@@ -48,14 +48,15 @@ class RequestModel(BaseModel):
     def _refuse(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        for name in cls.refused.keys() & data.keys():
+        refused = cls.refused.keys() & data.keys()
+        for name in refused:
             if data[name]:
                 raise InvalidRequest(
                     f"'{name}' is not supported: {cls.refused[name]}.",
                     param=name,
                     code="unsupported_parameter",
                 )
-        known = {name: value for name, value in data.items() if name not in cls.refused}
+        known = {name: value for name, value in data.items() if name not in refused}
         return coerce_fields(cls, known)
 
 
@@ -68,7 +69,12 @@ class OpenModel(BaseModel):
 def coerce_fields(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, Any]:
     """``data`` with numbers and switches given as text converted to the fields' types."""
     kinds = _scalar_fields(model)
-    return {name: _coerce(value, kinds.get(name)) for name, value in data.items()}
+    return {
+        name: _coerce(value, kinds[name])
+        if name in kinds and value.__class__ is not kinds[name]
+        else value
+        for name, value in data.items()
+    }
 
 
 @cache
@@ -100,7 +106,7 @@ def _is_union(annotation: Any) -> bool:
     return type(annotation).__name__ in ("UnionType", "_UnionGenericAlias")
 
 
-def _coerce(value: Any, kind: type | None) -> Any:
+def _coerce(value: Any, kind: type) -> Any:
     if kind is bool:
         return SWITCHES.get(value, value) if isinstance(value, str | int) else value
     if kind is int and isinstance(value, float) and value.is_integer():

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -36,7 +38,6 @@ MAX_ITEMS = 200_000
 """Values in one body, all levels together."""
 MAX_CONTAINERS = 50_000
 """Objects and arrays among them; each is visited."""
-_CONTAINERS = (dict, list)
 _STRING = re.compile(rb'"[^"]*"')
 """Where no quote is escaped."""
 _UNUSUAL = re.compile(rb"[0-9][eE]|[0-9.]{%d}" % (MAX_DIGITS + 1))
@@ -121,13 +122,15 @@ def _check_size(data: Any) -> int:
         items += len(level)
         if items > MAX_ITEMS:
             raise _too_many()
-        inner = [value for value in level if isinstance(value, _CONTAINERS)]
-        containers += len(inner)
+        objects = [value for value in level if value.__class__ is dict]
+        arrays = [value for value in level if value.__class__ is list]
+        containers += len(objects) + len(arrays)
         if containers > MAX_CONTAINERS:
             raise BadJSON(f"The body may hold at most {MAX_CONTAINERS} objects and arrays.")
-        keys += sum(len(value) for value in inner if isinstance(value, dict))
-        level = [child for value in inner for child in _children(value)]
-        depth += bool(level)
+        level = [*chain.from_iterable(map(dict.values, objects))]
+        keys += len(level)
+        level += chain.from_iterable(arrays)
+        depth += level != []
         if depth > MAX_DEPTH:
             raise _too_deep()
     return keys
@@ -135,10 +138,6 @@ def _check_size(data: Any) -> int:
 
 def _too_many() -> BadJSON:
     return BadJSON(f"The body may hold at most {MAX_ITEMS} values.")
-
-
-def _children(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value
 
 
 def _too_deep() -> BadJSON:
@@ -194,7 +193,9 @@ def validate(data: Any, model: type[Model]) -> Model:
         asked = model.model_validate(data)
     except ValidationError as error:
         raise _explain(error) from None
-    for name in find_unknown_fields(asked, data):
+    unknown: list[str] = []
+    find_unknown_fields(asked, data, unknown)
+    for name in unknown:
         ignore(name)
     return asked
 
@@ -232,27 +233,34 @@ def _abbreviate(value: Any) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
-def find_unknown_fields(model: BaseModel, given: Any, path: str = "") -> Iterator[str]:
-    """Their paths without indices, each as often as it is there; ``given`` is what was read.
+def find_unknown_fields(model: object, given: Any, found: list[str], path: str = "") -> None:
+    """Add their paths without indices, each as often as it is there; ``given`` is what was read.
 
     Open models are not looked into: what they hold is the chat template's to read.
     """
     if not isinstance(model, RequestModel) or not isinstance(given, dict):
         return
-    names = {item.alias or name: name for name, item in type(model).model_fields.items()}
+    names = _list_names(type(model))
     for key, value in given.items():
-        if key in names:
-            yield from _find_within(getattr(model, names[key]), value, path + key)
-        elif key not in model.refused:
-            yield path + key
+        if key not in names:
+            if key not in model.refused:
+                found.append(path + key)
+        elif value.__class__ is dict:
+            find_unknown_fields(getattr(model, names[key]), value, found, f"{path}{key}.")
+        elif value.__class__ is list:
+            _find_in_items(getattr(model, names[key]), value, found, f"{path}{key}[].")
 
 
-def _find_within(value: Any, given: Any, path: str) -> Iterator[str]:
-    if isinstance(value, BaseModel):
-        yield from find_unknown_fields(value, given, path + ".")
-    elif isinstance(value, list) and value and isinstance(value[0], RequestModel):
-        for item, one in zip(value, given, strict=False):
-            yield from find_unknown_fields(item, one, path + "[].")
+def _find_in_items(items: object, given: list[Any], found: list[str], path: str) -> None:
+    if isinstance(items, list) and items and isinstance(items[0], RequestModel):
+        for item, one in zip(items, given, strict=False):
+            find_unknown_fields(item, one, found, path)
+
+
+@cache
+def _list_names(model: type[BaseModel]) -> Mapping[str, str]:
+    """The names of a model's fields by what a body calls them."""
+    return {item.alias or name: name for name, item in model.model_fields.items()}
 
 
 @dataclass(slots=True)

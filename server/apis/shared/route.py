@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic
 
@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from engine.events import BatchSink
 from engine.rendering.encoding import PromptTooLong, RenderLimits
+from engine.types import revise
 from server.access.budget import charge
 from server.access.caller import Caller, caller
 from server.apis.shared.gateway import Gateway
@@ -60,23 +61,23 @@ async def respond(
     return answer(job, path, gateway, api, arrived)
 
 
-def make_encoding_context(path: Pipeline) -> EncodingContext:
-    pieces = path.parsers.pieces
-    return EncodingContext(pieces, path.info.speculation.depth, path.served.reasoning_fields)
+def make_encoding_context(path: Pipeline, token_names: str = "text") -> EncodingContext:
+    pieces, depth = path.parsers.pieces, path.info.speculation.depth
+    return EncodingContext(pieces, depth, path.served.reasoning_fields, token_names=token_names)
 
 
 def assign_caller(job: Job, who: Caller) -> Job:
     """The job with its caller. Raises Forbidden if the key may not use the model."""
     key = who.key
     if key is None:
-        return replace(job, caller=who)
+        return revise(job, caller=who)
     if not key.may_use(job.model):
         raise Forbidden(
             f"The API key '{key.name}' may not use the model '{job.model}'.",
             param="model",
             code="model_not_allowed",
         )
-    return replace(job, caller=who, key=key.name)
+    return revise(job, caller=who, key=key.name)
 
 
 def answer(
@@ -86,7 +87,7 @@ def answer(
     job = assign_caller(job, caller.get())
     sink = BatchSink()
     source = events(job, path, gateway.observer, arrived, sink)
-    context = replace(make_encoding_context(path), token_names=job.token_names)
+    context = make_encoding_context(path, job.token_names)
     if job.stream:
         stream = api.stream(job, context)
         return StreamedResponse(source, stream, api.error_body, gateway.timing, sink)

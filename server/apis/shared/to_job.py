@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from engine.types import RepetitionStop, Sampling
@@ -23,11 +22,25 @@ from server.generation.job import (
 )
 
 NO_TOOLS = ToolPolicy()
+NOTHING: Mapping[str, Any] = {}
 MAX_DEPTH_PARAM = "num_speculative_tokens"
 MAX_BAD_WORDS_BYTES = 512
 """vLLM allows 1024 tokens; a word may take one per byte, with and without a leading space."""
 MAX_STOP_CHARS = 1024
 """In one stop sequence: text that may begin one is held back from the client."""
+
+
+ASKED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What a request may choose and a model's generation config has defaults for."""
+NEUTRAL: dict[str, float] = {
+    "max_tokens": 0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Without either; of ``max_tokens`` the request's own limit has other names."""
 
 
 class JobFields(Protocol):
@@ -59,14 +72,15 @@ def make_job(
     workload: str | None,
     reasons: bool = False,
     policy: ToolPolicy = NO_TOOLS,
+    more: Mapping[str, Any] = NOTHING,
 ) -> Job:
     """The fields of a Job that every API fills in the same way. Raises InvalidRequest.
 
     ``workload`` is the slice that the client names in its header; ``reasons`` says whether it asks
-    for reasoning.
+    for reasoning; ``more`` are fields of one API.
     """
     param, wanted = constraint
-    job = Job(
+    return Job(
         id=id,
         api=api,
         model=model,
@@ -84,51 +98,53 @@ def make_job(
             reasoning=reasons,
         ),
         template=_fingerprint_prompt(prompts[0]),
+        **{**_read_request_fields(request, served), **more},
     )
-    return _add_request_fields(job, request, served)
 
 
-def _add_request_fields(job: Job, request: JobFields, served: ServedModel) -> Job:
+def _read_request_fields(request: JobFields, served: ServedModel) -> dict[str, Any]:
     extra = request.vllm_xargs if isinstance(request, EngineFields) else None
-    job = replace(
-        job,
-        stream=bool(request.stream),
-        spec_metrics=request.per_request_spec_decode_metrics or served.spec_metrics,
-        depth=requested_depth(request.num_speculative_tokens, extra, served),
-        cache_salt=request.cache_salt,
-    )
+    found = {
+        "stream": bool(request.stream),
+        "spec_metrics": request.per_request_spec_decode_metrics or served.spec_metrics,
+        "depth": requested_depth(request.num_speculative_tokens, extra, served),
+        "cache_salt": request.cache_salt,
+    }
     if isinstance(request, EngineFields):
-        job = _add_engine_fields(job, request)
-    return _add_sampling_fields(job, request) if isinstance(request, SamplingFields) else job
+        found |= _read_engine_fields(request)
+    return found | _read_sampling_fields(request) if isinstance(request, SamplingFields) else found
 
 
-def _add_engine_fields(job: Job, request: EngineFields) -> Job:
-    return replace(
-        job,
-        stop=read_stops(request.stop),
-        include_stop=bool(request.include_stop_str_in_output),
-        skip_special_tokens=request.skip_special_tokens is not False,
-        priority=request.priority or 0,
-    )
+def _read_engine_fields(request: EngineFields) -> dict[str, Any]:
+    return {
+        "stop": read_stops(request.stop),
+        "include_stop": bool(request.include_stop_str_in_output),
+        "skip_special_tokens": request.skip_special_tokens is not False,
+        "priority": request.priority or 0,
+    }
 
 
-def _add_sampling_fields(job: Job, request: SamplingFields) -> Job:
+def _read_sampling_fields(request: SamplingFields) -> dict[str, Any]:
     options = request.stream_options
     if options is not None and not request.stream:
         raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
     include_usage = options is not None and bool(options.include_usage)
-    return replace(
-        job,
-        n=request.n or 1,
-        include_usage=include_usage,
-        continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
-        return_token_ids=bool(request.return_token_ids),
-        token_names="ids" if request.return_tokens_as_token_ids else "text",
-        wants_prompt=bool(request.return_token_ids) or request.prompt_logprobs is not None,
-        wants_prompt_logprobs=request.prompt_logprobs is not None,
-        truncate_prompt=request.truncate_prompt_tokens,
-        truncation_side=request.truncation_side or "left",
-    )
+    return {
+        "n": request.n or 1,
+        "include_usage": include_usage,
+        "continuous_usage": include_usage and bool(options and options.continuous_usage_stats),
+        "return_token_ids": bool(request.return_token_ids),
+        "token_names": "ids" if request.return_tokens_as_token_ids else "text",
+        "wants_prompt": wants_prompt(request),
+        "wants_prompt_logprobs": request.prompt_logprobs is not None,
+        "truncate_prompt": request.truncate_prompt_tokens,
+        "truncation_side": request.truncation_side or "left",
+    }
+
+
+def wants_prompt(request: SamplingFields) -> bool:
+    """Whether the answer shows the prompt's tokens."""
+    return bool(request.return_token_ids) or request.prompt_logprobs is not None
 
 
 def _fingerprint_prompt(prompt: PromptSource) -> str:
@@ -141,19 +157,18 @@ def _fingerprint_prompt(prompt: PromptSource) -> str:
 
 def default_sampling(request: object, served: ServedModel) -> Sampling:
     """Each field as the client asks, else as the model's generation config says, else neutral."""
+    return Sampling(**_choose_sampling(request, served))
 
-    def choose(name: str, neutral: float) -> Any:
+
+def _choose_sampling(request: object, served: ServedModel) -> dict[str, Any]:
+    chosen: dict[str, Any] = {**NEUTRAL, **served.sampling}
+    for name in ASKED:
         value = getattr(request, name, None)
-        return served.sampling.get(name, neutral) if value is None else value
-
-    return Sampling(
-        max_tokens=int(served.sampling.get("max_tokens", 0)),
-        temperature=choose("temperature", 1.0),
-        top_p=choose("top_p", 1.0),
-        top_k=max(0, int(choose("top_k", 0))),
-        min_p=choose("min_p", 0.0),
-        repetition_penalty=choose("repetition_penalty", 1.0),
-    )
+        if value is not None:
+            chosen[name] = value
+    chosen["max_tokens"] = int(chosen["max_tokens"])
+    chosen["top_k"] = max(0, int(chosen["top_k"]))
+    return {name: chosen[name] for name in NEUTRAL}
 
 
 def make_sampling(
@@ -164,10 +179,9 @@ def make_sampling(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> Sampling:
-    sampling = default_sampling(request, served)
-    return replace(
-        sampling,
-        max_tokens=max_tokens or sampling.max_tokens,
+    fields = _choose_sampling(request, served)
+    return Sampling(
+        **fields | {"max_tokens": max_tokens or fields["max_tokens"]},
         min_tokens=request.min_tokens or 0,
         seed=request.seed,
         presence_penalty=request.presence_penalty or 0.0,
