@@ -14,6 +14,6 @@ worker, ``fleet`` many: who they are, how they are, and which of them runs a req
 depth of a step by its cost in ``planner.py``; ``inspection`` says whether a draft fits a target
 before anything is loaded, ``drafts.py`` copies drafts and ``swap.py`` exchanges the running one.
 
-Called by ``server.backends`` and ``server.generation``. A new engine is a module here and a
-backend.
+Called by ``server.backends``, where a new engine goes, and ``server.generation``. One for workers
+is a module of ``remote`` and a row in its ``ENGINES``.
 """

@@ -17,9 +17,10 @@ from engine.errors import EngineDead, EngineStartError
 from engine.orphan import die_with_parent
 from server.access.keys import generate_key_entry
 from server.cli.command_line import (
-    UPSTREAMS,
     CommandLine,
+    find_backend,
     list_given_names,
+    load_backend,
     plan_gateway,
     read_command_line,
     read_engine_arguments,
@@ -126,7 +127,7 @@ def _preload_engine(argv: list[str]) -> EnginePreload | None:
     Raises ConfigError for a file that cannot be read.
     """
     given = list_given_names(argv, os.environ)
-    if not given.isdisjoint(UPSTREAMS) or any(arg.startswith(HELP) for arg in argv):
+    if find_backend(given) or any(arg.startswith(HELP) for arg in argv):
         return None
     from engine.machine import detect_platform
     from engine.vllm_backend.child_process import EnginePreload, predict_engine_environment
@@ -140,10 +141,9 @@ def _preload_engine(argv: list[str]) -> EnginePreload | None:
 
 
 def _check_workers(line: CommandLine) -> int:
-    from server.backends.remote import RemoteBackend
     from server.cli.check import check_workers
 
-    backend = RemoteBackend(line, lambda _: None)
+    backend = load_backend(line.backend)(line, lambda _: None)
     answers = asyncio.run(backend.ask_workers())
     found = check_workers(backend.facts, answers, plan_gateway(line.settings, line.model))
     print(found.text)

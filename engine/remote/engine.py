@@ -2,7 +2,7 @@
 
 ``remote_engine`` makes the engine for an upstream. ``connection.py`` speaks HTTP and bounds every
 answer; ``reading.py`` checks it. ``text.py`` has the engine for any OpenAI-compatible server. A new
-protocol is one more subclass of ``RemoteEngineBase`` (``driver.py``).
+protocol is one more subclass of ``RemoteEngineBase`` (``driver.py``) and a row in ``ENGINES``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from engine.base import Engine
@@ -29,8 +30,7 @@ from engine.remote.reading import (
     read_object,
     read_optional_object,
 )
-from engine.remote.text import TextEngine
-from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream, WireProtocol
+from engine.remote.upstream import ENGINES, ConnectionSettings, LocalModel, Upstream
 from engine.speculation.accounting import intern_step
 from engine.speculation.totals import Totals
 from engine.types import (
@@ -236,5 +236,6 @@ def remote_engine(
     progress: Callable[[str], None] = ignore_progress,
 ) -> Engine:
     """The engine for the worker's wire protocol. Cheap to make; connects when started."""
-    kind = TextEngine if upstream.protocol is WireProtocol.TEXT else RemoteEngine
-    return kind(upstream, model, access, progress)
+    module, name = ENGINES[upstream.prefix].split(":")
+    engine: Engine = getattr(import_module(module), name)(upstream, model, access, progress)
+    return engine

@@ -5,20 +5,14 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-TEXT_PREFIX = "text+"
-
-
-class WireProtocol(StrEnum):
-    """What a worker sends and receives."""
-
-    TOKENS = "tokens"
-    """vLLM's ``/inference/v1/generate``: token ids both ways, and speculation metrics."""
-    TEXT = "text"
-    """OpenAI's ``/v1/completions``: text out, no speculation metrics."""
+ENGINES: Mapping[str, str] = {
+    "": "engine.remote.engine:RemoteEngine",
+    "text+": "engine.remote.text:TextEngine",
+}
+"""The engine that drives a worker, by what stands before the URL in its address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +21,27 @@ class Upstream:
 
     url: str
     """Scheme, host, port and optional path, without a trailing slash."""
-    protocol: WireProtocol = WireProtocol.TOKENS
+    prefix: str = ""
+    """Says what the worker speaks: a key of ``ENGINES``."""
     authorization: str | None = field(default=None, repr=False, compare=False)
     """From ``http://user:password@...``; sent to this worker instead of the key."""
 
     @classmethod
     def parse(cls, given: str) -> Upstream:
         """``http://host:port`` or ``text+http://host:port``. Raises ValueError."""
-        url = given.strip().removeprefix(TEXT_PREFIX).rstrip("/")
-        protocol = (
-            WireProtocol.TEXT if given.strip().startswith(TEXT_PREFIX) else WireProtocol.TOKENS
-        )
+        prefix = max(filter(given.strip().startswith, ENGINES), key=len)
+        url = given.strip().removeprefix(prefix).rstrip("/")
         if not _is_address(url):
             raise ValueError(
-                f"a worker's address must be http://HOST:PORT, or text+http://HOST:PORT for one "
+                "a worker's address must be http://HOST:PORT, or text+http://HOST:PORT for one "
                 f"that speaks text only; given {_without_userinfo(given)!r}"
             )
         userinfo = urlsplit(url).netloc.rpartition("@")[0]
         clean = url.replace(f"//{userinfo}@", "//", 1).removesuffix("/v1")
-        return cls(clean, protocol, encode_basic_auth(userinfo) if userinfo else None)
+        return cls(clean, prefix, encode_basic_auth(userinfo) if userinfo else None)
 
     def __str__(self) -> str:
-        return (TEXT_PREFIX if self.protocol is WireProtocol.TEXT else "") + self.url
+        return self.prefix + self.url
 
 
 def _is_address(url: str) -> bool:

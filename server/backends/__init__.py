@@ -1,8 +1,9 @@
-"""Backends: where a gateway's tokens come from. ``server/cli/serve.py`` chooses one.
+"""Backends: where a gateway's tokens come from; the command line chooses one.
 
 ``in_process.py`` runs vLLM in this process and its children; ``remote.py`` drives remote workers.
-A backend gives it the engine, the renderer and the vocabulary. A new kind of
-engine is one more module here with a class that fits ``Backend``.
+A backend gives ``server/cli/serve.py`` the engine, the renderer and the vocabulary. A new kind of
+engine is one more module here, with a ``RenderingBackend`` that makes it, and a row in ``BACKENDS``
+of ``server/cli/command_line.py``.
 """
 
 from __future__ import annotations

@@ -29,12 +29,15 @@ PROBE_S = 3.0
 
 
 class RenderingBackend:
-    """The part of a backend that a model's files give: renderer, vocabulary, names. No vLLM."""
+    """What a backend without vLLM is but for its engine: ``create_engine`` makes it complete."""
+
+    arguments: type[ModelArguments] = ModelArguments
+    """With the backend's own flags, if it has any; ``line.model`` has their values."""
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings, arguments = line.settings, line.model
         assert arguments is not None
-        refuse_unknown_parsers(settings, arguments, "with --upstream the gateway has no vLLM")
+        refuse_unknown_parsers(settings, arguments, "this gateway has no vLLM")
         progress("reading the tokenizer and the chat template")
         files = find_model_files(arguments)
         self.renderer = _create_renderer(files, settings)
@@ -58,6 +61,19 @@ class RenderingBackend:
             max_model_len=arguments.max_model_len or files.max_model_len,
             default_sampling=files.default_sampling,
         )
+
+    def list_workers(self) -> Iterable[WorkerStatus]:
+        return ()
+
+    def describe(self, info: EngineInfo) -> EngineInfo:
+        return replace(info, model=self.names[0])
+
+    async def ask_workers(self) -> dict[str, EngineInfo | EngineStartError]:
+        """For ``eaglegate check``: what each worker reports of itself."""
+        return {}
+
+    async def aclose(self) -> None:
+        """Nothing was started."""
 
 
 class RemoteBackend(RenderingBackend):
@@ -92,18 +108,15 @@ class RemoteBackend(RenderingBackend):
 
     def describe(self, info: EngineInfo) -> EngineInfo:
         details = {**info.details, "workers": ", ".join(w.name for w in self.list_workers())}
-        return replace(info, model=self.names[0], details=details)
+        return replace(super().describe(info), details=details)
 
     async def ask_workers(self) -> dict[str, EngineInfo | EngineStartError]:
-        """What each worker reports of itself, without waiting for those that are loading."""
+        """Without waiting for those that are loading."""
         with _name_flag("workers"):
             found = [await source.read() for source in self._sources]
         names = sorted(frozenset[str]().union(*found))
         answers = await asyncio.gather(*map(_probe, map(self._create_engine, names)))
         return dict(zip(names, answers, strict=True))
-
-    async def aclose(self) -> None:
-        """The backend itself starts nothing."""
 
 
 async def _probe(engine: Engine) -> EngineInfo | EngineStartError:

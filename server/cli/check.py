@@ -10,7 +10,7 @@ from engine.machine import Machine, inspect_machine, is_port_free
 from engine.preflight import EnginePlan, preflight
 from engine.speculation.inspection import Severity, SpeculationReport
 from engine.types import EngineInfo
-from server.cli.command_line import GatewayPlan, resolve_parsers
+from server.cli.command_line import GatewayPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,10 @@ class CheckReport:
 
 def check(plan: EnginePlan, wanted: GatewayPlan, machine: Machine | None = None) -> CheckReport:
     found = preflight(plan, machine or inspect_machine())
-    parsers, unknown = resolve_parsers(wanted)
-    stops = [*found.obstacles, *unknown, *check_port(wanted)]
+    stops = [*found.obstacles, *wanted.unknown, *check_port(wanted)]
     lines = ["engine", *align(found.facts)]
     lines += ["", "speculation", *format_speculation(found.draft)]
-    lines += ["", "parsers", *align(parsers)]
+    lines += ["", "parsers", *align(wanted.parsers)]
     lines += ["", *conclude(stops, found.remarks)]
     return CheckReport("\n".join(lines), 1 if stops else 0)
 
@@ -38,14 +37,13 @@ def check_workers(
     wanted: GatewayPlan,
 ) -> CheckReport:
     """Of a gateway that has no engine: what its workers answered."""
-    parsers, unknown = resolve_parsers(wanted)
     lost = [str(answer) for answer in workers.values() if isinstance(answer, EngineStartError)]
-    stops = [*(lost if len(lost) == len(workers) else ()), *unknown, *check_port(wanted)]
+    stops = [*(lost if len(lost) == len(workers) else ()), *wanted.unknown, *check_port(wanted)]
     remarks = () if len(lost) == len(workers) else tuple(lost)
     lines = ["model", *align(model)]
     for address, answer in workers.items():
         lines += ["", f"worker {address}", *_format_worker(answer)]
-    lines += ["", "parsers", *align(parsers)]
+    lines += ["", "parsers", *align(wanted.parsers)]
     lines += ["", *conclude(stops, remarks)]
     return CheckReport("\n".join(lines), 1 if stops else 0)
 

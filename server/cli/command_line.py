@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,13 +164,30 @@ DEMO_TOOL_PARSER = "hermes"
 """The format of the built-in demo; its reasoning format is an engine flag and set there."""
 
 
-UPSTREAMS = ("upstream", "upstream_file", "upstream_dns")
-"""Each of these settings names workers; with one of them there is no engine in this process."""
+VLLM = "server.backends.in_process:InProcessBackend"
+BACKENDS: Mapping[str, str] = {
+    "upstream upstream_file upstream_dns": "server.backends.remote:RemoteBackend",
+}
+"""What takes vLLM's place in this process, by the settings of which each chooses it."""
+
+
+def find_backend(given: Collection[str]) -> tuple[str, str] | None:
+    """The flag that stands for it, and its place in ``BACKENDS``; None for vLLM."""
+    for names, place in BACKENDS.items():
+        if not set(names.split()).isdisjoint(given):
+            return flag(names.split()[0]), place
+    return None
+
+
+def load_backend(place: str) -> Any:
+    """A class that fits ``server.backends.Backend``."""
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelArguments:
-    """What a gateway in front of workers must know of the model; names as in ``vllm serve``."""
+    """What a gateway without vLLM must know of the model; names as in ``vllm serve``."""
 
     model: str = setting("", "folder or hub name of the model the workers serve")
     tokenizer: str | None = setting(None, "folder or hub name of its tokenizer, if elsewhere")
@@ -192,7 +210,8 @@ class CommandLine:
     """No model was named."""
     argv: list[str]
     model: ModelArguments | None = None
-    """With workers: the engine's flags are theirs."""
+    """Without vLLM: its flags are for where it runs."""
+    backend: str = VLLM
     preload: EnginePreload | None = None
     """Forks the engine processes of this gateway."""
 
@@ -205,8 +224,8 @@ def read_command_line(
     command: str, argv: list[str], progress: Callable[[str], None]
 ) -> CommandLine:
     """Raises ConfigError."""
-    if not list_given_names(argv, os.environ).isdisjoint(UPSTREAMS):
-        return _read_remote(command, argv, progress)
+    if found := find_backend(list_given_names(argv, os.environ)):
+        return _read_without_vllm(command, argv, progress, *found)
     progress("loading vLLM")
     from engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
 
@@ -231,40 +250,44 @@ def read_command_line(
     return CommandLine(namespace, settings, demo=named is None, argv=argv)
 
 
-def _read_remote(command: str, argv: list[str], progress: Callable[[str], None]) -> CommandLine:
+def _read_without_vllm(
+    command: str, argv: list[str], progress: Callable[[str], None], chosen: str, place: str
+) -> CommandLine:
+    kind: type[ModelArguments] = load_backend(place).arguments
     parser = argparse.ArgumentParser(
         prog=f"eaglegate {command}",
-        usage=f"eaglegate {command} MODEL --upstream URL[,URL...] [options]",
         description="MODEL is a folder or a hub name; its tokenizer and chat template are read.",
-        epilog="An engine's flags are for the workers; `--help` without --upstream shows them.",
+        epilog=f"Flags of vLLM are for where it runs; `--help` without {chosen} shows them.",
         allow_abbrev=False,
     )
     parser.add_argument("model_tag", nargs="?", default=None, metavar="MODEL")
     add_arguments(parser, Settings)
     add_arguments(parser, CaptureSettings)
-    add_arguments(parser, ModelArguments)
+    add_arguments(parser, kind)
     add_front_end_flags(parser)
+    shown = f"{chosen} {parser._option_string_actions[chosen].metavar}"
+    parser.usage = f"eaglegate {command} MODEL {shown} [options]"
     dashed = [_replace_underscores(arg) for arg in gather_arguments(parser, argv, os.environ)]
     namespace, unknown = parser.parse_known_args(dashed)
     if unknown:
         raise ConfigError(
-            f"{' '.join(unknown)}: with workers there is no engine here; flags of an engine are "
-            "for them (`eaglegate serve --upstream URL --help` shows those of the gateway)"
+            f"{' '.join(unknown)}: with {chosen} there is no vLLM here; its flags are for where it "
+            f"runs (`eaglegate serve {shown} --help` shows those of the gateway)"
         )
     for notice in check_front_end_flags(namespace):
         progress(f"note: {notice}")
     if getattr(namespace, "lora_modules", None):
-        raise ConfigError("--lora-modules: with workers, adapters are theirs to serve")
-    arguments = read_into(ModelArguments, namespace)
+        raise ConfigError(f"--lora-modules: with {chosen}, adapters are for where the model runs")
+    arguments = read_into(kind, namespace)
     named = namespace.model_tag or arguments.model
     if not named:
         raise ConfigError(
-            "--upstream needs the model, too: the gateway renders and parses with its tokenizer "
-            f"and chat template. eaglegate {command} MODEL --upstream URL, with MODEL the folder "
-            "or hub name of what the workers serve"
+            f"{chosen} needs the model, too: the gateway renders and parses with its tokenizer "
+            f"and chat template. eaglegate {command} MODEL {shown}, with MODEL the folder or hub "
+            "name of what is served"
         )
     model = replace(arguments, model=named)
-    return CommandLine(namespace, read_settings(namespace), demo=False, argv=argv, model=model)
+    return CommandLine(namespace, read_settings(namespace), False, argv, model, place)
 
 
 def _replace_underscores(argument: str) -> str:
@@ -290,50 +313,37 @@ def read_engine_arguments(namespace: argparse.Namespace) -> Arguments:
         raise ConfigError(str(error)) from error
 
 
-Resolve = Callable[[str], object]
-"""Looks a parser up by name; raises ValueError with the names there are."""
-
-
 @dataclass(frozen=True, slots=True)
 class GatewayPlan:
     """The gateway's own part of the command line, as far as a start depends on it."""
 
     host: str
     port: int
-    parsers: Mapping[str, tuple[str | None, Resolve]]
-    """What a parser is for -> its name, if one is given, and how names are resolved."""
-
-
-def resolve_parsers(wanted: GatewayPlan) -> tuple[dict[str, str], list[str]]:
-    """Each parser by its name, and a sentence for each name there is no parser for."""
-    shown: dict[str, str] = {}
-    unknown: list[str] = []
-    for purpose, (name, resolve) in wanted.parsers.items():
-        shown[purpose] = name or "none"
-        if name is None:
-            continue
-        try:
-            resolve(name)
-        except ValueError as error:
-            shown[purpose] = f"{name} (unknown)"
-            unknown.append(str(error))
-    return shown, unknown
+    parsers: Mapping[str, str]
+    """What a parser is for -> its name."""
+    unknown: Sequence[str] = ()
+    """A sentence for each name there is no parser for."""
 
 
 def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
     from server.parsing.registry import reasoning_format, tool_format
 
     reasoning = getattr(source, "reasoning_parser", None) or settings.reasoning_parser
-    fallback = settings.vllm_parser_fallback
-    parsers = {
-        "tool calls": (settings.tool_call_parser, _accept if fallback else tool_format),
-        "reasoning": (reasoning or None, _accept if fallback else reasoning_format),
-    }
-    return GatewayPlan(settings.host, settings.port, parsers)
-
-
-def _accept(name: str) -> None:
-    """vLLM knows whether it has a parser of that name."""
+    shown: dict[str, str] = {}
+    unknown: list[str] = []
+    for purpose, name, resolve in (
+        ("tool calls", settings.tool_call_parser, tool_format),
+        ("reasoning", reasoning, reasoning_format),
+    ):
+        shown[purpose] = name or "none"
+        if not name or settings.vllm_parser_fallback:  # vLLM knows whether it has one
+            continue
+        try:
+            resolve(name)
+        except ValueError as error:
+            shown[purpose] = f"{name} (unknown)"
+            unknown.append(str(error))
+    return GatewayPlan(settings.host, settings.port, shown, unknown)
 
 
 def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -> None:
@@ -341,7 +351,7 @@ def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -
     if settings.vllm_parser_fallback and not no_vllm:
         return
     ours = replace(settings, vllm_parser_fallback=False)
-    _, unknown = resolve_parsers(plan_gateway(ours, source))
+    unknown = [*plan_gateway(ours, source).unknown]
     if unknown and settings.vllm_parser_fallback:
         unknown.append(f"--vllm-parser-fallback cannot help: {no_vllm}")
     elif unknown and not no_vllm:

@@ -37,7 +37,7 @@ from server.apis.responses.service import maintain_store
 from server.apis.shared.gateway import Controls, Gateway
 from server.app import create_app
 from server.backends import Backend
-from server.cli.command_line import CommandLine, read_again
+from server.cli.command_line import CommandLine, load_backend, read_again
 from server.cli.console import StartupProgress, describe_exposure, format_banner, open_log
 from server.cli.listener import (
     LAST_WORDS_S,
@@ -88,7 +88,8 @@ class ServeCommand:
         self._listeners = bind_listeners(settings)
         if warning := describe_exposure(settings, keys):
             progress(warning)
-        self._backend = backend = _open_backend(line, progress)
+        backend: Backend = load_backend(line.backend)(line, progress)
+        self._backend = backend
         self._parsers = _make_parsers(backend, settings)
         self._improve = open_improve(settings, backend.drafts is not None)
         self._improving: asyncio.Task[None] | None = None
@@ -260,17 +261,6 @@ class ServeCommand:
             await self._gateway.store.aclose()
         for child in multiprocessing.active_children():
             child.terminate()
-
-
-def _open_backend(line: CommandLine, progress: StartupProgress) -> Backend:
-    """Raises ConfigError or EngineStartError."""
-    if line.remote:
-        from server.backends.remote import RemoteBackend
-
-        return RemoteBackend(line, progress)
-    from server.backends.in_process import InProcessBackend
-
-    return InProcessBackend(line, progress)
 
 
 def _open_tracing(endpoint: str | None) -> Tracing:

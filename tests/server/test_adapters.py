@@ -45,7 +45,7 @@ def test_adapters_need_the_engines_flag(folder: str) -> None:
 
 def test_with_workers_adapters_are_theirs() -> None:
     argv = ["m", "--upstream", "http://127.0.0.1:1", "--lora-modules", "a=b"]
-    with pytest.raises(ConfigError, match="theirs to serve"):
+    with pytest.raises(ConfigError, match="with --upstream, adapters"):
         read_command_line("serve", argv, lambda _: None)
 
 

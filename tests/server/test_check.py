@@ -11,19 +11,13 @@ from engine.machine import GIB, Machine
 from engine.preflight import EnginePlan
 from server.__main__ import main
 from server.cli.check import check
-from server.cli.command_line import GatewayPlan
+from server.cli.command_line import GatewayPlan, plan_gateway
+from server.settings import Settings
 
 pytestmark = pytest.mark.thorough
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 LAPTOP = Machine("cpu", cores=2, free_memory=16 * GIB)
-NAMES = {"hermes": 1, "kimi_k2": 2}
-
-
-def resolve(name: str) -> int:
-    if name not in NAMES:
-        raise ValueError(f"unknown tool call parser {name!r}: use one of {', '.join(NAMES)}")
-    return NAMES[name]
 
 
 def plan(depth: int = 3) -> EnginePlan:
@@ -36,7 +30,7 @@ def plan(depth: int = 3) -> EnginePlan:
 
 
 def wanted(tool_parser: str | None = "hermes", port: int = 0) -> GatewayPlan:
-    return GatewayPlan("127.0.0.1", port, {"tool calls": (tool_parser, resolve)})
+    return plan_gateway(Settings(port=port, tool_call_parser=tool_parser), None)
 
 
 def test_a_command_line_that_can_start():
@@ -50,7 +44,7 @@ def test_a_command_line_that_can_start():
 def test_an_unknown_parser_lists_the_names():
     found = check(plan(), wanted("hermess"), LAPTOP)
     assert found.status == 1
-    assert "- unknown tool call parser 'hermess': use one of hermes, kimi_k2" in found.text
+    assert "- unknown tool call parser 'hermess': use one of apertus, " in found.text
 
 
 def test_a_busy_port():

@@ -17,7 +17,7 @@ from engine.fleet.fleet import Fleet
 from engine.remote.connection import WorkerConnection
 from engine.remote.engine import RemoteEngine, remote_engine
 from engine.remote.text import TextEngine
-from engine.remote.upstream import ConnectionSettings, Upstream, WireProtocol
+from engine.remote.upstream import ConnectionSettings, Upstream
 from engine.types import Sampling
 from tests.engine.fleet.test_over_http import Worker
 from tests.engine.fleet.town import PATIENCE, RULES
@@ -246,7 +246,7 @@ async def test_credentials_of_an_address_are_used_and_shown_nowhere():
             error = await take(engine)
         assert worker.authorizations[0] == "basic dxnlcjpwqhnz"
     assert "user" not in str(error)
-    assert upstream.protocol is WireProtocol.TEXT
+    assert upstream.prefix == "text+"
 
 
 @pytest.mark.parametrize(

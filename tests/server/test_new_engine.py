@@ -1,0 +1,139 @@
+"""Adding an engine takes one module and one row: of ``BACKENDS``, or of ``ENGINES`` for a worker's.
+
+The engines here are those of a newcomer; nothing but the row knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from unittest.mock import Mock
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from engine.remote.connection import WorkerConnection
+from engine.remote.driver import RemoteEngineBase
+from engine.remote.engine import remote_engine
+from engine.remote.reading import compute_limits, read_integers
+from engine.remote.upstream import ENGINES, ConnectionSettings, LocalModel, Upstream
+from engine.rendering.renderer import ModelFiles, TemplateRenderer
+from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
+from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
+from engine.supervisor import SupervisedEngine
+from engine.types import EngineInfo, EngineRequest, FinishReason, Sampling, Step
+from server.__main__ import main
+from server.backends import Backend
+from server.backends.remote import RenderingBackend
+from server.cli.command_line import (
+    BACKENDS,
+    CommandLine,
+    ModelArguments,
+    load_backend,
+    read_command_line,
+)
+from server.errors import ConfigError
+from server.flags import setting
+from tests.engine.remote.stand_in_worker import serving
+from tests.server.conftest import DEMO
+
+REQUEST = EngineRequest("r1", (1, 2, 3), Sampling(max_tokens=64))
+
+
+@dataclass(frozen=True, slots=True)
+class ToyArguments(ModelArguments):
+    toy: str = setting("", "what the toy says", metavar="TEXT")
+
+
+class ToyBackend(RenderingBackend):
+    arguments = ToyArguments
+
+    def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
+        super().__init__(line, progress)
+        assert isinstance(line.model, ToyArguments)
+        self._answer = self.renderer.encode(line.model.toy, add_special_tokens=False)
+
+    def create_engine(
+        self, timeouts: SupervisionTimeouts, observer: RecoveryObserver
+    ) -> SupervisedEngine:
+        return SupervisedEngine(lambda: ScriptedEngine(steps(self._answer)), timeouts, observer)
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setitem(BACKENDS, "toy", f"{__name__}:ToyBackend")
+    return [str(DEMO), "--toy", "Hello, world"]
+
+
+async def test_a_backend_is_a_class_and_a_row(toy: list[str]) -> None:
+    line = read_command_line("serve", toy, lambda _: None)
+    backend: Backend = load_backend(line.backend)(line, lambda _: None)
+    engine = backend.create_engine(SupervisionTimeouts(), Mock())
+    info = backend.describe(await engine.start())
+    async with aclosing(engine.generate(REQUEST)) as generated:
+        tokens = [token async for step in generated for token in step.token_ids]
+    assert backend.renderer.decode(tokens) == "Hello, world"
+    assert info.model == backend.names[0]
+    await engine.aclose()
+    await backend.aclose()
+
+
+def test_it_can_be_checked(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *toy, "--port", "0"]) == 0
+    assert "Nothing found would stop it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [["--max-num-seqs", "8"], ["--lora-modules", "a=b"]])
+def test_flags_of_vllm_are_not_its_own(toy: list[str], more: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"{more[0]}.*: with --toy"):
+        read_command_line("serve", [*toy, *more], lambda _: None)
+    with pytest.raises(ConfigError, match="--toy needs the model"):
+        read_command_line("serve", toy[1:], lambda _: None)
+
+
+class ToyEngine(RemoteEngineBase):
+    async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
+        return replace(DEFAULT_INFO, model=name, max_model_len=longest)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+        body = {"prompt": list(request.prompt), "n_predict": request.sampling.max_tokens}
+        limits = compute_limits(request)
+        connection = self._require_connection()
+        answer = await connection.fetch("/completion", body, request.trace_headers, limits)
+        tokens = read_integers(answer["tokens"], "tokens", 0, 2048, limits.tokens)
+        yield Step(tokens, finish=FinishReason.STOP)
+
+
+async def completion(request: Request) -> JSONResponse:
+    return JSONResponse({"tokens": (await request.json())["prompt"]})
+
+
+async def models(_: Request) -> JSONResponse:
+    return JSONResponse({"data": [{"id": "toy", "max_model_len": 100}]})
+
+
+async def test_a_workers_engine_is_a_class_and_a_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(ENGINES, "toy+", f"{__name__}:ToyEngine")
+    worker = Starlette(
+        routes=[
+            Route("/health", lambda _: JSONResponse({})),
+            Route("/v1/models", models),
+            Route("/completion", completion, methods=["POST"]),
+        ]
+    )
+    files = ModelFiles.find(str(DEMO), None, None)
+    model = LocalModel("toy", TemplateRenderer(files), 2048)
+    async with serving(worker) as url:
+        upstream = Upstream.parse(f"toy+{url}")
+        assert str(upstream) == f"toy+{url}"
+        engine = remote_engine(upstream, model, ConnectionSettings(start_s=5.0))
+        assert (await engine.start()).max_model_len == 100
+        async with aclosing(engine.generate(REQUEST)) as generated:
+            assert [step.token_ids async for step in generated] == [REQUEST.prompt]
+        await engine.aclose()
