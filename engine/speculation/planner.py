@@ -10,40 +10,46 @@ verified token. So one threshold gives the best widths of every K at once, and D
 iteration (Management Science 13, 1967) on the rate finds the optimum in two or three rounds.
 
 K is fixed before the drafts are known; the widths hold for the step that verifies them. A plan is
-kept while nothing that was learnt contradicts it, for ``KEPT_STEPS`` at most.
-
-A verify step teaches every position up to its width. Deeper positions, and depth 0, need probes:
-steps one deeper than the best. They are paid from a budget, a share of the time that went by, and
-wait twice as long after each probe that changed nothing.
+kept for a few steps, and longer while no drafts are verified; what is observed meanwhile is learnt
+at the next one. The way through a step that keeps its plan is plain Python: beside a model, with
+cold caches, one call of numpy takes as long as all of it. Probes (probes.py) look beside the best.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.speculation.step_cost import TIMED, StepCostModel
+from engine.speculation.probes import Optimum, Probes
+from engine.speculation.step_cost import StepCostModel
 from engine.speculation.survival import SurvivalEstimator
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
+Counts = Sequence[int] | Ints
+"""A number for each request."""
 
 ROUNDS = 4
 """Iterations on the rate at most..."""
 CLOSE = 5e-3
 """... until it moves by less than this share."""
+GAIN = 0.01
+"""A depth that is not better than the last one by this share is not changed to."""
 FIXED_EVERY = 8
 """Steps between estimates of what fixed depths would have taken."""
-KEPT_STEPS = 8
-"""Steps that a plan is kept for at most while nothing contradicts it."""
+KEPT_STEPS = 16
+"""Steps that a plan is kept for at most while nothing contradicts it..."""
+KEPT_WITH_NEWS = 2
+"""... and where drafts of the same requests were verified since."""
 RECENT_STEPS = 512
 FALL = 0.85
 """Acceptance that is below this share of the first position's has drifted."""
@@ -67,24 +73,6 @@ class DepthReason(StrEnum):
 
 
 EXPLORING = (DepthReason.PROBE, DepthReason.COLD)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannerSettings:
-    """What can be set."""
-
-    probe_share: float = 0.01
-    """Share of the time that probes may take."""
-    probe_saved_steps: float = 0.5
-    """The most that the budget saves up, in steps."""
-    cold_trials: float = 2.0
-    """A request with fewer trials of its own counts as unknown..."""
-    cold_steps: int = 8
-    """... in its first verify steps."""
-    longest_wait: int = 256
-    """Steps between probes at most."""
-    gain: float = 0.01
-    """A depth that is not better than the last one by this share is not changed to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,51 +120,57 @@ class PlannedStep:
     reason: DepthReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Planned:
-    """A plan, what it was made for, and the tokens expected at every fixed depth."""
+    """A plan, and what it was made for."""
 
     requests: list[str]
-    bounds: Ints
-    floors: Ints
+    bounds: list[int]
+    floors: list[int]
     plan: DepthPlan
-    tokens: Floats
+    widths: list[int]
+    expected: dict[str, float]
+    """Draft tokens of each request that will be accepted."""
+    fixed: Floats
+    """Tokens expected at every fixed depth."""
+    steps: int = 0
+    """That it was used for..."""
+    counted: int = 0
+    """... and that stand in the totals."""
 
-    def is_for(self, requests: Sequence[str], bounds: Ints, floors: Ints) -> bool:
-        same = np.array_equal(self.bounds, bounds) and np.array_equal(self.floors, floors)
-        return same and self.requests == requests
+    def is_for(self, requests: Sequence[str], bounds: list[int], floors: list[int]) -> bool:
+        """Whether it still holds: bounds that only fall, as those of answers that near their end
+        do, cut widths and change nothing else while one of them reaches the depth.
+        """
+        if self.floors != floors or self.requests != requests:
+            return False
+        falls = zip(bounds, self.bounds, strict=True)
+        return self.bounds == bounds or (
+            max(bounds, default=0) >= self.plan.depth
+            and all(now <= before for now, before in falls)
+        )
 
 
 class DepthPlanner:
     """Plans steps for one engine. Not thread-safe; every call is made by the scheduler."""
 
-    def __init__(
-        self,
-        depth: int,
-        survival: SurvivalEstimator | None = None,
-        cost: StepCostModel | None = None,
-        settings: PlannerSettings | None = None,
-    ) -> None:
+    def __init__(self, depth: int) -> None:
         """``depth``: draft tokens the engine can make at most, K >= 1."""
         self.depth = depth
-        self.survival = survival or SurvivalEstimator(depth)
-        self.cost = cost or StepCostModel(depth)
-        self.settings = settings or PlannerSettings()
+        self.survival = SurvivalEstimator(depth)
+        self.cost = StepCostModel(depth)
         self.frozen: int | None = None
         self.totals = PlannerTotals([0] * (depth + 1), np.zeros(depth + 1))
         self.recent: deque[PlannedStep] = deque(maxlen=RECENT_STEPS)
+        self._probes = Probes()
+        self._observed: list[tuple[Sequence[str], list[int], list[int]]] = []
+        """Steps that are not learnt from yet: requests, drafted, accepted."""
         self._committed = 0
-        self._expected: dict[str, float] = {}
-        self._reason = DepthReason.COST
         self._last: _Planned | None = None
-        self._kept = 0
         self._fresh = True
-        """The last plan is not to be kept: a probe, or what was learnt since may change it."""
-        self._budget_s = 0.0
-        self._price_s = 0.0
-        """Of the cheapest probe that the budget did not pay; infinite where there is none."""
-        self._wait = 1
-        self._waited = 0
+        """The last plan is not to be kept: a probe, or the requests have changed."""
+        self._news = False
+        """Drafts were verified since the last plan whose outcome may change it."""
         self._counted = 0
         self._best = 0
         self._rate = 0.0
@@ -192,95 +186,113 @@ class DepthPlanner:
         self._fresh = True
 
     def end(self, request: str) -> None:
+        self._count_steps()
+        self._learn()
         self.survival.remove(request)
 
-    def plan(self, requests: Sequence[str], bounds: Ints, floors: Ints | None = None) -> DepthPlan:
+    def plan(
+        self, requests: Sequence[str], bounds: Counts, floors: Counts | None = None
+    ) -> DepthPlan:
         """The next draft. ``bounds`` and ``floors``: the most and the least draft tokens that each
-        request may have, shape (requests,); no floors are zeros.
+        request may have; no floors are zeros.
         """
         began = perf_counter()
-        floors = np.zeros_like(bounds) if floors is None else floors
-        if self._last is None or self._must_plan(self._last, requests, bounds, floors):
-            self._last = self._make_plan(requests, bounds, floors)
-            self._fresh, self._kept = self._last.plan.reason in EXPLORING, 0
+        bounds = _list(bounds)
+        floors = [0] * len(bounds) if floors is None else _list(floors)
+        last = self._last
+        if last is None or self._must_plan(last, requests, bounds, floors):
+            self._count_steps()
+            self._learn()
+            last = self._last = self._make_plan(requests, bounds, floors)
+            self._fresh, self._news = last.plan.reason in EXPLORING, False
         else:
-            self._waited += 1
-            self._kept += 1
-        plan = self._last.plan
-        self._count(self._last)
-        self._reason = plan.reason
-        self.survival.count_widths(requests, plan.widths)
-        self.totals.reasons[plan.reason] += 1
-        self.totals.depths[plan.depth] += 1
+            self._probes.count_step()
+        last.steps += 1
         self.totals.planning_s += perf_counter() - began
-        return plan
+        return last.plan
 
     def _must_plan(
-        self, last: _Planned, requests: Sequence[str], bounds: Ints, floors: Ints
+        self, last: _Planned, requests: Sequence[str], bounds: list[int], floors: list[int]
     ) -> bool:
-        """Something was learnt since the last plan, a probe is due, or the requests are others."""
-        due = self._waited + 1 >= self._wait and self._budget_s >= self._price_s
-        due = due or self._kept >= KEPT_STEPS or self.frozen is not None
-        return self._fresh or due or not last.is_for(requests, bounds, floors)
+        """The plan was kept long enough, a probe is due, or the requests are others."""
+        due = self._fresh or self._probes.is_due or self.frozen is not None
+        due = due or last.steps > (KEPT_WITH_NEWS if self._news else KEPT_STEPS)
+        return due or not last.is_for(requests, bounds, floors)
 
-    def _make_plan(self, requests: Sequence[str], bounds: Ints, floors: Ints) -> _Planned:
+    def _make_plan(self, requests: Sequence[str], bounds: list[int], floors: list[int]) -> _Planned:
+        most, least = np.array(bounds), max(floors, default=0)
         conditional = self.survival.conditional(requests)
         survival = np.cumprod(conditional, axis=1)
-        survival[self._positions > bounds[:, None]] = 0.0
-        least = int(floors.max(initial=0))
-        best, seconds = self._optimum(survival, least)
-        widths = self._widths(survival, best)
-        if self.frozen is not None:
-            depth, reason = max(least, min(self.frozen, self.depth)), DepthReason.FROZEN
-            widths = np.minimum(bounds, depth)
-        else:
-            depth, widths, reason = self._explore(
-                requests, bounds, survival, best, widths, seconds, least
-            )
+        survival[self._positions > most[:, None]] = 0.0
+        best = self._find_optimum(survival, most, least)
+        if best.depth != self._best:
+            self._best = best.depth
+            self._probes.restart()
+        depth, widths, reason = self._choose(requests, best)
         if reason is DepthReason.COST:
-            reason = _name(conditional, bounds, depth, self.depth)
-        if best != self._best:
-            self._best, self._wait = best, 1
+            reason = _name(conditional, most, depth, self.depth)
         widths = np.maximum(widths, floors)
         within = self._positions[:depth] <= widths[:, None]
         accepted = (survival[:, :depth] * within).sum(axis=1)
         tokens = len(requests) + float(accepted.sum())
-        self._expected = dict(zip(requests, accepted.tolist(), strict=True))
-        plan = DepthPlan(depth, widths, reason, tokens, float(seconds[depth]))
-        by_depth = np.concatenate([[0.0], np.cumsum(survival.sum(axis=0))])
-        return _Planned([*requests], bounds, floors, plan, len(requests) + by_depth)
+        plan = DepthPlan(depth, widths, reason, tokens, float(best.seconds[depth]))
+        expected = dict(zip(requests, accepted.tolist(), strict=True))
+        fixed = len(requests) + np.concatenate([[0.0], np.cumsum(survival.sum(axis=0))])
+        return _Planned([*requests], bounds, floors, plan, widths.tolist(), expected, fixed)
 
-    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None:
+    def _choose(self, requests: Sequence[str], best: Optimum) -> tuple[int, Ints, DepthReason]:
+        """The best, what an operator holds, or a probe."""
+        self._probes.count_step()
+        if self.frozen is not None:
+            depth = max(best.least, min(self.frozen, self.depth))
+            return depth, np.minimum(best.bounds, depth), DepthReason.FROZEN
+        steps_at = self.cost.steps_at(len(requests))
+        trials, age = self.survival.trials(requests), self.survival.age(requests)
+        probe = self._probes.choose(best, steps_at, trials, age)
+        if probe is None:
+            return best.depth, best.widths, DepthReason.COST
+        reason = DepthReason.COLD if probe.is_cold else DepthReason.PROBE
+        return probe.depth, probe.widths, reason
+
+    def observe(self, requests: Sequence[str], drafted: Counts, accepted: Counts) -> None:
         """What became of one step's drafts, and of requests that had none."""
-        self.survival.observe(requests, drafted, accepted)
-        self._fresh = self._fresh or not self._confirms(drafted, accepted)
-        self._committed = len(requests) + int(accepted.sum())
-        for request, count in zip(requests, accepted.tolist(), strict=True):
-            if (expected := self._expected.get(request)) is not None:
+        drafted, accepted = _list(drafted), _list(accepted)
+        self._observed.append((requests, drafted, accepted))
+        self._committed = len(requests) + sum(accepted)
+        if self._last is None:
+            return
+        self._news = self._news or not self._confirms(self._last, drafted, accepted)
+        for request, count in zip(requests, accepted, strict=True):
+            if (expected := self._last.expected.get(request)) is not None:
                 self.totals.expected_tokens += 1 + expected
                 self.totals.committed_tokens += 1 + count
 
-    def _confirms(self, drafted: Ints, accepted: Ints) -> bool:
+    def _confirms(self, last: _Planned, drafted: list[int], accepted: list[int]) -> bool:
         """Nothing was drafted; or all drafts were accepted, and no plan is deeper than the last."""
-        if self._last is None:
-            return False
-        deepest = self._last.plan.depth == self.depth
-        full = deepest and np.array_equal(self._last.plan.widths, self._last.bounds)
-        return bool((drafted == accepted).all()) if full else not drafted.any()
+        if last.plan.depth == self.depth and last.widths == last.bounds:
+            return drafted == accepted
+        return not any(drafted)
+
+    def _learn(self) -> None:
+        for requests, steps in groupby(self._observed, key=itemgetter(0)):
+            _, drafted, accepted = zip(*steps, strict=True)
+            self.survival.observe(requests, drafted, accepted)
+        self._observed.clear()
 
     def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
         """A step of decoding requests alone: what it did and how long it took."""
-        if self.cost.is_known:
-            self.totals.expected_s += self.cost.step_seconds(batch, verified, depth)
-            self.totals.taken_s += seconds
-        self.cost.observe(batch, verified, depth, seconds)
-        step = PlannedStep(seconds, self._committed, batch, verified, depth, self._reason)
+        expected_s, taken_s = self.cost.observe(batch, verified, depth, seconds)
+        self.totals.expected_s += expected_s
+        self.totals.taken_s += taken_s
+        reason = DepthReason.COST if self._last is None else self._last.plan.reason
+        step = PlannedStep(seconds, self._committed, batch, verified, depth, reason)
         self.recent.append(step)
-        self._budget_s += self.settings.probe_share * seconds
-        self._budget_s = min(self._budget_s, self.settings.probe_saved_steps * seconds)
+        self._probes.save(seconds)
 
     def describe(self, recent: int = 0) -> dict[str, object]:
         """What it believes and has decided, in types that JSON has, and the newest steps."""
+        self._learn()
+        self._count_steps()
         totals = self.totals
         return {
             "frozen": self.frozen,
@@ -298,8 +310,8 @@ class DepthPlanner:
             "recent": [astuple(step) for step in list(self.recent)[-recent:]] if recent else [],
         }
 
-    def _optimum(self, survival: Floats, least: int) -> tuple[int, Floats]:
-        """Best depth, and seconds of a step at every depth with its best widths."""
+    def _find_optimum(self, survival: Floats, bounds: Ints, least: int) -> Optimum:
+        """Dinkelbach's iteration; a depth that is hardly better than the last is not changed to."""
         rate, batch = self._rate, len(survival)
         tokens = np.full(self.depth + 1, float(batch))
         verified = np.zeros(self.depth + 1)
@@ -314,80 +326,39 @@ class DepthPlanner:
             rates = tokens / seconds
             rates[:least] = 0.0
             rates[least + 1 :] *= worth[:, least:].any(axis=0)
-            best = int(rates.argmax())
-            found = float(rates[best])
+            depth = int(rates.argmax())
+            found = float(rates[depth])
             if abs(found - rate) <= CLOSE * found:
                 break
             rate = found
         self._rate = found
-        if rates[self._best] >= (1 - self.settings.gain) * found:
-            best = self._best
-        return best, seconds
+        if rates[self._best] >= (1 - GAIN) * found:
+            depth = self._best
+        widths = (survival[:, :depth] > found * token_s).sum(axis=1)
+        return Optimum(depth, widths, bounds, least, survival, found, seconds, token_s)
 
-    def _widths(self, survival: Floats, depth: int) -> Ints:
-        threshold = self._rate * self.cost.per_token(len(survival))
-        return np.asarray((survival[:, :depth] > threshold).sum(axis=1))
-
-    def _explore(
-        self,
-        requests: Sequence[str],
-        bounds: Ints,
-        survival: Floats,
-        best: int,
-        widths: Ints,
-        seconds: Floats,
-        least: int,
-    ) -> tuple[int, Ints, DepthReason]:
-        """A step beside the best where the budget pays for it: shallower for its time alone."""
-        self._waited += 1
-        self._price_s = math.inf
-        untimed = self.cost.steps_at(len(requests))[least:best] < TIMED
-        if untimed.any() and self._waited <= 2:
-            self._price_s = 0.0
-        elif untimed.any():
-            depth = least + int(untimed.argmax())
-            within = survival[:, :best] * (self._positions[:best] <= widths[:, None])
-            lost_s = float(within[:, depth:].sum()) / max(self._rate, 1e-9)
-            if self._pay(lost_s - float(seconds[best] - seconds[depth])):
-                self._waited = 0
-                return depth, np.minimum(widths, depth), DepthReason.PROBE
-        deepest = (bounds > best) & (widths >= best)
-        if best == self.depth or not deepest.any():
-            return best, widths, DepthReason.COST
-        cold = deepest & (self.survival.trials(requests)[:, best] < self.settings.cold_trials)
-        cold &= self.survival.age(requests) < self.settings.cold_steps
-        if not cold.any() and self._waited < self._wait:
-            self._price_s = 0.0
-            return best, widths, DepthReason.COST
-        tried = cold if cold.any() else deepest
-        cost_s = float(seconds[best + 1] - seconds[best])
-        cost_s += int(tried.sum()) * self.cost.per_token(len(requests))
-        gain_s = float(survival[tried, best].sum()) / max(self._rate, 1e-9)
-        if not self._pay(cost_s - gain_s):
-            return best, widths, DepthReason.COST
-        if not cold.any():
-            self._waited = 0
-            self._wait = min(2 * self._wait, self.settings.longest_wait)
-        reason = DepthReason.COLD if cold.any() else DepthReason.PROBE
-        return best + 1, np.where(tried, best + 1, widths), reason
-
-    def _pay(self, seconds: float) -> bool:
-        """Take a probe's expected loss from the budget, if there is so much."""
-        if seconds > self._budget_s:
-            self._price_s = min(self._price_s, seconds)
-            return False
-        self._budget_s -= max(0.0, seconds)
-        return True
-
-    def _count(self, planned: _Planned) -> None:
-        totals, plan = self.totals, planned.plan
-        self._counted += 1
-        if self._counted % FIXED_EVERY or not self.cost.is_known:
+    def _count_steps(self) -> None:
+        """Add up the steps of the last plan."""
+        last, totals = self._last, self.totals
+        if last is None or last.steps == last.counted:
             return
-        batch = len(planned.requests)
+        plan, steps = last.plan, last.steps - last.counted
+        last.counted = last.steps
+        self.survival.count_widths(last.requests, last.widths, steps)
+        totals.reasons[plan.reason] += steps
+        totals.depths[plan.depth] += steps
+        self._counted += steps
+        if self._counted < FIXED_EVERY or not self.cost.is_known:
+            return
+        batch, counted = len(last.requests), self._counted
+        self._counted = 0
         seconds = self.cost.seconds(batch, np.arange(self.depth + 1) * float(batch))
-        totals.planned_s += FIXED_EVERY * plan.seconds
-        totals.fixed_s += FIXED_EVERY * plan.tokens * seconds / planned.tokens
+        totals.planned_s += counted * plan.seconds
+        totals.fixed_s += counted * plan.tokens * seconds / last.fixed
+
+
+def _list(counts: Counts) -> list[int]:
+    return counts.tolist() if isinstance(counts, np.ndarray) else list(counts)
 
 
 def _name(conditional: Floats, bounds: Ints, depth: int, most: int) -> DepthReason:

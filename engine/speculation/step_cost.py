@@ -32,6 +32,8 @@ HUBER = 0.2
 """Residuals beyond this, as logarithms, count as outliers and move as much as this would."""
 TIMED = 8
 """Steps after which the time at a depth counts as known."""
+TOGETHER = 4
+"""Equal steps in a row that are then learnt from at once."""
 CELL_GAIN = 0.02
 """Share of what is left that a batch size and a depth take up at least; more while they are new."""
 WIDEST = 0.4
@@ -55,27 +57,57 @@ class StepCostModel:
         self._cells = np.zeros((12, depth + 1))
         self._cell_steps = np.zeros((12, depth + 1))
         self._depths = np.arange(depth + 1, dtype=np.float64)
+        self._shape = (0, 0, False)
+        self._waiting: list[tuple[int, float]] = []
+        """Tokens verified and seconds of steps of ``_shape`` that are not learnt from yet."""
 
     @property
     def is_known(self) -> bool:
         return self._unit is not None
 
-    def observe(self, batch: int, verified: int, depth: int, seconds: float) -> None:
-        """One step of ``batch`` requests in steady decoding."""
+    def observe(self, batch: int, verified: int, depth: int, seconds: float) -> tuple[float, float]:
+        """One step of ``batch`` requests in steady decoding.
+
+        Like steps in a row are learnt from together, once their time is known well. Returns the
+        seconds that were expected of what is learnt from now, and those it took.
+        """
         if seconds <= 0 or batch <= 0:
-            return
-        row = _features(batch, verified, depth)
+            return 0.0, 0.0
+        expected = taken = 0.0
+        shape = batch, depth, verified > 0
+        if self._waiting and shape != self._shape:
+            expected, taken = self._learn()
+        self._shape = shape
+        self._waiting.append((verified, seconds))
+        cell = _size_class(batch), self._find_cell(batch, verified, depth)
+        if len(self._waiting) < TOGETHER and self._cell_steps[cell] >= TIMED:
+            return expected, taken
+        more = self._learn()
+        return expected + more[0], taken + more[1]
+
+    def _learn(self) -> tuple[float, float]:
+        """Learn from the steps that wait. Seconds expected of them before, and taken."""
+        batch, depth, verifies = self._shape
+        verified, taken = zip(*self._waiting, strict=True)
+        self._waiting.clear()
+        count = len(taken)
+        width = sum(verified) / count
+        row = _features(batch, width, depth)
         if self._unit is None:
-            self._unit = seconds / float(row @ GUESS)
-        self.steps += 1
+            self._unit = taken[0] / float(row @ GUESS)
         size = _size_class(batch)
-        cell = size, self._find_cell(batch, verified, depth)
-        expected = max(float(row @ self._weights), 1e-6)
-        factors = self._speed + self._sizes[size] + self._cells[cell]
-        residual = math.log(seconds / self._unit / expected) - float(factors)
-        residual -= self._filter(row / expected, _clip(residual, HUBER))
-        if verified or not depth:
-            self._correct(cell, _clip(residual, HUBER), shared=depth > 0 or not verified)
+        cell = size, self._find_cell(batch, width, depth)
+        linear = max(float(row @ self._weights), 1e-6)
+        factors = self._speed + float(self._sizes[size] + self._cells[cell])
+        expected = self._unit * linear * math.exp(factors)
+        errors = [math.log(seconds / expected) for seconds in taken]
+        error = sum(_clip(one, HUBER) for one in errors) / count
+        left = error if count > 1 else errors[0]
+        left -= self._filter(row / linear, error, count)
+        if verifies or not depth:
+            self._correct(cell, _clip(left, HUBER), count, shared=depth > 0 or not verifies)
+        self.steps += count
+        return expected * count, sum(taken)
 
     def seconds(self, batch: int, verified: Floats) -> Floats:
         """Expected seconds at every depth 0 .. K; ``verified`` draft tokens at each of them.
@@ -127,16 +159,17 @@ class StepCostModel:
             },
         }
 
-    def _filter(self, slope: Floats, residual: float) -> float:
-        """Move weights and speed by one residual. How far that moves this step's own time.
+    def _filter(self, slope: Floats, residual: float, count: int) -> float:
+        """Move weights and speed by the mean residual of ``count`` steps. How far that moves their
+        own time.
 
         ``slope``: of the logarithm of the time by the weights; by the speed it is 1.
         """
         sensitivity = np.append(slope, 1.0)
         drift = np.append(WEIGHT_DRIFT * np.maximum(self._weights, GUESS), SPEED_DRIFT)
-        self._covariance[np.diag_indices(len(drift))] += drift**2
+        self._covariance.flat[:: len(drift) + 1] += count * drift**2
         across = self._covariance @ sensitivity
-        variance = float(sensitivity @ across) + NOISE**2
+        variance = float(sensitivity @ across) + NOISE**2 / count
         moves = across * (residual / variance)
         self._covariance -= np.outer(across, across) / variance
         weights = np.maximum(self._weights + moves[:-1], 0.0)
@@ -148,37 +181,37 @@ class StepCostModel:
         """Seconds of the model's unit with about this many requests, as the machine runs now."""
         return math.exp(self._speed + self._sizes[size]) * (self._unit or 1.0)
 
-    def _find_cell(self, batch: int, verified: int, depth: int) -> int:
+    def _find_cell(self, batch: int, verified: float, depth: int) -> int:
         """The depth whose correction a step has: one that only verifies has that of its drafts."""
         if depth or not verified:
             return depth
         return min(self.depth, max(1, round(verified / batch)))
 
-    def _correct(self, cell: tuple[int, int], residual: float, shared: bool) -> None:
-        """Share out what weights and speed leave of one step's time.
+    def _correct(self, cell: tuple[int, int], residual: float, count: int, shared: bool) -> None:
+        """Share out what weights and speed leave of the time of ``count`` steps.
 
         A step that only verifies is not ``shared`` with the batch size: it must not make steps
         without drafts look slow. One that only drafts tells neither of them anything.
         """
         size, _ = cell
-        gains = _gain(self._size_steps[size]) * shared, _gain(self._cell_steps[cell])
+        gains = _gain(self._size_steps[size], count) * shared, _gain(self._cell_steps[cell], count)
         residual /= max(1.0, sum(gains))
         self._sizes[size] += residual * gains[0]
         self._cells[cell] = _clip(self._cells[cell] + residual * gains[1], WIDEST)
-        self._size_steps[size] += shared
-        self._cell_steps[cell] += 1
+        self._size_steps[size] += shared * count
+        self._cell_steps[cell] += count
 
 
 def _clip(value: float, bound: float) -> float:
     return min(max(value, -bound), bound)
 
 
-def _gain(steps: float) -> float:
+def _gain(steps: float, count: int) -> float:
     """Of a mean over the first steps, and of an average of the newest ones later."""
-    return max(CELL_GAIN, 1 / (steps + 1))
+    return max(CELL_GAIN * count, count / (steps + count))
 
 
-def _features(batch: int, verified: int, depth: int) -> Floats:
+def _features(batch: int, verified: float, depth: int) -> Floats:
     return np.array(
         [1.0, batch, verified, depth > 0, depth, depth * batch, verified > 0], dtype=np.float64
     )

@@ -62,10 +62,11 @@ class _Counts:
         self.trials[row] = 0.0
         self.successes[row] = 0.0
 
-    def add_each(self, rows: Ints, tried: Floats, accepted: Floats) -> None:
-        """Add one step's trials; every row at most once."""
-        self.trials[rows] = self.trials[rows] * self._memory + tried
-        self.successes[rows] = self.successes[rows] * self._memory + accepted
+    def add_each(self, rows: list[int], tried: Floats, accepted: Floats, steps: int) -> None:
+        """Add so many steps' trials; every row at most once."""
+        left = self._memory**steps
+        self.trials[rows] = self.trials[rows] * left + tried
+        self.successes[rows] = self.successes[rows] * left + accepted
 
     def add(self, row: int, tried: Floats, accepted: Floats, times: int) -> None:
         """Add ``times`` trials of one row, summed."""
@@ -120,7 +121,7 @@ class SurvivalEstimator:
         self._slice_rows: dict[tuple[str, str], int] = {}
         self._tenant_of: list[int] = []
         self._tenant_rows: dict[str, int] = {}
-        self._age = np.zeros(rows, dtype=np.int64)
+        self._age = [0] * rows
         self._estimates = np.zeros((16, depth))
         self._widths = np.zeros((16, depth + 1), dtype=np.int64)
         self._stale: set[int] = set()
@@ -149,24 +150,31 @@ class SurvivalEstimator:
         if row is not None:
             self._free.append(row)
 
-    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None:
-        """One verify step of several requests: draft tokens verified and accepted of each."""
+    def observe(
+        self,
+        requests: Sequence[str],
+        drafted: Sequence[Sequence[int]],
+        accepted: Sequence[Sequence[int]],
+    ) -> None:
+        """Verify steps of the same requests: draft tokens verified and accepted of each, shape
+        (steps, requests). Older counts fade before them, not between them.
+        """
         known = [i for i, request in enumerate(requests) if request in self._row]
-        if not known:
+        rows, steps = [self._row[requests[i]] for i in known], len(drafted)
+        for row in rows:
+            self._age[row] += steps
+        if not rows or not any(map(any, drafted)):
             return
-        rows = np.array([self._row[requests[i]] for i in known])
-        self._age[rows] += 1
-        if not drafted.any():
-            return
-        width = drafted[known][:, None]
-        hits = accepted[known][:, None]
-        tried = (self._positions <= np.minimum(hits + 1, width)).astype(np.float64)
-        success = (self._positions <= hits).astype(np.float64)
-        self._requests.add_each(rows, tried, success)
-        slices = self._slice_of[rows]
-        for row in set(slices.tolist()):
-            mine = slices == row
-            sums = tried[mine].sum(axis=0), success[mine].sum(axis=0), int(mine.sum())
+        width = np.array(drafted)[:, known, None]
+        hits = np.array(accepted)[:, known, None]
+        tried = (self._positions <= np.minimum(hits + 1, width)).sum(axis=0, dtype=np.float64)
+        success = (self._positions <= hits).sum(axis=0, dtype=np.float64)
+        self._requests.add_each(rows, tried, success, steps)
+        members: dict[int, list[int]] = {}
+        for index, row in enumerate(rows):
+            members.setdefault(int(self._slice_of[row]), []).append(index)
+        for row, mine in members.items():
+            sums = tried[mine].sum(axis=0), success[mine].sum(axis=0), steps * len(mine)
             self._slices.add(row, *sums)
             self._tenants.add(self._tenant_of[row], *sums)
             self._stale.add(row)
@@ -195,10 +203,11 @@ class SurvivalEstimator:
         survival: Floats = np.cumprod(self.conditional(requests), axis=1)
         return survival
 
-    def count_widths(self, requests: Sequence[str], widths: Ints) -> None:
-        """Count what was chosen, by slice."""
-        rows = np.fromiter((self._row[request] for request in requests), np.int64, len(requests))
-        np.add.at(self._widths, (self._slice_of[rows], widths), 1)
+    def count_widths(self, requests: Sequence[str], widths: Sequence[int], steps: int) -> None:
+        """Count what was chosen for so many steps, by slice; those that are over do not count."""
+        for request, width in zip(requests, widths, strict=True):
+            if (row := self._row.get(request)) is not None:
+                self._widths[self._slice_of[row], width] += steps
 
     def trials(self, requests: Sequence[str]) -> Floats:
         """Discounted trials behind the requests' own estimates, shape (requests, depth)."""
@@ -206,7 +215,7 @@ class SurvivalEstimator:
 
     def age(self, requests: Sequence[str]) -> Ints:
         """Steps observed of each request."""
-        return self._age[[self._row[request] for request in requests]]
+        return np.array([self._age[self._row[request]] for request in requests])
 
     def describe(self) -> list[dict[str, object]]:
         """Every slice: tenant, traffic, acceptance and trials per position, depths chosen."""
@@ -249,16 +258,16 @@ class SurvivalEstimator:
         rows = len(self._requests.trials)
         self._requests.grow()
         self._slice_of = np.concatenate([self._slice_of, np.zeros_like(self._slice_of)])
-        self._age = np.concatenate([self._age, np.zeros_like(self._age)])
+        self._age += [0] * rows
         self._free = list(range(rows, 2 * rows))[::-1]
 
 
 def _extend(trials: Floats, successes: Floats) -> Floats:
     """A top level's estimate: what is unknown goes on falling as the known positions do."""
-    found = np.empty(len(trials))
+    found: list[float] = []
     before, last = START, START
-    for j in range(len(trials)):
+    for tried, accepted in zip(trials.tolist(), successes.tolist(), strict=True):
         base = last * min(1.0, last / max(before, 1e-6))
-        found[j] = (successes[j] + START_WEIGHT * base) / (trials[j] + START_WEIGHT)
-        before, last = last, float(found[j])
-    return found
+        found.append((accepted + START_WEIGHT * base) / (tried + START_WEIGHT))
+        before, last = last, found[-1]
+    return np.array(found)

@@ -12,7 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from engine.speculation.planner import DepthPlan, DepthPlanner, DepthReason, Ints
+from engine.speculation.planner import Counts, DepthPlan, DepthPlanner, DepthReason
 from engine.vllm_backend.steering import ReasoningSpan
 from engine.vllm_fields import DEPTH, TENANT, TRAFFIC
 
@@ -27,10 +27,10 @@ class Planner(Protocol):
     def end(self, request: str) -> None: ...
 
     def plan(
-        self, requests: Sequence[str], bounds: Ints, floors: Ints | None = None
+        self, requests: Sequence[str], bounds: Counts, floors: Counts | None = None
     ) -> DepthPlan: ...
 
-    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None: ...
+    def observe(self, requests: Sequence[str], drafted: Counts, accepted: Counts) -> None: ...
 
     def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None: ...
 
@@ -54,17 +54,17 @@ class RandomPlanner:
     def plan(
         self,
         requests: Sequence[str],  # noqa: ARG002
-        bounds: Ints,
-        floors: Ints | None = None,
+        bounds: Counts,
+        floors: Counts | None = None,
     ) -> DepthPlan:
-        least = np.zeros_like(bounds) if floors is None else floors
+        least = np.array(floors or [0] * len(bounds))
         depth = int(self._rng.integers(least.max(initial=0), self._depth + 1))
         widths = np.maximum(
             np.minimum(self._rng.integers(0, depth + 1, len(bounds)), bounds), least
         )
         return DepthPlan(depth, widths, DepthReason.PROBE, float(len(bounds)), 0.0)
 
-    def observe(self, requests: Sequence[str], drafted: Ints, accepted: Ints) -> None:
+    def observe(self, requests: Sequence[str], drafted: Counts, accepted: Counts) -> None:
         pass
 
     def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
@@ -152,12 +152,14 @@ class StepPlanning:
         self._widths = {}
         if self._planner is None or not drafting:
             return 0
-        names = [request.request_id for request, _ in drafting]
-        for request, _ in drafting:
+        names, bounds, floors = [], [], []
+        for request, depth in drafting:
             self._follow(self._planner, request)
-        bounds = np.array([min(depth, most, _left(request)) for request, depth in drafting])
-        asked = np.array([_asked(request) is not None for request, _ in drafting])
-        plan = self._planner.plan(names, bounds, np.where(asked, bounds, 0))
+            bound = min(depth, most, _left(request))
+            names.append(request.request_id)
+            bounds.append(bound)
+            floors.append(0 if _asked(request) is None else bound)
+        plan = self._planner.plan(names, bounds, floors)
         self._widths = dict(zip(names, plan.widths.tolist(), strict=True))
         return min(plan.depth, most)
 
@@ -169,9 +171,10 @@ class StepPlanning:
             return
         tokens = output.num_scheduled_tokens
         names = [name for name in tokens if name in self._begun]
-        pairs = np.array([verified.get(name, (0, 0)) for name in names]).reshape(-1, 2)
+        pairs = [verified.get(name, (0, 0)) for name in names]
         if names:
-            self._planner.observe(names, pairs[:, 0], pairs[:, 1])
+            drafted, accepted = zip(*pairs, strict=True)
+            self._planner.observe(names, drafted, accepted)
         drafts = output.scheduled_spec_decode_tokens
         width = sum(len(drafted) for drafted in drafts.values())
         decoding = sum(tokens.values()) == len(tokens) + width

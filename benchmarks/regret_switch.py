@@ -1,0 +1,199 @@
+"""Regret of the depth planner step by step: one engine changes its lane every forty steps.
+
+Lanes of an engine each, or blocks of seconds, differ by a tenth on a machine that others use, so a
+regret of two percent cannot be seen in them. Here the lanes are the same engine's, serving the same
+requests: the planner (``auto``), fixed depths, and ``right``, the best fixed depth of each kind of
+request. They take turns in an order drawn anew for every cycle, for ``SWITCH`` steps each, of which
+the first ``SKIPPED`` count for nobody. Steps that hold a prompt are left out. The planner learns in
+its own steps alone; its planning counts for it and for nobody else.
+
+    python -m training.cost_scaled --identity-layers 32 --out DIR
+    python -m benchmarks.regret_switch DIR [--phase-s 60] [--phases "hostile 4" ...]
+
+Printed: tokens per second over those at the best fixed depth, with the standard error over cycles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.drive import running
+from benchmarks.regret_engine import FIXED, MOST, PHASES, RIGHT, Block, Phase, Traffic, serve
+from engine.speculation.planner import Counts, DepthPlan, DepthPlanner
+from engine.vllm_backend.arguments import make_demo_arguments
+from engine.vllm_backend.planning import PLANNERS
+from engine.vllm_backend.renderer import VllmRenderer
+from engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
+
+SWITCH = 40
+SKIPPED = 4
+"""Steps after a change that still verify or pay for what the last lane drafted."""
+LANES = ("auto", "right", *(f"K={depth}" for depth in FIXED))
+DRAWS = 400
+Floats = NDArray[np.floating[Any]]
+
+
+class SwitchingPlanner(DepthPlanner):
+    """A planner that is only asked in the steps of its own lane."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self._draw = random.Random(0)
+        self._waiting: list[str] = []
+        self._lane = "auto"
+        self._steps = -math.inf
+        """Of the lane; it does not end before the first call of ``describe``."""
+        self._planned_s = 0.0
+        self._segment: list[Any] = ["auto", 0, 0.0, 0]
+        self._segments: list[list[Any]] = []
+
+    def plan(
+        self, requests: Sequence[str], bounds: Counts, floors: Counts | None = None
+    ) -> DepthPlan:
+        if self._steps >= SWITCH:
+            self._switch()
+        self.frozen = None
+        if self._lane != "auto":
+            depths = map(self._get_depth, requests)
+            bounds = [min(pair) for pair in zip(bounds, depths, strict=True)]
+            self.frozen = max(bounds, default=0)
+        before = self.totals.planning_s
+        plan = super().plan(requests, bounds, floors)
+        self._planned_s = self.totals.planning_s - before
+        return plan
+
+    def observe(self, requests: Sequence[str], drafted: Counts, accepted: Counts) -> None:
+        if self._is_learning():
+            super().observe(requests, drafted, accepted)
+        self._committed = len(requests) + int(sum(accepted))
+
+    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
+        self._steps += 1
+        if self._is_learning():
+            super().observe_step(batch, verified, depth, seconds)
+        if self._steps <= SKIPPED:
+            return
+        if self._lane != "auto":
+            seconds -= self._planned_s
+        self._segment[1] += self._committed
+        self._segment[2] += seconds
+        self._segment[3] += 1
+
+    def describe(self, recent: int = 0) -> dict[str, object]:
+        """The whole segments since the last call, as lane, tokens, seconds and steps."""
+        segments, self._segments = self._segments, []
+        self._steps, self._segment = 0, [self._lane, 0, 0.0, 0]
+        return super().describe(recent) | {"segments": segments}
+
+    def _switch(self) -> None:
+        self._segments.append(self._segment)
+        if not self._waiting:
+            self._waiting = list(LANES)
+            self._draw.shuffle(self._waiting)
+        self._lane, self._steps = self._waiting.pop(), 0
+        self._segment = [self._lane, 0, 0.0, 0]
+        self._fresh = True
+
+    def _is_learning(self) -> bool:
+        return self._lane == "auto" and (self._steps < 0 or self._steps > SKIPPED)
+
+    def _get_depth(self, request: str) -> int:
+        if self._lane == "right":
+            return next((d for kind, d in RIGHT.items() if request[0] == kind[0]), MOST)
+        return int(self._lane[2:])
+
+
+def switching_scheduler(*args: Any, **kwargs: Any) -> DepthSchedulerBase:
+    """What ``scheduler_cls`` names: the planner switches, and all times are CPU times."""
+    PLANNERS["auto"] = SwitchingPlanner
+    made = scheduler(*args, **kwargs)
+    made.planning.clock = time.thread_time
+    return made
+
+
+async def measure(demo: Path, phases: Sequence[Phase], phase_s: float, out: Path | None) -> None:
+    target: dict[str, Any] = {"model": str(demo / "target"), "max_model_len": 4096}
+    traffic = Traffic(VllmRenderer(make_demo_arguments(**target)))
+    async with running(
+        **target,
+        speculative_config={"model": str(demo / "eagle3_1"), "num_speculative_tokens": MOST},
+        planning="auto",
+        scheduler_cls="benchmarks.regret_switch.switching_scheduler",
+    ) as engine:
+        found: dict[str, Any] = {}
+        for number, phase in enumerate(phases):
+            before = await engine.describe_planning(0)
+            supply = [
+                (
+                    (kind, replace(request, workload=kind, tenant=kind))
+                    for kind, request in traffic.make(phase, number, client)
+                )
+                for client in range(phase.batch)
+            ]
+            await serve(engine, supply, phase_s, Block(phase.name, "", 0.0, 0.0, 0, 0.0))
+            found[phase.name] = await engine.describe_planning(0)
+            print_phase(phase.name, found[phase.name], before)
+            if out is not None:
+                await asyncio.to_thread(out.write_text, json.dumps(found))
+
+
+def print_phase(name: str, planner: dict[str, Any], before: dict[str, Any]) -> None:
+    sums = {lane: collect(planner["segments"], lane) for lane in LANES}
+    rates = {lane: draw_rates(rows) for lane, rows in sums.items()}
+    fixed = [lane for lane in LANES if lane.startswith("K=")]
+    best = max(fixed, key=lambda lane: rates[lane][0])
+    cells = []
+    for lane in LANES:
+        ratio = rates[lane] / rates[best]
+        cells.append(f"{ratio[0]:.3f} ± {np.std(ratio[1:]):.3f}")
+    cycles = len(sums["auto"])
+    reasons = {
+        reason: count - before["steps_by_reason"][reason]
+        for reason, count in planner["steps_by_reason"].items()
+    }
+    print(f"| {name} | {' | '.join(cells)} | {best} | {cycles} | {reasons} |", flush=True)
+
+
+def collect(segments: list[list[Any]], lane: str) -> Floats:
+    """Tokens and seconds of a lane's segments, shape (segments, 2)."""
+    rows = [
+        (tokens, seconds) for name, tokens, seconds, steps in segments if name == lane and steps
+    ]
+    return np.array(rows, dtype=np.float64).reshape(-1, 2)
+
+
+def draw_rates(rows: Floats) -> Floats:
+    """Tokens per second of all segments, and of draws of as many with replacement."""
+    picks = np.random.default_rng(0).integers(0, len(rows), (DRAWS, len(rows)))
+    sums = np.vstack([rows.sum(axis=0), rows[picks].sum(axis=1)])
+    return np.asarray(sums[:, 0] / sums[:, 1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("demo", type=Path)
+    parser.add_argument("--phase-s", type=float, default=60.0, help="CPU seconds of the engine")
+    parser.add_argument("--phases", nargs="*", default=[])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    phases = [phase for phase in PHASES if not options.phases or phase.name in options.phases]
+    print(f"| phase | {' | '.join(LANES)} | best fixed | cycles | steps by reason |")
+    asyncio.run(measure(options.demo, phases, options.phase_s, options.out))
+
+
+if __name__ == "__main__":
+    main()
