@@ -1,7 +1,7 @@
 """Engines: token ids in, steps out. Knows no HTTP server and nothing of ``server``.
 
-``base.py`` is the interface of an engine, ``types.py`` and ``events.py`` what goes through it,
-``observer.py`` how it is watched. ``vllm_backend`` runs vLLM in this process, ``remote`` drives one
+``base.py`` is the interface of an engine, ``types.py`` what goes through it, ``events.py`` what is
+made of it and who is told. ``vllm_backend`` runs vLLM in this process, ``remote`` drives one
 worker, ``fleet`` many: who they are, how they are, and which of them runs a request.
 ``rendering`` makes prompts without vLLM; ``preflight`` says what would stop a start.
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.events import Outcome
-from engine.observer import Ending
+from engine.events import Ending, Outcome
 from engine.speculation.totals import Totals
 from engine.types import Arm
 

@@ -9,8 +9,7 @@ from functools import reduce
 from operator import add
 from typing import NamedTuple
 
-from engine.events import Outcome, Phase, Repair, Usage
-from engine.observer import Ending, EventCallback, RequestFacts
+from engine.events import Ending, EventCallback, Outcome, Phase, Repair, RequestFacts, Usage
 from engine.speculation.totals import Totals
 from observability.labels import NO_DRAFT, OTHER, Labels
 from observability.sequence import MonotonicClock, PhaseShare, SequenceTimeline
@@ -176,7 +175,7 @@ NOT_SENT = ("", b"")
 
 
 class RequestObservation:
-    """``engine.observer.Observation`` for one request; made by ``Telemetry.begin``."""
+    """``engine.events.Observation`` for one request; made by ``Telemetry.begin``."""
 
     __slots__ = (
         "_choices",

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry
 
 from engine.base import DraftSource, DraftSwap, DraftVersion, SupportsPlanning, SupportsUnclaimed
+from engine.events import Observation, RequestFacts
 from engine.fleet.types import WorkerStatus
-from engine.observer import Observation, RequestFacts
 from engine.speculation.totals import Totals
 from engine.types import EngineInfo, EngineRequest
 from observability.capture.capture import RequestCapture
@@ -60,7 +60,7 @@ COUNT_EVERY_S = 5.0
 
 
 class Telemetry:
-    """``engine.observer.Observer``; made once by the composition root.
+    """``engine.events.Observer``; made once by the composition root.
 
     Steps and events are only recorded as they come. They are evaluated when a request ends, and
     counted in bulk on every scrape (``settle``), or else every few seconds.

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from engine.observer import Ending
+from engine.events import Ending
 from observability.labels import OTHER, name_api
 from observability.middleware import QUIET, HttpExchange, RawHeaders
 from observability.observation import RequestRecord

@@ -14,8 +14,7 @@ from typing import Any
 import orjson
 from cryptography.fernet import MultiFernet
 
-from engine.events import Phase
-from engine.observer import RequestFacts
+from engine.events import Phase, RequestFacts
 from engine.types import EngineRequest, Sampling, SpeculationInfo, Step
 from observability.capture.files import CaptureCounts, CaptureFolder, CaptureWriter
 from observability.capture.record import (

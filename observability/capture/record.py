@@ -118,7 +118,7 @@ class CaptureRecord:
     """``fingerprint_draft`` of the draft, joined by + where a swap fell into the request; its name
     where there are no files, as with workers."""
     ending: str = ""
-    """``engine.observer.Ending``"""
+    """``engine.events.Ending``"""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """The fields of ``engine.types.Sampling`` that are not neutral."""
     constraint: str = ""

@@ -16,16 +16,20 @@ from engine.errors import EngineError, RequestRejected
 from engine.events import (
     Batch,
     BatchSink,
+    Ending,
     Event,
+    EventCallback,
     Finish,
     LogprobsDelta,
+    Observation,
+    Observer,
     ParserEvent,
     PromptEcho,
+    RequestFacts,
     TokensDelta,
     Usage,
     UsageDelta,
 )
-from engine.observer import Ending, EventCallback, Observation, Observer, RequestFacts
 from engine.rendering.encoding import PromptTooLong
 from engine.speculation.accounting import Account
 from engine.types import EngineRequest, FinishReason, Step, revise

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine.errors import DraftRefused, EngineDead
-from engine.observer import Ending
+from engine.events import Ending
 from engine.speculation.policy import SpeculationPolicy
 from engine.speculation.swap import DraftManager
 from engine.speculation.totals import Totals

@@ -23,9 +23,16 @@ import websockets
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from engine.events import ContentDelta, Finish, ReasoningDelta, ToolCallStart, Usage
+from engine.events import (
+    ContentDelta,
+    Ending,
+    Finish,
+    ReasoningDelta,
+    RequestFacts,
+    ToolCallStart,
+    Usage,
+)
 from engine.fleet.types import WorkerState, WorkerStatus
-from engine.observer import Ending, RequestFacts
 from engine.speculation.totals import Totals
 from engine.types import (
     DecodeStep,

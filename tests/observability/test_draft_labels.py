@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 from prometheus_client import CollectorRegistry
 
 from engine.base import DraftListener, DraftSwap, DraftVersion
-from engine.events import ContentDelta, Finish, Usage
-from engine.observer import Ending, RequestFacts
+from engine.events import ContentDelta, Ending, Finish, RequestFacts, Usage
 from engine.types import DecodeStep, Step
 from observability.labels import TelemetrySettings
 from observability.metrics import GROUPS

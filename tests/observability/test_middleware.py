@@ -17,8 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from prometheus_client import CollectorRegistry
 
-from engine.events import ContentDelta, Finish, Usage
-from engine.observer import Ending, RequestFacts
+from engine.events import ContentDelta, Ending, Finish, RequestFacts, Usage
 from engine.scripted import ScriptedEngine, steps
 from engine.types import EngineRequest, Sampling
 from observability.engine import InstrumentedEngine

@@ -6,8 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from engine.events import ContentDelta, Finish, ReasoningDelta, Usage
-from engine.observer import Ending, RequestFacts
+from engine.events import ContentDelta, Ending, Finish, ReasoningDelta, RequestFacts, Usage
 from engine.speculation.totals import Totals
 from engine.types import DecodeStep, Step
 from observability.labels import TelemetrySettings

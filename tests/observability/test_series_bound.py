@@ -10,15 +10,16 @@ from prometheus_client import CollectorRegistry
 
 from engine.events import (
     ContentDelta,
+    Ending,
     Finish,
     Outcome,
     Phase,
     ReasoningDelta,
+    RequestFacts,
     ToolCallEnd,
     ToolCallStart,
     Usage,
 )
-from engine.observer import Ending, RequestFacts
 from engine.types import DecodeStep, FinishReason, Step
 from observability.labels import CONTEXTS, TelemetrySettings
 from observability.metrics import GROUPS

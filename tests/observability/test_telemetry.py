@@ -6,8 +6,16 @@ from contextlib import aclosing
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.events import ContentDelta, Finish, Outcome, ToolCallEnd, ToolCallStart, Usage
-from engine.observer import Ending, RequestFacts
+from engine.events import (
+    ContentDelta,
+    Ending,
+    Finish,
+    Outcome,
+    RequestFacts,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
+)
 from engine.scripted import ScriptedEngine, steps
 from engine.speculation.totals import Totals
 from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step, UndraftedReason

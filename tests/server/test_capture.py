@@ -15,7 +15,7 @@ import pytest
 from cryptography.fernet import Fernet
 from prometheus_client import CollectorRegistry
 
-from engine.observer import Ending
+from engine.events import Ending
 from engine.scripted import Pause
 from engine.types import DecodeStep, FinishReason, Step
 from observability.capture.capture import RequestCapture

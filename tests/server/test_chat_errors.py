@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from engine.errors import EngineDead, EngineOverloaded, RequestRejected
-from engine.observer import Ending, NullObservation, NullObserver
+from engine.events import Ending, NullObservation, NullObserver
 from engine.scripted import Pause, ScriptedEngine
 from engine.types import FinishReason, Step
 from server.access.admission import AdmissionLimits

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from engine.errors import RequestRejected
-from engine.events import Event, Finish, LogprobsDelta, TokensDelta
-from engine.observer import Ending, NullObserver, RequestFacts
+from engine.events import (
+    Ending,
+    Event,
+    Finish,
+    LogprobsDelta,
+    NullObserver,
+    RequestFacts,
+    TokensDelta,
+)
 from engine.speculation.accounting import intern_step
 from engine.types import Constraint, FinishReason, Step
 from server.generation.pipeline import ConstraintTrials

@@ -10,7 +10,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from engine.errors import EngineDead, EngineOverloaded
-from engine.observer import NullObserver
+from engine.events import NullObserver
 from engine.scripted import Pause
 from engine.types import Step
 from server.errors import StoreFailed

@@ -12,8 +12,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from engine.events import BatchSink
-from engine.observer import Observer
+from engine.events import BatchSink, Observer
 from server.access.budget import charge
 from server.access.caller import caller
 from server.apis.responses.background import HOLD_S, BackgroundRun, BackgroundRuns, LoggedStream

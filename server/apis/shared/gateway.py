@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.base import AppliedDepth, DraftControl, SupportsPlanning
+from engine.events import NullObserver, Observer
 from engine.fleet.types import WorkerStatus
-from engine.observer import NullObserver, Observer
 from engine.supervision.policy import EngineLoss
 from improve.canary import CanaryRunner
 from server.access.budget import RequestBudget

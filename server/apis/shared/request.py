@@ -303,7 +303,7 @@ def ignore(name: str, rule: str = "Unrecognized request argument supplied") -> N
 
 
 class NoticeObserver(Protocol):
-    """The part of ``engine.observer.Observer`` that counts ignored fields."""
+    """The part of ``engine.events.Observer`` that counts ignored fields."""
 
     def record_ignored_fields(self, api: str, names: Sequence[str]) -> None: ...
 
