@@ -16,7 +16,7 @@ ALL_PACKAGES = (*PACKAGES, "improve", "measure", "training")
 FOLDERS = ("http", "access", "apis", "generation", "parsing", "store", "backends", "cli")
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 49
-MOST_MODULES = 202
+MOST_MODULES = 200
 MOST_IMPORT_DEPTH = 10
 DOCS = ("docs/architecture.md", "CONTRIBUTING.md", "README.md")
 

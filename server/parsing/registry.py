@@ -114,7 +114,7 @@ _TOOLS: Sequence[tuple[str, str]] = (
     ("minicpm5", "xml_calls:MINICPM5"),
     ("minimax_m2", "xml_calls:MINIMAX_M2"),
     ("minimax_m3", "minimax_m3:FORMAT"),
-    ("mistral", "mistral:FORMAT"),
+    ("mistral", "json_lists:MISTRAL"),
     ("muse musespark1x", "muse:SPARK"),
     ("muse_glimmer", "muse:GLIMMER"),
     ("olmo3", "pythonic:OLMO3"),

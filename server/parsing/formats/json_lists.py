@@ -44,18 +44,32 @@ object is a call only where it opens the content (or follows a call), and only i
 parameters (or arguments) and no key that a call has not; another object is content, let go as soon
 as its first other key shows it. Code behind ``<|python_tag|>`` is content too. Llama 4's templates
 write content before a call: there an object with the name of an offered tool is a call anywhere.
+
+Mistral writes such a list, or since tokenizer v11 a name and ``[ARGS]``.
+
+    [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}]      before v11
+    [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]...               from v11
+    [TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{"city": "Paris"}            v11 with an id
+
+Source: mistral-common (mistral_common/tokens/tokenizers/instruct.py: V2, V3, V7, V11, V13), where
+all three markers are control tokens. What follows ``[TOOL_CALLS]`` distinguishes the variants,
+so one grammar reads all. A v11 call without ``[ARGS]`` has its arguments from the first brace on.
+Ids have nine letters or digits, since the templates refuse others in the next prompt.
 """
 
 from __future__ import annotations
 
+import secrets
+import string
+from collections.abc import Mapping
 from dataclasses import replace
 
 from server.parsing.formats.xml_calls import CODER
 from server.parsing.json_blocks import OBJECT, JsonBlock
 from server.parsing.json_calls import JsonCalls
-from server.parsing.markers import FRAGMENT, NAME, Follow
-from server.parsing.message import CallFrame, Context, ReasoningFormat, ToolFormat, opens
-from server.parsing.reader import DONE, Grammar, Next, Until, ignore
+from server.parsing.markers import FRAGMENT, NAME, Follow, Quotes
+from server.parsing.message import CallFrame, Context, ReasoningFormat, ToolFormat, last_name, opens
+from server.parsing.reader import DONE, Grammar, JsonValue, Next, Subgrammar, Until, ignore
 
 COHERE_TEXT = (
     *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
@@ -169,6 +183,71 @@ def _fenced_head(context: Context) -> Follow:
 LLAMA3 = ToolFormat((PYTHON,), _read_llama, leads=("{",), head=_fenced_head)
 LLAMA4 = ToolFormat((PYTHON, "{"), _read_llama_anywhere, head=_fenced_head)
 
+
+_CALL, _ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_ID_SIGNS = string.ascii_letters + string.digits
+
+
+def _read_mistral(opener: str, context: Context) -> Grammar:
+    content = context.out.content.write
+    quotes = context.remember_quotes(_CALL, lambda: _find_ends(context))
+    marker = opener
+    while marker == _CALL:
+        marker = yield Next(context.lexicon.stops(_CALL, _ARGUMENTS, _CALL_ID), keep=None)
+        if marker in ("[", "{"):
+            stops = context.lexicon.stops(_CALL)
+            marker = yield from JsonCalls(
+                context.calls, stops, content, closed=False, quotes=quotes
+            ).read()
+        elif marker != _CALL:
+            marker = yield from _read_named(marker, quotes, context)
+
+
+def _find_ends(context: Context) -> Mapping[str, Follow]:
+    """A string is given up for the next call only where a whole beginning of one follows."""
+    named: Follow = {'{"': None} | context.follow(None, _ARGUMENTS, _CALL_ID)
+    return {_CALL: {"[": {'{"': None}, NAME: named}}
+
+
+def _read_named(first: str, quotes: Quotes, context: Context) -> Subgrammar:
+    """A name, perhaps an id, and arguments: DONE where those end."""
+    name: list[str] = []
+    own: list[str] = []
+    ends = context.lexicon.stops(_ARGUMENTS, _CALL_ID, _CALL, "{")
+    marker = first
+    if first not in (_ARGUMENTS, _CALL_ID):
+        marker = yield from last_name(ends, name, context.calls.begin)
+    if marker == _CALL_ID:
+        marker = yield Until(ends, own.append)
+    if not "".join(name).strip():
+        return marker
+    context.calls.begin("".join(name).strip(), "".join(own).strip() or None)
+    marker = yield from _read_arguments(marker, quotes, context)
+    context.calls.close()
+    return marker
+
+
+def _read_arguments(marker: str, quotes: Quotes, context: Context) -> Subgrammar:
+    stops = context.lexicon.stops(_CALL)
+    value = JsonValue(stops, context.calls.write_json, quotes=quotes)
+    if marker == "{":
+        value.plain(marker)
+        return (yield value)
+    if marker == _ARGUMENTS:
+        marker = yield Next(stops, keep=None)
+    if marker == "{":
+        return (yield value)
+    return marker if marker == _CALL else (yield Until(stops, context.calls.write_json))
+
+
+def _make_mistral_id() -> str:
+    return "".join(secrets.choice(_ID_SIGNS) for _ in range(9))
+
+
+MISTRAL = ToolFormat(
+    (_CALL,), _read_mistral, (_ARGUMENTS, _CALL_ID), framing="", new_id=_make_mistral_id
+)
+
 _HERMES_FRAME = CallFrame(
     '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", separator="\n"
 )
@@ -196,6 +275,7 @@ FRAMES = {
         "}\n</longcat_tool_call>",
         separator="\n",
     ),
+    "mistral": CallFrame("[TOOL_CALLS]NAME[ARGS]", ""),
     "phi4_mini_json": CallFrame(
         '{"name": "NAME", "arguments": ', "}", section=("functools[", "]"), separator=", "
     ),
