@@ -204,15 +204,15 @@ class Admission:
             self._start(ticket)
             if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_result(None)
-        if not self.running and self._alarm is None and any(f.waiting for f in self._order):
+        if not self.running and self._alarm is None and self._order.num_waiting:
             self._alarm = self.later(1.0, self._retry_admission)
 
     def _next_ticket(self) -> AdmissionTicket | None:
         """The first that fits. One that does not holds up those behind it, except keys of its
         class that have less than their share."""
-        turns = self._order.list_by_turn()
-        if not turns:
+        if not self._order.num_waiting:
             return None
+        turns = self._order.list_by_turn()
         shares = self._order.compute_shares(self.bounds.running)
         held_up: Priority | None = None
         for flow in turns:
@@ -275,8 +275,7 @@ class Admission:
         ticket.charged = self._order.charge(flow, ticket.sequences, self.rate.typical_s)
 
     def _stop_waiting(self, ticket: AdmissionTicket) -> None:
-        ticket.flow.waiting.remove(ticket)
-        ticket.flow.tokens -= ticket.tokens
+        self._order.unqueue(ticket.flow, ticket)
         self.queued_tokens -= ticket.tokens
 
     def _end_waiting(self, ticket: AdmissionTicket, error: GatewayError) -> None:

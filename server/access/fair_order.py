@@ -85,6 +85,8 @@ class FairQueue(Generic[Ticket]):
         self._clock = clock
         self._flows: dict[tuple[Priority, str], Flow[Ticket]] = {}
         self._time: dict[Priority, float] = dict.fromkeys(Priority, 0.0)
+        self.num_waiting = 0
+        """Requests that are ready to run."""
 
     def __iter__(self) -> Iterator[Flow[Ticket]]:
         return iter(self._flows.values())
@@ -111,6 +113,13 @@ class FairQueue(Generic[Ticket]):
             flow.charged = max(flow.charged, self._time[flow.priority])
         flow.waiting.append(place)
         flow.tokens += place.tokens
+        self.num_waiting += 1
+
+    def unqueue(self, flow: Flow[Ticket], place: Ticket) -> None:
+        """``place`` runs, or gives up."""
+        flow.waiting.remove(place)
+        flow.tokens -= place.tokens
+        self.num_waiting -= 1
 
     def charge(self, flow: Flow[Ticket], sequences: int, typical_s: float) -> float:
         """A request of ``flow`` is admitted: charge what it may cost, and return that."""

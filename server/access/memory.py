@@ -13,6 +13,7 @@ import ctypes
 import gc
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,17 +24,21 @@ from server.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
+GIB = 1024**3
 SHARE = 0.9
 EASE = 0.05
 """Work is taken again when this share of the limit is free below the bound."""
 EVERY_S = 0.25
+MOST_S = 2.0
+GROWTH = 0.25 * GIB
+"""Bytes per second: memory is looked at again before it could reach the bound at this rate, after
+``EVERY_S`` at the soonest and ``MOST_S`` at the latest."""
 RELIEVE_S = 5.0
 """Between two attempts to give freed memory back to the system."""
 RETRY_S = 5
-LOOKS_PER_WALK = 20
-"""How often a process is looked at before its descendants are looked up again."""
+WALK_S = 30.0
+"""After this time, or when one of them is gone, a process's descendants are looked up again."""
 ROOT = Path("/sys/fs/cgroup")
-GIB = 1024**3
 
 
 class MemorySource(Protocol):
@@ -66,15 +71,19 @@ class ProcessTree:
     limit: int
     pid: int = field(default_factory=os.getpid)
     _pids: list[int] = field(default_factory=list)
-    _looks: int = 0
+    _walk_at: float = 0.0
 
     def used(self) -> int:
-        if self._looks % LOOKS_PER_WALK == 0:
+        stats = self._read_stats()
+        if time.monotonic() >= self._walk_at or "" in stats:
             self._pids = [self.pid, *_list_descendants(self.pid)]
-        self._looks += 1
-        stats = [_read_text(Path(f"/proc/{pid}/status")) for pid in self._pids]
+            self._walk_at = time.monotonic() + WALK_S
+            stats = self._read_stats()
         shared = max((_read_field(stat, "RssShmem:") for stat in stats), default=0)
         return 1024 * (sum(_read_field(stat, "RssAnon:") for stat in stats) + shared)
+
+    def _read_stats(self) -> list[str]:
+        return [_read_text(Path(f"/proc/{pid}/status")) for pid in self._pids]
 
 
 class MemoryMonitor:
@@ -148,7 +157,14 @@ class MemoryMonitor:
             if self.shedding and looks % looks_per_relief == 0:
                 await asyncio.to_thread(release_free_memory)
             looks = looks + 1 if self.shedding else 0
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(self.next_look_s())
+
+    def next_look_s(self) -> float:
+        """Seconds until memory is to be looked at again: see ``GROWTH``."""
+        if self.shedding:
+            return EVERY_S
+        room = min(bound - used for bound, used in zip(self._bounds, self._used, strict=True))
+        return min(MOST_S, max(EVERY_S, room / GROWTH))
 
 
 def find_sources(given: int | None) -> list[MemorySource]:

@@ -32,6 +32,7 @@ from engine.events import (
 )
 from engine.rendering.encoding import PromptTooLong
 from engine.speculation.accounting import Account
+from engine.speculation.totals import Totals
 from engine.types import EngineRequest, FinishReason, Step, revise
 from server.access.budget import charge
 from server.errors import DeadlineExceeded, GatewayError, ReaderTooSlow, context_overflow
@@ -272,7 +273,7 @@ class _ChoiceReader:
             return [*self.parser.feed(step.token_ids)]
         batch = self._read_more(step)
         if batch and self.job.continuous_usage:
-            batch.insert(0, UsageDelta(self._usage()))
+            batch.insert(0, UsageDelta(self._usage(self.account.totals)))
         return batch
 
     def _read_more(self, step: Step) -> list[Event]:
@@ -324,13 +325,12 @@ class _ChoiceReader:
                 FinishReason.STOP if stopped is not None else step.finish or FinishReason.STOP
             ),
             stop=stopped if stopped is not None else step.stop_token,
-            usage=self._usage(),
+            usage=self._usage(totals := self.account.totals),
             decode=self.account.decode_steps,
-            totals=self.account.totals,
+            totals=totals,
         )
 
-    def _usage(self) -> Usage:
-        totals = self.account.totals
+    def _usage(self, totals: Totals) -> Usage:
         speculated = totals.decode_steps > 0
         return Usage(
             prompt=len(self.prompt),

@@ -103,6 +103,32 @@ def to_gateway_error(error: GatewayError | EngineError) -> GatewayError:
     return error if isinstance(error, GatewayError) else from_engine(error)
 
 
+class _WhileConnected:
+    """A context that ends, by being cancelled, when the client leaves."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._over = self._gone = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(_wait_for_disconnect(self._receive))
+        self._watcher.add_done_callback(self._leave)
+
+    def _leave(self, watcher: asyncio.Task[None]) -> None:
+        if not self._over and not watcher.cancelled():
+            watcher.exception()
+            self._gone = True
+            self._task.cancel()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._over = True
+        self._watcher.cancel()
+        return self._gone and not self._task.uncancel() and kind is asyncio.CancelledError
+
+
 class DisconnectAwareResponse(Response):
     """Does its work beside a watcher of the client; subclasses say what the work is.
 
@@ -117,16 +143,8 @@ class DisconnectAwareResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._writer = find_writer(scope)
-        work = asyncio.create_task(self._run(send))
-        watcher = asyncio.create_task(_wait_for_disconnect(receive))
-        try:
-            await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            watcher.cancel()
-            if not work.done():
-                work.cancel()
-            with suppress(asyncio.CancelledError):
-                await work
+        async with _WhileConnected(receive):
+            await self._run(send)
 
     async def _run(self, send: Send) -> None:
         async with aclosing(self._source) as batches:
