@@ -39,6 +39,8 @@ from observability.telemetry import Telemetry
 from server.access.admission import Admission, AdmissionLimits
 from server.access.caller import ApiKey, KeyQuota
 from server.access.keys import KeyRing, hash_key
+from server.apis.responses import route as responses
+from server.apis.responses.background import BackgroundRuns
 from server.apis.shared.gateway import Gateway
 from server.app import create_app
 from server.generation import generate
@@ -159,14 +161,8 @@ class FreeEntry:
 class FreeAccount(Account):
     """Knows the number of tokens only."""
 
-    num_tokens = 0
-
     def add(self, step: Step) -> None:
-        self.num_tokens += len(step.token_ids)
-
-    @property
-    def tokens(self) -> int:
-        return self.num_tokens
+        self.tokens += len(step.token_ids)
 
 
 def make_app(variant: Variant, folder: Path) -> ASGIApp:
@@ -191,9 +187,10 @@ def make_app(variant: Variant, folder: Path) -> ASGIApp:
         SpeculationPolicy(),
         Admission(limits) if variant.admission else FreeEntry(),  # type: ignore[arg-type]
     )
+    stateful = [responses.router(gateway, BackgroundRuns())]
     if not variant.observers:
         gateway.open(pipeline)
-        return create_app(gateway)
+        return create_app(gateway, stateful=stateful)
     telemetry = Telemetry(
         GROUPS, TelemetrySettings(models=("demo",), lanes=("speculative", "plain"))
     )
@@ -202,7 +199,7 @@ def make_app(variant: Variant, folder: Path) -> ASGIApp:
         telemetry.watch_capture(open_capture(folder), renderer.decode)
     gateway.open(replace(pipeline, engine=InstrumentedEngine(engine, telemetry)))
     log = AccessLog(stream=os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    app = create_app(gateway, make_routes(telemetry))
+    app = create_app(gateway, make_routes(telemetry), stateful)
     return TelemetryMiddleware(app, log, keep_bodies=variant.capture)
 
 
