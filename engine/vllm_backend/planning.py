@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -73,6 +73,8 @@ class RandomPlanner:
 
 WIDTHS = "planned_widths"
 """Attribute of a SchedulerOutput: the widths planned for the drafts it verifies."""
+MANY_HOLES = 16
+"""Tokens without a draft model from which on a request teaches a slice of its own kind."""
 PROMPT_TAIL = 64
 """Prompt tokens that are searched for the begin of a reasoning."""
 PLANNERS = {"auto": DepthPlanner, "random": RandomPlanner}
@@ -89,7 +91,10 @@ class StepPlanning:
         self.clock: Callable[[], float] = perf_counter
         self._last_update: float | None = None
         self._phases = PhaseTracker(scheduler.vllm_config)
-        self._in_reasoning: dict[str, bool] = {}
+        self._holes: dict[str, int] = {}
+        """Tokens of a request that the draft model has not seen: made in steps at depth 0."""
+        self._slices: dict[str, tuple[bool, bool]] = {}
+        """Whether a request is in its reasoning, and has holes."""
         self._paused: tuple[str, Planner | None] = ("off", None)
         self.mode = "off"
 
@@ -109,7 +114,7 @@ class StepPlanning:
         if mode != paused_mode or planner is None:
             planner = PLANNERS[mode](self._scheduler.num_spec_tokens) if mode != "off" else None
         self._planner = None if mode == "off" else planner
-        self._widths, self._begun, self._in_reasoning, self.mode = {}, set(), {}, mode
+        self._widths, self._begun, self._slices, self.mode = {}, set(), {}, mode
 
     def restart(self) -> None:
         """Forget all that was learnt: another draft serves."""
@@ -140,6 +145,12 @@ class StepPlanning:
         """Remember, before the next plan, what was planned for the drafts of this step."""
         if self._planner is not None:
             setattr(output, WIDTHS, self._widths)
+
+    def note_skipped(self, requests: Iterable[Request]) -> None:
+        """In a step of these requests no draft model runs."""
+        for request in requests:
+            name = request.request_id
+            self._holes[name] = self._holes.get(name, 0) + 1
 
     def get_depth_in_force(self, output: SchedulerOutput, request: Request, depth: int) -> int:
         """The depth a step's account states: the planned width, where there is one."""
@@ -186,21 +197,23 @@ class StepPlanning:
         """A request is over."""
         self._widths.pop(request.request_id, None)
         self._phases.forget(request)
-        self._in_reasoning.pop(request.request_id, None)
+        self._holes.pop(request.request_id, None)
+        self._slices.pop(request.request_id, None)
         if self._planner is not None and request.request_id in self._begun:
             self._begun.discard(request.request_id)
             self._planner.end(request.request_id)
 
     def _follow(self, planner: Planner, request: Request) -> None:
-        """Begin requests that are new, and change the slice of those that end their reasoning."""
-        name, reasoning = request.request_id, self._phases.is_reasoning(request)
-        if name in self._begun and self._in_reasoning[name] == reasoning:
+        """Begin requests that are new, and move those whose slice has changed."""
+        name = request.request_id
+        place = self._phases.is_reasoning(request), self._holes.get(name, 0) >= MANY_HOLES
+        if name in self._begun and self._slices[name] == place:
             return
         begin = planner.move if name in self._begun else planner.begin
         self._begun.add(name)
-        self._in_reasoning[name] = reasoning
+        self._slices[name] = place
         extra = _extra(request)
-        traffic = name_slice(str(extra.get(TRAFFIC, "")), reasoning, request.num_prompt_tokens)
+        traffic = name_slice(str(extra.get(TRAFFIC, "")), *place, request.num_prompt_tokens)
         begin(name, traffic, str(extra.get(TENANT, "")))
 
 
@@ -228,10 +241,13 @@ class PhaseTracker:
         self._spans.pop(request.request_id, None)
 
 
-def name_slice(workload: str, reasoning: bool, prompt_tokens: int) -> str:
-    """Workload, phase and context bucket: ``agent/answer/4k`` has fewer than 4,096 tokens."""
+def name_slice(workload: str, reasoning: bool, holes: bool, prompt_tokens: int) -> str:
+    """Workload, phase, context bucket and holes: ``agent/answer/4k`` has fewer than 4,096 tokens,
+    ``agent/answer/4k/holes`` has some in its answer that the draft model has not seen.
+    """
     bucket = 1 << (prompt_tokens // 1024).bit_length()
-    return f"{workload}/{'reasoning' if reasoning else 'answer'}/{bucket}k"
+    phase = "reasoning" if reasoning else "answer"
+    return f"{workload}/{phase}/{bucket}k{'/holes' if holes else ''}"
 
 
 def _extra(request: Request) -> dict[str, Any]:

@@ -83,6 +83,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         setattr(scheduler_output, SKIP, skip)
         if skip and self.planning.active:
             self._limit_sharing_of(scheduled, tokens)
+            self.planning.note_skipped(scheduled)
         if not self._uniform:
             scheduler_output.num_spec_tokens_to_schedule = depth
         self._limit_placeholders(scheduled, depth)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.vllm_backend.planning import name_slice
+from engine.vllm_backend.planning import MANY_HOLES, name_slice
 from engine.vllm_backend.scheduler import planning_scheduler
 from tests.engine.vllm_backend import test_scheduler
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
@@ -85,7 +85,28 @@ def test_modes_can_change_under_running_requests() -> None:
     assert all(1 + sum(s.delivered for s in steps) == 50 for steps in pretence.steps.values())
 
 
-def test_a_slice_is_named_by_workload_phase_and_context() -> None:
-    assert name_slice("agent", False, 1023) == "agent/answer/1k"
-    assert name_slice("agent", True, 1024) == "agent/reasoning/2k"
-    assert name_slice("chat", False, 5000) == "chat/answer/8k"
+def test_what_the_draft_model_has_not_seen_makes_a_slice_of_its_own() -> None:
+    pretence = Pretence()
+    pretence.scheduler.set_planning("auto")
+    pretence.scheduler.planning.freeze(0)
+    pretence.add("a", traffic="chat")
+    for _ in range(MANY_HOLES // 2):
+        pretence.step()
+    assert name_slices(pretence) == {"chat/answer/1k"}
+    for _ in range(MANY_HOLES):
+        pretence.step()
+    pretence.scheduler.planning.freeze(None)
+    finish(pretence, "a")
+    assert name_slices(pretence) == {"chat/answer/1k", "chat/answer/1k/holes"}
+
+
+def name_slices(pretence: Pretence) -> set[str]:
+    found = pretence.scheduler.planning.describe()["slices"]
+    assert isinstance(found, list)
+    return {one["traffic"] for one in found}
+
+
+def test_a_slice_is_named_by_workload_phase_context_and_holes() -> None:
+    assert name_slice("agent", False, False, 1023) == "agent/answer/1k"
+    assert name_slice("agent", True, False, 1024) == "agent/reasoning/2k"
+    assert name_slice("chat", False, True, 5000) == "chat/answer/8k/holes"
