@@ -40,6 +40,8 @@ LANES = ("none", *(f"K={depth}" for depth in FIXED), "right", "auto")
 RIGHT = {"friendly": 7, "long": 3, "hostile": 0}
 """The best fixed depth of each kind."""
 TOKENS = 64
+LONG_TOKENS = 256
+"""Of an answer behind a long prompt, which would else be all that is timed."""
 VOCABULARY = 2000
 """Tokens that a hostile prompt is drawn from."""
 Maker = Callable[[int], EngineRequest]
@@ -106,15 +108,18 @@ class Traffic:
             yield kind, self._makers[kind]((block * 100 + client) * 100 + number)
 
     def _make_friendly(self, number: int) -> EngineRequest:
-        return self._tell(f"f{number}", number, [])
+        return self._tell(f"f{number}", number, [], TOKENS)
 
     def _make_long(self, number: int) -> EngineRequest:
-        return self._tell(f"l{number}", number, self._history[number % len(self._history)])
+        history = self._history[number % len(self._history)]
+        return self._tell(f"l{number}", number, history, LONG_TOKENS)
 
-    def _tell(self, name: str, number: int, history: list[dict[str, Any]]) -> EngineRequest:
+    def _tell(
+        self, name: str, number: int, history: list[dict[str, Any]], tokens: int
+    ) -> EngineRequest:
         question = {"role": "user", "content": self._stories[number % len(self._stories)]}
         prompt = tuple(self._renderer.render_chat([*history, question], None))
-        return EngineRequest(name, prompt, Sampling(TOKENS, temperature=0.0))
+        return EngineRequest(name, prompt, Sampling(tokens, temperature=0.0))
 
 
 def _make_hostile(number: int) -> EngineRequest:

@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -41,7 +42,10 @@ SWITCH = 40
 SKIPPED = 4
 """Steps after a change that still verify or pay for what the last lane drafted."""
 LANES = ("auto", "right", *(f"K={depth}" for depth in FIXED))
+NAMED = "REGRET_LANES"
+"""Environment of the engine's process: its lanes."""
 DRAWS = 400
+"""Of a bootstrap."""
 Floats = NDArray[np.floating[Any]]
 
 
@@ -51,6 +55,7 @@ class SwitchingPlanner(DepthPlanner):
     def __init__(self, depth: int) -> None:
         super().__init__(depth)
         self._draw = random.Random(0)
+        self._lanes = os.environ.get(NAMED, "").split(",")
         self._waiting: list[str] = []
         self._lane = "auto"
         self._steps = -math.inf
@@ -100,7 +105,7 @@ class SwitchingPlanner(DepthPlanner):
     def _switch(self) -> None:
         self._segments.append(self._segment)
         if not self._waiting:
-            self._waiting = list(LANES)
+            self._waiting = list(self._lanes)
             self._draw.shuffle(self._waiting)
         self._lane, self._steps = self._waiting.pop(), 0
         self._segment = [self._lane, 0, 0.0, 0]
@@ -123,7 +128,10 @@ def switching_scheduler(*args: Any, **kwargs: Any) -> DepthSchedulerBase:
     return made
 
 
-async def measure(demo: Path, phases: Sequence[Phase], phase_s: float, out: Path | None) -> None:
+async def measure(
+    demo: Path, phases: Sequence[Phase], lanes: Sequence[str], phase_s: float, out: Path | None
+) -> None:
+    os.environ[NAMED] = ",".join(lanes)
     target: dict[str, Any] = {"model": str(demo / "target"), "max_model_len": 4096}
     traffic = Traffic(VllmRenderer(make_demo_arguments(**target)))
     async with running(
@@ -144,18 +152,20 @@ async def measure(demo: Path, phases: Sequence[Phase], phase_s: float, out: Path
             ]
             await serve(engine, supply, phase_s, Block(phase.name, "", 0.0, 0.0, 0, 0.0))
             found[phase.name] = await engine.describe_planning(0)
-            print_phase(phase.name, found[phase.name], before)
+            print_phase(phase.name, lanes, found[phase.name], before)
             if out is not None:
                 await asyncio.to_thread(out.write_text, json.dumps(found))
 
 
-def print_phase(name: str, planner: dict[str, Any], before: dict[str, Any]) -> None:
-    sums = {lane: collect(planner["segments"], lane) for lane in LANES}
+def print_phase(
+    name: str, lanes: Sequence[str], planner: dict[str, Any], before: dict[str, Any]
+) -> None:
+    sums = {lane: collect(planner["segments"], lane) for lane in lanes}
     rates = {lane: draw_rates(rows) for lane, rows in sums.items()}
-    fixed = [lane for lane in LANES if lane.startswith("K=")]
+    fixed = [lane for lane in lanes if lane.startswith("K=")]
     best = max(fixed, key=lambda lane: rates[lane][0])
     cells = []
-    for lane in LANES:
+    for lane in lanes:
         ratio = rates[lane] / rates[best]
         cells.append(f"{ratio[0]:.3f} ± {np.std(ratio[1:]):.3f}")
     cycles = len(sums["auto"])
@@ -188,11 +198,13 @@ def main() -> None:
     parser.add_argument("demo", type=Path)
     parser.add_argument("--phase-s", type=float, default=60.0, help="CPU seconds of the engine")
     parser.add_argument("--phases", nargs="*", default=[])
+    parser.add_argument("--lanes", nargs="*", choices=LANES, default=LANES)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     phases = [phase for phase in PHASES if not options.phases or phase.name in options.phases]
-    print(f"| phase | {' | '.join(LANES)} | best fixed | cycles | steps by reason |")
-    asyncio.run(measure(options.demo, phases, options.phase_s, options.out))
+    lanes = options.lanes
+    print(f"| phase | {' | '.join(lanes)} | best fixed | cycles | steps by reason |")
+    asyncio.run(measure(options.demo, phases, lanes, options.phase_s, options.out))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
@@ -138,17 +138,32 @@ class _Planned:
     counted: int = 0
     """... and that stand in the totals."""
 
-    def is_for(self, requests: Sequence[str], bounds: list[int], floors: list[int]) -> bool:
+    def is_for(self, bounds: list[int], floors: list[int]) -> bool:
         """Whether it still holds: bounds that only fall, as those of answers that near their end
         do, cut widths and change nothing else while one of them reaches the depth.
         """
-        if self.floors != floors or self.requests != requests:
+        if self.floors != floors:
             return False
         falls = zip(bounds, self.bounds, strict=True)
         return self.bounds == bounds or (
             max(bounds, default=0) >= self.plan.depth
             and all(now <= before for now, before in falls)
         )
+
+    def keep(
+        self, requests: Sequence[str], bounds: list[int], floors: list[int]
+    ) -> _Planned | None:
+        """The same plan without the requests that have ended; None where there are new ones."""
+        places = {request: place for place, request in enumerate(self.requests)}
+        found = [places[request] for request in requests if request in places]
+        if len(found) < len(requests) or not found:
+            return None
+        plan = replace(self.plan, widths=self.plan.widths[found])
+        widths = [self.widths[place] for place in found]
+        mine = [self.bounds[place] for place in found], [self.floors[place] for place in found]
+        kept = replace(self, requests=[*requests], bounds=mine[0], floors=mine[1], plan=plan)
+        kept.widths, kept.counted = widths, kept.steps
+        return kept if kept.is_for(bounds, floors) else None
 
 
 class DepthPlanner:
@@ -199,25 +214,32 @@ class DepthPlanner:
         began = perf_counter()
         bounds = _list(bounds)
         floors = [0] * len(bounds) if floors is None else _list(floors)
-        last = self._last
-        if last is None or self._must_plan(last, requests, bounds, floors):
+        kept = self._keep(requests, bounds, floors)
+        if kept is not self._last or kept is None:
             self._count_steps()
+        if kept is None:
             self._learn()
-            last = self._last = self._make_plan(requests, bounds, floors)
-            self._fresh, self._news = last.plan.reason in EXPLORING, False
+            kept = self._make_plan(requests, bounds, floors)
+            self._fresh, self._news = kept.plan.reason in EXPLORING, False
         else:
             self._probes.count_step()
-        last.steps += 1
+        self._last = kept
+        kept.steps += 1
         self.totals.planning_s += perf_counter() - began
-        return last.plan
+        return kept.plan
 
-    def _must_plan(
-        self, last: _Planned, requests: Sequence[str], bounds: list[int], floors: list[int]
-    ) -> bool:
-        """The plan was kept long enough, a probe is due, or the requests are others."""
-        due = self._fresh or self._probes.is_due or self.frozen is not None
-        due = due or last.steps > (KEPT_WITH_NEWS if self._news else KEPT_STEPS)
-        return due or not last.is_for(requests, bounds, floors)
+    def _keep(
+        self, requests: Sequence[str], bounds: list[int], floors: list[int]
+    ) -> _Planned | None:
+        """The last plan; None if it was kept long enough, a probe is due, or requests are new."""
+        last = self._last
+        if last is None or self._fresh or self._probes.is_due or self.frozen is not None:
+            return None
+        if last.steps > (KEPT_WITH_NEWS if self._news else KEPT_STEPS):
+            return None
+        if last.requests == requests:
+            return last if last.is_for(bounds, floors) else None
+        return last.keep(requests, bounds, floors)
 
     def _make_plan(self, requests: Sequence[str], bounds: list[int], floors: list[int]) -> _Planned:
         most, least = np.array(bounds), max(floors, default=0)
