@@ -102,13 +102,14 @@ class StallDetector:
 
     def __init__(self) -> None:
         self.num_running = 0
-        self.last_step = monotonic()
-        """When any of its requests made a step, by ``time.monotonic``."""
+        self.moved = False
+        """Set with every step of its requests; when that was is only looked at by ``stalled_s``."""
+        self._last_step = monotonic()
 
     def begin(self) -> None:
         """One more request runs in the engine."""
         if not self.num_running:
-            self.last_step = monotonic()
+            self._last_step = monotonic()
         self.num_running += 1
 
     def end(self) -> None:
@@ -116,7 +117,10 @@ class StallDetector:
 
     @property
     def stalled_s(self) -> float:
-        return monotonic() - self.last_step if self.num_running else 0.0
+        """At least; up to the time since it was last asked, it may be more."""
+        if self.moved:
+            self.moved, self._last_step = False, monotonic()
+        return monotonic() - self._last_step if self.num_running else 0.0
 
 
 class LossCause(StrEnum):

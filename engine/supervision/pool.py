@@ -13,7 +13,6 @@ import logging
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from time import monotonic
 
 from engine.base import Engine, SupportsUnclaimed
 from engine.speculation.totals import Totals
@@ -202,7 +201,7 @@ class SessionSubmission(Submission):
         self.pending.confirm()
 
     def record_step(self, step: Step) -> None:  # noqa: ARG002 - subclasses count its tokens
-        self.session.stall_detector.last_step = monotonic()
+        self.session.stall_detector.moved = True
 
     def record_delivery(self) -> None:
         self.delivered = self.session.useful = True

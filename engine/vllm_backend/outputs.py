@@ -84,7 +84,7 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
     def process_outputs(
         self,
         engine_core_outputs: Sequence[EngineCoreOutput],
-        engine_core_timestamp: float | None = None,
+        engine_core_timestamp: float = 0.0,
         iteration_stats: IterationStats | None = None,
         weight_version: str | None = None,  # noqa: ARG002
     ) -> OutputProcessorOutput:
@@ -94,25 +94,45 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
             if state is None:
                 self._count_unclaimed(read(output, output.prefill_stats is not None))
                 continue
-            first = state.is_prefilling
-            if iteration_stats is not None:
-                self._count(state, output, engine_core_timestamp, iteration_stats)
-            if first:
-                _end_prefill(state, output)
-            account = read(output, first)
-            decode = () if account is None else (account,)
             if (
-                first
+                state.is_prefilling
                 or output.finish_reason is not None
                 or output.new_logprobs is not None
                 or output.new_prompt_logprobs_tensors is not None
+                or output.events is not None
+                or self._looks_for_nans
             ):
-                self._deliver(state, output, decode, first)
-            else:
-                state.queue.push(Step(tuple(output.new_token_ids), decode))
-            if output.finish_reason is not None:
-                self._end(state, output, iteration_stats)
+                self._process_edge(state, output, engine_core_timestamp, iteration_stats)
+                continue
+            token_ids = output.new_token_ids
+            if iteration_stats is not None:  # what vLLM counts of an output that is only tokens
+                stats, new = state.stats, len(token_ids)
+                iteration_stats.num_generation_tokens += new
+                stats.num_generation_tokens += new
+                latency = engine_core_timestamp - stats.last_token_ts
+                iteration_stats.inter_token_latencies_iter.append(latency)
+                stats.last_token_ts = engine_core_timestamp
+            account = read(output, False)
+            state.queue.push(Step(tuple(token_ids), () if account is None else (account,)))
         return NOTHING_TO_DO
+
+    def _process_edge(
+        self,
+        state: RequestState,
+        output: EngineCoreOutput,
+        timestamp: float | None,
+        counts: IterationStats | None,
+    ) -> None:
+        """An output that is a request's first or last, or has more than tokens."""
+        first = state.is_prefilling
+        if counts is not None:
+            self._update_stats_from_output(state, output, timestamp, counts)
+        if first:
+            _end_prefill(state, output)
+        account = self._read(output, first)
+        self._deliver(state, output, () if account is None else (account,), first)
+        if output.finish_reason is not None:
+            self._end(state, output, counts)
 
     async def open_request(
         self, llm: AsyncLLM, request: EngineRequest, adapter: LoRARequest | None
@@ -156,7 +176,6 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         decode: tuple[DecodeStep, ...],
         first: bool,
     ) -> None:
-        """An output that is a request's first or last, or has more than tokens."""
         token_ids = tuple(output.new_token_ids)
         has_logprobs = (
             output.new_logprobs is not None or output.new_prompt_logprobs_tensors is not None
@@ -180,23 +199,6 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
                 stop_token=token_ids[-1] if stopped else None,
             )
         )
-
-    def _count(
-        self,
-        state: RequestState,
-        output: EngineCoreOutput,
-        timestamp: float | None,
-        counts: IterationStats,
-    ) -> None:
-        """vLLM's own statistics; for an output with nothing but tokens, without its calls."""
-        if state.is_prefilling or output.events is not None or self._looks_for_nans:
-            self._update_stats_from_output(state, output, timestamp, counts)
-            return
-        stats, new = state.stats, len(output.new_token_ids)
-        counts.num_generation_tokens += new
-        stats.num_generation_tokens += new
-        counts.inter_token_latencies_iter.append(timestamp - stats.last_token_ts)
-        stats.last_token_ts = timestamp
 
     def _end(
         self, state: RequestState, output: EngineCoreOutput, counts: IterationStats | None

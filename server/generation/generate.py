@@ -231,8 +231,7 @@ class _Choice:
         return batch
 
     def push(self, step: Step) -> None:
-        batch = self.read(step)
-        if batch:
+        if batch := self.read(step):
             self._sink.push(self._index, batch)
         if self._reader.ended:
             raise _AnswerEnded

@@ -83,6 +83,8 @@ class Parser:
         self._decoder = decoder
         self._reader = reader
         self._output = output
+        self._reads_runs = stop is None and not singly
+        """Tokens of plain text are text together, whatever they are."""
         self._is_plain = structure.keys().isdisjoint
         self._drain = output.drain
         self._stop = stop
@@ -103,8 +105,10 @@ class Parser:
 
     def feed(self, token_ids: Sequence[int]) -> list[ParserEvent]:
         """The events of the tokens of one step, or of any part of the output."""
-        if token_ids and self._is_plain(token_ids):
-            self._text(token_ids)
+        if self._reads_runs and token_ids and self._is_plain(token_ids):
+            if self._output.phase is _REASONING:
+                self.reasoning_tokens += len(token_ids)
+            self._sink(self._decoder.text(token_ids))
             return self._drain()
         structure, start = self._structure, 0
         for at, token_id in enumerate(token_ids):
