@@ -19,12 +19,15 @@ from server.errors import InvalidRequest
 from server.generation.job import LEAST, Conversation, Side
 
 TaskResult = TypeVar("TaskResult")
+AT_ONCE_BYTES = 4 << 10
+"""A request up to this size is rendered on the event loop, unless by a template of its own: that
+takes less than to hand it to a thread, which would hold the interpreter meanwhile."""
 
 
 async def encode(
     text: str, renderer: Renderer, add_special_tokens: bool, limits: RenderLimits | None = None
 ) -> list[int]:
-    """Tokenize off the event loop. Raises PromptTooLong."""
+    """Tokenize, off the event loop unless it is quick. Raises PromptTooLong."""
     limits = limits or RenderLimits()
     return await _apart(lambda: renderer.encode(text, add_special_tokens, limits), limits)
 
@@ -32,7 +35,7 @@ async def encode(
 async def render(
     conversation: Conversation, renderer: Renderer, limits: RenderLimits | None = None
 ) -> list[int]:
-    """Render off the event loop.
+    """Render, off the event loop unless it is quick.
 
     Raises InvalidRequest when the template refuses the messages, PromptTooLong.
     """
@@ -51,7 +54,7 @@ async def render(
         )
 
     try:
-        return await _apart(work, limits)
+        return await _apart(work, limits, quick=not own)
     except PromptTooLong:
         raise
     except (ValueError, RecursionError) as error:
@@ -60,9 +63,16 @@ async def render(
         ) from error
 
 
-async def _apart(work: Callable[[], TaskResult], limits: RenderLimits) -> TaskResult:
-    """In a thread; a large request waits for its key's turn. Cancelling ends the work."""
+async def _apart(
+    work: Callable[[], TaskResult], limits: RenderLimits, quick: bool = True
+) -> TaskResult:
+    """In a thread; a large request waits for its key's turn. Cancelling ends the work.
+
+    A small one is ``quick``: there and then.
+    """
     current = charge.get()
+    if quick and 0 < current.num_bytes <= AT_ONCE_BYTES:
+        return work()
     if current.num_bytes <= SMALL_BYTES:
         return await _endable(work, limits)
     async with current.budget.turn(current.name):

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -122,15 +121,19 @@ def _check_size(data: Any) -> int:
         items += len(level)
         if items > MAX_ITEMS:
             raise _too_many()
-        objects = [value for value in level if value.__class__ is dict]
-        arrays = [value for value in level if value.__class__ is list]
-        containers += len(objects) + len(arrays)
+        inner: list[Any] = []
+        for value in level:
+            if value.__class__ is dict:
+                keys += len(value)
+                inner += value.values()
+                containers += 1
+            elif value.__class__ is list:
+                inner += value
+                containers += 1
         if containers > MAX_CONTAINERS:
             raise BadJSON(f"The body may hold at most {MAX_CONTAINERS} objects and arrays.")
-        level = [*chain.from_iterable(map(dict.values, objects))]
-        keys += len(level)
-        level += chain.from_iterable(arrays)
-        depth += level != []
+        level = inner
+        depth += inner != []
         if depth > MAX_DEPTH:
             raise _too_deep()
     return keys
