@@ -89,20 +89,15 @@ async def wait_ready(
     last = ""
     try:
         async with asyncio.timeout(patience_s):
-            while (answered := await _explain_not_ready(connection)) is not None:
-                if answered != last:
-                    last = answered
-                    progress(f"waiting for {connection.upstream}: {answered}")
+            while not (found := await ask_health(connection)).live:
+                if found.reason != last:
+                    last = found.reason
+                    progress(f"waiting for {connection.upstream}: {last}")
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise EngineStartError(
             f"The worker {connection.upstream} was not ready after {patience_s:g} s: {last}"
         ) from None
-
-
-async def _explain_not_ready(connection: WorkerConnection) -> str | None:
-    found = await ask_health(connection)
-    return None if found.live else found.reason
 
 
 async def ask_health(connection: WorkerConnection) -> Health:

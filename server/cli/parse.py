@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, zip_longest
+from itertools import count, islice, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -88,9 +88,7 @@ def _check_names(options: argparse.Namespace) -> None:
 
 
 def _read_tools(path: str | None) -> list[Mapping[str, Any]] | None:
-    return (
-        None if path is None else _check_tools(json.loads(Path(path).read_text(encoding="utf-8")))
-    )
+    return _check_tools(json.loads(Path(path).read_text(encoding="utf-8"))) if path else None
 
 
 def _parse_answer(vocabulary: Vocabulary, options: argparse.Namespace, offered: Any) -> int:
@@ -226,12 +224,8 @@ def _split_steps(ids: list[int], given: Mapping[str, Any]) -> tuple[tuple[int, .
     cuts = _read_integers(given, "cuts") if given.get("cuts") is not None else []
     if sum(cuts) > len(ids):
         raise InvalidLine(f"cuts add up to {sum(cuts)}, token_ids has only {len(ids)}")
-    sizes = cuts + [1] * (len(ids) - sum(cuts))
-    steps, start = [], 0
-    for size in sizes:
-        steps.append(tuple(ids[start : start + size]))
-        start += size
-    return tuple(steps)
+    rest = iter(ids)
+    return tuple(tuple(islice(rest, size)) for size in cuts + [1] * (len(ids) - sum(cuts)))
 
 
 def _read_integers(given: Mapping[str, Any], key: str) -> list[int]:
@@ -259,10 +253,6 @@ def _check_tools(tools: Any) -> list[Mapping[str, Any]]:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise InvalidLine("tools must be a list of objects")
     return tools
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
 
 
 _COLORS = {
@@ -355,3 +345,7 @@ def _means(part: Any) -> Any:
         return name, json.loads(arguments)
     except ValueError:
         return name, arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

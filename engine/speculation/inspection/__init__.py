@@ -15,7 +15,7 @@ from engine.speculation.inspection.case import (
     MODEL_FREE,
     DraftFinding,
     InspectionCase,
-    InspectionRule,
+    RuleCheck,
     Severity,
     SpeculationReport,
     describe,
@@ -65,8 +65,8 @@ def inspect_draft(
         kind=kind,
     )
     findings.extend(check_same_folder(case))
-    for rule in select_rules(case):
-        findings.extend(apply_rule(rule, case))
+    for name, check in select_rules(case).items():
+        findings.extend(DraftFinding(name, v.severity, v.found, v.advice) for v in check(case))
     return build_report(case, tuple(findings))
 
 
@@ -102,13 +102,11 @@ def find_draft(settings: Mapping[str, Any], findings: list[DraftFinding]) -> Che
     return None
 
 
-def select_rules(case: InspectionCase) -> Iterator[InspectionRule]:
-    yield from general_rules.RULES
+def select_rules(case: InspectionCase) -> dict[str, RuleCheck]:
     if case.method != "eagle3" or case.kind != "eagle3" or case.checkpoint is None:
-        return
-    yield from config_rules.RULES
-    if case.tensors:
-        yield from tensor_rules.RULES
+        return general_rules.RULES
+    tensors = tensor_rules.RULES if case.tensors else {}
+    return general_rules.RULES | config_rules.RULES | tensors
 
 
 def check_same_folder(case: InspectionCase) -> Iterator[DraftFinding]:
@@ -121,11 +119,6 @@ def check_same_folder(case: InspectionCase) -> Iterator[DraftFinding]:
             f"draft and target are the same folder, {case.checkpoint.path}",
             "name the draft's folder in --speculative-config",
         )
-
-
-def apply_rule(rule: InspectionRule, case: InspectionCase) -> Iterator[DraftFinding]:
-    for verdict in rule.check(case):
-        yield DraftFinding(rule.name, verdict.severity, verdict.found, verdict.advice)
 
 
 def build_report(case: InspectionCase, findings: tuple[DraftFinding, ...]) -> SpeculationReport:

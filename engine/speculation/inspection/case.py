@@ -121,14 +121,8 @@ def note(found: str, advice: str) -> Violation:
     return Violation(Severity.NOTE, found, advice)
 
 
-@dataclass(frozen=True, slots=True)
-class InspectionRule:
-    """A named check with the one-line statement it enforces."""
-
-    name: str
-    says: str
-    check: Callable[[InspectionCase], Iterable[Violation]]
-
+RuleCheck = Callable[[InspectionCase], Iterable[Violation]]
+"""Yields what breaks a rule; ``RULES`` of its module has the rule's name, as in docs/drafts.md."""
 
 MTP_METHODS = frozenset(
     {

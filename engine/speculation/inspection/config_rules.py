@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.speculation.inspection.case import (
     InspectionCase,
-    InspectionRule,
+    RuleCheck,
     Violation,
     error,
     note,
@@ -352,32 +352,26 @@ def check_aux_used(case: InspectionCase) -> Iterator[Violation]:
         )
 
 
-RULES = (
-    InspectionRule("architecture", "vLLM has a model for this draft", check_architecture),
-    InspectionRule("sizes", "the sizes are stated", check_sizes),
-    InspectionRule(
-        "key-misspelt", "no key looks like a flag without being one", check_misspelt_keys
-    ),
-    InspectionRule("key-misplaced", "a flag stands where vLLM reads it", check_misplaced_keys),
-    InspectionRule("norm-output", "EAGLE 3.1 states norm_output", check_norm_output),
-    InspectionRule("two-norms", "fc_norm and norm_before_fc exclude each other", check_two_norms),
-    InspectionRule("mla-norm", "MLA drafts know fc_norm only", check_mla_norm),
-    InspectionRule("residual-default", "norm_before_residual is stated", check_residual_default),
-    InspectionRule(
-        "parallel-mask", "P-EAGLE drafts have what the conversion needs", check_parallel_mask
-    ),
-    InspectionRule("target-width", "captured states are as wide as the target", check_target_width),
-    InspectionRule("heads", "heads divide", check_heads),
-    InspectionRule("sharding", "the draft divides over the ranks", check_sharding),
-    InspectionRule("positions", "the draft reaches as far as a request", check_positions),
-    InspectionRule("rope", "rope_theta is stated once", check_rope),
-    InspectionRule("aux-unused", "a draft with fc gets captured states", check_aux_used),
-    InspectionRule(
-        "layers-exist", "the captured layers are layers of the target", check_layers_exist
-    ),
-    InspectionRule("layers-distinct", "each captured layer is another one", check_layers_distinct),
-    InspectionRule("layers-ascending", "captured layers are in order", check_layers_ascending),
-    InspectionRule("layers-agree", "the captured layers are stated once", check_layers_agree),
-    InspectionRule("layers-counted", "as many layers are captured as fc takes", check_layer_count),
-    InspectionRule("fc-width", "fc is as wide as the captured states", check_fc_width),
-)
+RULES: dict[str, RuleCheck] = {
+    "architecture": check_architecture,
+    "sizes": check_sizes,
+    "key-misspelt": check_misspelt_keys,
+    "key-misplaced": check_misplaced_keys,
+    "norm-output": check_norm_output,
+    "two-norms": check_two_norms,
+    "mla-norm": check_mla_norm,
+    "residual-default": check_residual_default,
+    "parallel-mask": check_parallel_mask,
+    "target-width": check_target_width,
+    "heads": check_heads,
+    "sharding": check_sharding,
+    "positions": check_positions,
+    "rope": check_rope,
+    "aux-unused": check_aux_used,
+    "layers-exist": check_layers_exist,
+    "layers-distinct": check_layers_distinct,
+    "layers-ascending": check_layers_ascending,
+    "layers-agree": check_layers_agree,
+    "layers-counted": check_layer_count,
+    "fc-width": check_fc_width,
+}

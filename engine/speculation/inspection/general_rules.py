@@ -11,7 +11,7 @@ from engine.speculation.inspection.case import (
     METHODS,
     MODEL_FREE,
     InspectionCase,
-    InspectionRule,
+    RuleCheck,
     Violation,
     error,
     note,
@@ -260,24 +260,22 @@ def check_dflash_layers(case: InspectionCase) -> Iterator[Violation]:
         )
 
 
-RULES = (
-    InspectionRule("setting-unknown", "every key is one vLLM knows", check_unknown_keys),
-    InspectionRule("method-unknown", "the method is one vLLM knows", check_unknown_method),
-    InspectionRule("method-absent", "a draft is not mistaken for another kind", check_method_given),
-    InspectionRule("method-mismatch", "method and files are of one kind", check_method_match),
-    InspectionRule("depth", "K is a whole number that can pay", check_depth),
-    InspectionRule("draft-absent", "a method that needs a draft has one", check_model_given),
-    InspectionRule(
-        "draft-parallelism", "the draft's TP size is 1 or the target's", check_draft_parallelism
-    ),
-    InspectionRule("draft-length", "the draft's length limit fits", check_draft_length),
-    InspectionRule("forced-acceptance", "acceptance is real", check_forced_acceptance),
-    InspectionRule("lookup-window", "the n-gram window is not empty", check_lookup_window),
-    InspectionRule("library", "the package a method needs is there", check_library),
-    InspectionRule("weights-pickled", "weights are safetensors", check_pickled_weights),
-    InspectionRule("same-vocabulary", "draft and target share a vocabulary", check_same_vocabulary),
-    InspectionRule("same-width", "draft and target share a hidden size", check_same_width),
-    InspectionRule("eagle-fc", "an EAGLE draft joins embedding and state", check_eagle_fc),
-    InspectionRule("mtp-layers", "K fits the target's MTP layers", check_mtp_layers),
-    InspectionRule("block-layers", "DFlash listens to layers there are", check_dflash_layers),
-)
+RULES: dict[str, RuleCheck] = {
+    "setting-unknown": check_unknown_keys,
+    "method-unknown": check_unknown_method,
+    "method-absent": check_method_given,
+    "method-mismatch": check_method_match,
+    "depth": check_depth,
+    "draft-absent": check_model_given,
+    "draft-parallelism": check_draft_parallelism,
+    "draft-length": check_draft_length,
+    "forced-acceptance": check_forced_acceptance,
+    "lookup-window": check_lookup_window,
+    "library": check_library,
+    "weights-pickled": check_pickled_weights,
+    "same-vocabulary": check_same_vocabulary,
+    "same-width": check_same_width,
+    "eagle-fc": check_eagle_fc,
+    "mtp-layers": check_mtp_layers,
+    "block-layers": check_dflash_layers,
+}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine.speculation.inspection.case import (
     InspectionCase,
-    InspectionRule,
+    RuleCheck,
     Violation,
     error,
     note,
@@ -302,23 +302,19 @@ def check_mask(case: InspectionCase, values: NDArray[Any], full: int) -> Iterato
         )
 
 
-RULES = (
-    InspectionRule("tensor-prefix", "names carry no 'model.'", check_prefix),
-    InspectionRule("tensor-unknown", "every tensor is one of vLLM's draft", check_unknown_tensors),
-    InspectionRule("tensor-missing", "no tensor is missing", check_missing_tensors),
-    InspectionRule("tensor-shape", "shapes follow from config.json", check_shapes),
-    InspectionRule("fc-rows", "fc gives the draft's hidden size", check_fc_rows),
-    InspectionRule("input-norm", "input_norm comes with its flag", check_input_norm),
-    InspectionRule("parallel-hidden", "parallel drafting has its mask", check_parallel_hidden),
-    InspectionRule("tensor-quantised", "tensors are as trained", check_quantised),
-    InspectionRule("tensor-finite", "norms are finite and not zero", check_finite),
-    InspectionRule("vocabulary", "draft and target share a vocabulary", check_vocabulary),
-    InspectionRule("head", "the draft has its head", check_head),
-    InspectionRule("embedding", "the draft has an embedding of its width", check_embedding),
-    InspectionRule(
-        "map-needed", "a reduced vocabulary has a map, a full one none", check_map_needed
-    ),
-    InspectionRule(
-        "map-values", "the map holds offsets into the target's vocabulary", check_map_values
-    ),
-)
+RULES: dict[str, RuleCheck] = {
+    "tensor-prefix": check_prefix,
+    "tensor-unknown": check_unknown_tensors,
+    "tensor-missing": check_missing_tensors,
+    "tensor-shape": check_shapes,
+    "fc-rows": check_fc_rows,
+    "input-norm": check_input_norm,
+    "parallel-hidden": check_parallel_hidden,
+    "tensor-quantised": check_quantised,
+    "tensor-finite": check_finite,
+    "vocabulary": check_vocabulary,
+    "head": check_head,
+    "embedding": check_embedding,
+    "map-needed": check_map_needed,
+    "map-values": check_map_values,
+}

@@ -11,5 +11,5 @@ PAGE = Path(__file__).parents[3] / "docs" / "drafts.md"
 
 def test_every_rule_is_on_the_page():
     page = PAGE.read_text(encoding="utf-8")
-    rules = (*general_rules.RULES, *config_rules.RULES, *tensor_rules.RULES)
-    assert [rule.name for rule in rules if f"| `{rule.name}` | {rule.says} |" not in page] == []
+    rules = general_rules.RULES | config_rules.RULES | tensor_rules.RULES
+    assert [name for name in rules if f"| `{name}` | " not in page] == []
