@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, Self
 
 from engine.events import Repair
 from server.parsing.markers import Stops
@@ -89,7 +89,11 @@ def _container(written: str) -> str:
 
 
 class ArgumentsWriter:
-    """Writes the arguments of the open call, parameter by parameter."""
+    """Writes the arguments of the open call, parameter by parameter.
+
+    Left when the call is finished, and with it the object, or where the output ends: an open value
+    goes out as it was written. A model that stopped between two parameters had no more to say.
+    """
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -182,22 +186,19 @@ class ArgumentsWriter:
         if text.lstrip().startswith("{"):
             self.verbatim(text.strip())
 
-    def close(self) -> None:
-        """The call is finished, and with it the object."""
-        self.end()
-        if self._verbatim:
-            return
-        self._calls.write("}" if self.given else "{}")
+    def __enter__(self) -> Self:
+        return self
 
-    def truncate(self, by_model: bool) -> None:
-        """The output ends here. An open value goes out as it was written.
-
-        Where the model itself stopped between two parameters it has no more to say.
-        """
-        if self._value is not None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, Ended) and self._value is not None:
             self._value.truncate()
-        elif by_model:
-            self.close()
+        elif error is None or (isinstance(error, Ended) and error.by_model):
+            self._close()
+
+    def _close(self) -> None:
+        self.end()
+        if not self._verbatim:
+            self._calls.write("}" if self.given else "{}")
 
 
 class _Text:
@@ -219,22 +220,33 @@ class _Text:
         """Everything has been written."""
 
 
-class _Repeated:
+class _Whole:
+    """A value that is nothing before it is whole."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    def write(self, text: str) -> None:
+        self._parts.append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+
+class _Repeated(_Whole):
     """A parameter that is there already: its text is not written again.
 
     The first has been delivered, so that it stands; another text makes the call malformed.
     """
 
     def __init__(self, calls: Calls, first: list[str]) -> None:
+        super().__init__()
         self._calls = calls
         self._first = first
-        self._parts: list[str] = []
-
-    def write(self, text: str) -> None:
-        self._parts.append(text)
 
     def end(self) -> None:
-        text = "".join(self._parts)
+        text = self.text
         if text != "".join(self._first):
             self._calls.spoil()
         self._calls.repair(Repair.REPEATED_PARAMETER)
@@ -244,38 +256,32 @@ class _Repeated:
         """What is not whole says nothing."""
 
 
-class _Wrapped:
+class _Wrapped(_Whole):
     """A parameter that may hold all arguments: its whole text decides."""
 
     def __init__(self, arguments: ArgumentsWriter, key: str) -> None:
+        super().__init__()
         self._arguments = arguments
         self._key = key
-        self._parts: list[str] = []
-
-    def write(self, text: str) -> None:
-        self._parts.append(text)
 
     def end(self) -> None:
-        self._arguments.unwrap(self._key, "".join(self._parts))
+        self._arguments.unwrap(self._key, self.text)
 
     def truncate(self) -> None:
-        self._arguments.verbatim("".join(self._parts).strip())
+        self._arguments.verbatim(self.text.strip())
 
 
-class _Typed:
+class _Typed(_Whole):
     """A value whose type its whole text decides."""
 
     def __init__(self, calls: Calls, allowed: frozenset[str]) -> None:
+        super().__init__()
         self._calls = calls
         self._write = calls.write
         self._allowed = allowed
-        self._parts: list[str] = []
-
-    def write(self, text: str) -> None:
-        self._parts.append(text)
 
     def end(self) -> None:
-        text = "".join(self._parts)
+        text = self.text
         inner = unquote_value(text, self._allowed) if self._calls.repairing else None
         if inner is not None:
             self._calls.repair(Repair.QUOTED_VALUE)
@@ -283,7 +289,7 @@ class _Typed:
         self._write(as_json(text, self._allowed) if inner is None else inner)
 
     def truncate(self) -> None:
-        self._write("".join(self._parts).strip())
+        self._write(self.text.strip())
 
 
 class _TextOrNull:

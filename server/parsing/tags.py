@@ -17,7 +17,7 @@ from server.parsing.json_calls import JsonCalls
 from server.parsing.markers import FRAGMENT, NAME, Follow, Lexicon, Stops
 from server.parsing.message import Context, ToolFormat, last_name, opens
 from server.parsing.output import Framed
-from server.parsing.reader import DONE, Ended, Grammar, Next, Subgrammar, Until, Want, ignore
+from server.parsing.reader import DONE, Grammar, Next, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import STRING
 from server.parsing.tagged import (
     FORCED,
@@ -225,13 +225,8 @@ class _Call:
         if marker == _EMPTY:
             calls.close()
             return DONE
-        arguments = ArgumentsWriter(calls)
-        try:
+        with ArgumentsWriter(calls) as arguments:
             marker = yield from self._parameters(arguments)
-        except Ended as ended:
-            arguments.truncate(ended.by_model)
-            raise
-        arguments.close()
         calls.close(spoiled=marker == FORCED)
         return marker
 

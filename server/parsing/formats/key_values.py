@@ -31,7 +31,7 @@ from server.parsing.json_calls import JsonCalls
 from server.parsing.markers import NAME, Follow
 from server.parsing.message import CallFrame, Context, ToolFormat, last_name, opens
 from server.parsing.output import Calls, Framed
-from server.parsing.reader import Ended, Grammar, Next, Subgrammar, Until, Want, ignore
+from server.parsing.reader import Grammar, Next, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import ALIASES, TYPES
 from server.parsing.tagged import FORCED, Closing, Tagged
 
@@ -103,13 +103,8 @@ class KeyValues:
         if not _NAME.fullmatch(name := name.rstrip()):
             return (yield from self._pass(written, marker, context))
         context.calls.begin(name)
-        arguments = ArgumentsWriter(context.calls)
-        try:
+        with ArgumentsWriter(context.calls) as arguments:
             marker = yield from self._arguments(marker, brace + inline, arguments, context, key)
-        except Ended as ended:
-            arguments.truncate(ended.by_model)
-            raise
-        arguments.close()
         context.calls.close(spoiled=marker == FORCED)
         if marker == FORCED:
             marker = yield Until(context.lexicon.stops(*self.outer), ignore)

@@ -24,7 +24,7 @@ from engine.events import Phase
 from server.parsing.arguments import ArgumentsWriter
 from server.parsing.markers import Follow, Lexicon, Stops
 from server.parsing.message import Context, ReasoningFormat, ToolFormat
-from server.parsing.reader import DONE, Ended, Grammar, Sink, Until, Want, ignore
+from server.parsing.reader import DONE, Grammar, Sink, Until, Want, ignore
 from server.parsing.schemas import STRING, TYPES
 from server.parsing.tagged import FORCED, Closing, Tagged
 
@@ -119,9 +119,8 @@ def _read_thinking(context: Context) -> Grammar:
 def _read_call(tool: str, context: Context) -> Grammar:
     """The arguments of a call, up to its closing tag or the next call."""
     context.calls.begin(tool)
-    arguments = ArgumentsWriter(context.calls)
     forced = False
-    try:
+    with ArgumentsWriter(context.calls) as arguments:
         while True:
             marker = yield Until(context.lexicon.stops(OPEN, CLOSE), ignore)
             inside: list[str] = []
@@ -133,10 +132,6 @@ def _read_call(tool: str, context: Context) -> Grammar:
                 forced |= yield from _read_body("json", arguments.write_whole, context)
             elif name in ("call", "tools", "message"):
                 break
-    except Ended as ended:
-        arguments.truncate(ended.by_model)
-        raise
-    arguments.close()
     context.calls.close(spoiled=forced)
     if marker == OPEN and name == "call":
         yield from _read_element(name, attributes, context)

@@ -84,17 +84,12 @@ class Elements:
     def _call(self, name: str, context: Context) -> Subgrammar:
         """One call: the tag that ended it, or nothing where that was its own."""
         context.calls.begin(name)
-        arguments = ArgumentsWriter(context.calls)
-        try:
+        with ArgumentsWriter(context.calls) as arguments:
             tag = yield from self._tag(context)
             while tag not in ("</invoke", "</tool_call") and not _INVOKE.fullmatch(tag):
                 if not tag.startswith("</"):
                     yield from self._parameter(tag.removeprefix("<"), arguments, context)
                 tag = yield from self._tag(context)
-        except Ended as ended:
-            arguments.truncate(ended.by_model)
-            raise
-        arguments.close()
         context.calls.close()
         return DONE if tag == "</invoke" else tag
 

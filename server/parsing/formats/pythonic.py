@@ -119,13 +119,8 @@ class Pythonic:
     ) -> Generator[Want, str, tuple[str, str]]:
         """The marker behind a call, and the name of the next one where that is in its place."""
         context.calls.begin(name)
-        arguments = ArgumentsWriter(context.calls)
-        try:
+        with ArgumentsWriter(context.calls) as arguments:
             marker, following = yield from self._arguments(arguments, context, stops)
-        except Ended as ended:
-            arguments.truncate(ended.by_model)
-            raise
-        arguments.close()
         context.calls.close()
         return marker, following
 
