@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -28,31 +28,20 @@ MOST_LENGTH = 1 << 28
 LONGEST_NAME = 500
 
 
-def ignore_progress(_: str) -> None:
-    """No-op progress callback."""
-
-
 class RemoteEngineBase:
     """The part of ``engine.base.Engine`` that does not depend on the wire protocol."""
 
-    def __init__(
-        self,
-        upstream: Upstream,
-        model: LocalModel,
-        access: ConnectionSettings,
-        progress: Callable[[str], None] = ignore_progress,
-    ) -> None:
+    def __init__(self, upstream: Upstream, model: LocalModel, access: ConnectionSettings) -> None:
         self._upstream = upstream
         self._model = model
         self._access = access
-        self._progress = progress
         self._connection: WorkerConnection | None = None
         self._closed = False
 
     async def start(self) -> EngineInfo:
         connection = self._connection = WorkerConnection(self._upstream, self._access)
         try:
-            await wait_ready(connection, self._access.start_s, self._progress)
+            await wait_ready(connection, self._access.start_s)
             name, longest = await find_served_model(connection, self._model)
             return await self._probe(connection, name, longest)
         except EngineDead as error:
@@ -82,21 +71,17 @@ class RemoteEngineBase:
         return self._connection
 
 
-async def wait_ready(
-    connection: WorkerConnection, patience_s: float, progress: Callable[[str], None]
-) -> None:
+async def wait_ready(connection: WorkerConnection, patience_s: float) -> None:
     """Wait until ``/health`` reports ready. Raises EngineStartError."""
-    last = ""
+    reason = ""
     try:
         async with asyncio.timeout(patience_s):
             while not (found := await ask_health(connection)).live:
-                if found.reason != last:
-                    last = found.reason
-                    progress(f"waiting for {connection.upstream}: {last}")
+                reason = found.reason
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise EngineStartError(
-            f"The worker {connection.upstream} was not ready after {patience_s:g} s: {last}"
+            f"The worker {connection.upstream} was not ready after {patience_s:g} s: {reason}"
         ) from None
 
 

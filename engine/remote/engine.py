@@ -8,7 +8,7 @@ protocol is one more subclass of ``RemoteEngineBase`` (``driver.py``) and a row 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -18,7 +18,7 @@ from engine.base import Engine
 from engine.errors import EngineDead, EngineError, EngineFailed
 from engine.remote import probe, wire
 from engine.remote.connection import WorkerConnection
-from engine.remote.driver import RemoteEngineBase, ignore_progress
+from engine.remote.driver import RemoteEngineBase
 from engine.remote.probe import SpeculationAccount, lay_decode_steps, parse_totals
 from engine.remote.reading import (
     WorkerProtocolError,
@@ -60,7 +60,6 @@ class RemoteEngine(RemoteEngineBase):
 
     async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
         await probe.check_vocabulary(connection, self._model, name)
-        self._progress(f"warming up {self._upstream}")
         self._speculation = await probe.probe_speculation(connection, self._model)
         found = probe.WorkerFacts(name, longest, self._speculation)
         return probe.build_info(found, self._model, connection)
@@ -229,13 +228,8 @@ def _read_finish(reason: Any) -> FinishReason | None:
     return FINISH[reason]
 
 
-def remote_engine(
-    upstream: Upstream,
-    model: LocalModel,
-    access: ConnectionSettings,
-    progress: Callable[[str], None] = ignore_progress,
-) -> Engine:
+def remote_engine(upstream: Upstream, model: LocalModel, access: ConnectionSettings) -> Engine:
     """The engine for the worker's wire protocol. Cheap to make; connects when started."""
     module, name = ENGINES[upstream.prefix].split(":")
-    engine: Engine = getattr(import_module(module), name)(upstream, model, access, progress)
+    engine: Engine = getattr(import_module(module), name)(upstream, model, access)
     return engine

@@ -50,7 +50,6 @@ class TextEngine(RemoteEngineBase):
     """See ``engine.base.Engine``."""
 
     async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
-        self._progress(f"probing what {self._upstream} supports")
         self._name = name
         self._dialect = await detect_dialect(connection, self._model, name)
         return EngineInfo(

@@ -35,9 +35,9 @@ class DraftManager:
         self._engine: SwapsDrafts | None = None
         self._listeners: list[DraftListener] = []
         self._configured: DraftVersion | None = None
-        self._promoted: DraftVersion | None = None
-        self._serving: DraftVersion | None = None
-        self._previous: DraftVersion | None = None
+        self.promoted: DraftVersion | None = None
+        self.serving: DraftVersion | None = None
+        self.previous: DraftVersion | None = None
         self.swaps: deque[DraftSwap] = deque(maxlen=MOST_SWAPS)
 
     def open(self) -> None:
@@ -47,8 +47,8 @@ class DraftManager:
         except (DraftRefused, OSError) as error:
             log.info("the draft has no fingerprint: %s", error)
             return
-        self._promoted = self._store.recall(self._configured.fingerprint) or self._configured
-        self._serving = self._promoted
+        self.promoted = self._store.recall(self._configured.fingerprint) or self._configured
+        self.serving = self.promoted
 
     def attach(self, engine: SwapsDrafts) -> None:
         self._engine = engine
@@ -58,38 +58,24 @@ class DraftManager:
         self._listeners.append(listener)
 
     @property
-    def serving(self) -> DraftVersion | None:
-        return self._serving
-
-    @property
-    def promoted(self) -> DraftVersion | None:
-        return self._promoted
-
-    @property
-    def previous(self) -> DraftVersion | None:
-        return self._previous
-
-    @property
     def in_trial(self) -> bool:
         """A draft serves that is not promoted."""
-        serving, promoted = self._serving, self._promoted
+        serving, promoted = self.serving, self.promoted
         return bool(serving and promoted and serving.fingerprint != promoted.fingerprint)
 
     def choose_path(self) -> str:
         """The draft for a new engine: the promoted one, or the configured one if that is gone."""
-        if self._configured is None or self._promoted is None:
+        if self._configured is None or self.promoted is None:
             return self._plan.draft
-        if self._promoted is not self._configured and not is_whole(self._promoted):
-            log.error(
-                "the promoted draft %s is damaged; serving the configured one", self._promoted
-            )
-            self._promoted = self._configured
-        changed, self._serving = self._serving, self._promoted
-        if changed is not None and changed.fingerprint != self._promoted.fingerprint:
-            self._record("restart", changed, self._promoted)
-        if self._promoted.fingerprint == self._configured.fingerprint:
+        if self.promoted is not self._configured and not is_whole(self.promoted):
+            log.error("the promoted draft %s is damaged; serving the configured one", self.promoted)
+            self.promoted = self._configured
+        changed, self.serving = self.serving, self.promoted
+        if changed is not None and changed.fingerprint != self.promoted.fingerprint:
+            self._record("restart", changed, self.promoted)
+        if self.promoted.fingerprint == self._configured.fingerprint:
             return self._plan.draft
-        return self._promoted.path
+        return self.promoted.path
 
     async def swap(self, source: str, *, trial: bool = False) -> DraftSwap:
         """Serve the draft in ``source`` from the next step on.
@@ -132,8 +118,8 @@ class DraftManager:
 
     async def _roll_back(self) -> DraftSwap:
         self._require_serving()
-        promoted = self._promoted
-        goal = promoted if self.in_trial else self._previous
+        promoted = self.promoted
+        goal = promoted if self.in_trial else self.previous
         if goal is None:
             raise DraftRefused("There is no earlier draft to go back to.")
         if not await asyncio.to_thread(is_whole, goal):
@@ -143,12 +129,12 @@ class DraftManager:
         return await self._load(goal, "rollback", time.perf_counter())
 
     def _require_serving(self) -> DraftVersion:
-        if self._serving is None:
+        if self.serving is None:
             raise DraftRefused(
                 f"The running draft ({self._plan.draft or 'none'}) has no local folder of "
                 "safetensors, so nothing can be compared with it."
             )
-        return self._serving
+        return self.serving
 
     def _admit(self, source: str, serving: DraftVersion) -> DraftVersion:
         """Check and copy a candidate, and keep a copy of the configured draft for a rollback."""
@@ -168,8 +154,8 @@ class DraftManager:
         if copy.fingerprint != configured.fingerprint:
             log.warning("the configured draft's files have changed since the engine loaded them")
             return
-        self._serving = copy if self._serving is configured else self._serving
-        self._promoted = copy if self._promoted is configured else self._promoted
+        self.serving = copy if self.serving is configured else self.serving
+        self.promoted = copy if self.promoted is configured else self.promoted
         self._configured = copy
 
     async def _load(self, version: DraftVersion, kind: str, began: float) -> DraftSwap:
@@ -181,7 +167,7 @@ class DraftManager:
             pause_s = 0.0
         else:
             pause_s = await engine.swap_draft(version.path, before.path)
-            self._serving = version
+            self.serving = version
         if kind != "trial":
             self._promote(version)
         took_s = time.perf_counter() - began
@@ -189,10 +175,10 @@ class DraftManager:
 
     def _promote(self, version: DraftVersion) -> None:
         assert self._configured is not None
-        if self._promoted is not None and self._promoted.fingerprint == version.fingerprint:
+        if self.promoted is not None and self.promoted.fingerprint == version.fingerprint:
             return  # the end of a trial, whose draft may be tried again
-        self._previous = self._promoted
-        self._promoted = version
+        self.previous = self.promoted
+        self.promoted = version
         try:
             self._store.remember(self._configured.fingerprint, version)
         except OSError as error:
@@ -200,7 +186,7 @@ class DraftManager:
 
     def _prune(self, candidate: DraftVersion) -> None:
         """Delete copies that nothing goes back to."""
-        used = (self._configured, self._promoted, self._previous, candidate)
+        used = (self._configured, self.promoted, self.previous, candidate)
         try:
             self._store.prune({one.fingerprint for one in used if one is not None})
         except OSError as error:
@@ -227,9 +213,9 @@ class DraftManager:
     def describe(self) -> dict[str, Any]:
         """For operators."""
         versions = {
-            "serving": self._serving,
-            "promoted": self._promoted,
-            "previous": self._previous,
+            "serving": self.serving,
+            "promoted": self.promoted,
+            "previous": self.previous,
             "configured": self._configured,
         }
         return {

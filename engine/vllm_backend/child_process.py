@@ -128,9 +128,8 @@ class ChildLog:
     def tail(self, lines: int = 40) -> str:
         return "\n".join(list(self._lines)[-lines:])
 
-    def redacted_tail(self, lines: int = 20) -> tuple[str, ...]:
-        """The end of the log, bounded, without lines that may hold a part of a request."""
-        return redact_tail(list(self._lines), lines)
+    def redacted_tail(self) -> tuple[str, ...]:
+        return redact_tail(list(self._lines), 20)
 
     def find_cause(self) -> str:
         """The first exception in the log that is a cause and not a sequel; else empty."""
@@ -155,13 +154,14 @@ def find_cause(lines: Sequence[str]) -> str:
 
 
 def redact_tail(lines: Sequence[str], most: int) -> tuple[str, ...]:
+    """The end of a log, bounded, without lines that may hold a part of a request."""
     stripped = (PREFIX.sub("", line).rstrip() for line in lines)
-    fit = [line[:LONGEST] for line in stripped if line and not _is_redacted(line)]
+    fit = [
+        line[:LONGEST]
+        for line in stripped
+        if line and not (PRIVATE.search(line) or NOISE.search(line))
+    ]
     return tuple(fit[-most:])
-
-
-def _is_redacted(line: str) -> bool:
-    return PRIVATE.search(line) is not None or NOISE.search(line) is not None
 
 
 def redact_cause(cause: str) -> str:

@@ -200,7 +200,7 @@ class VllmRenderer:
         if self._encoder is not None:
             return self._encoder.encode_parts(text, mark, limits)
         if not mark:
-            return self._encode(text, False, limits)
+            return self.encode(text, False, limits)
         token_ids: list[int] = []
         for part in text.split(mark):
             token_ids += self.tokenizer.encode(part, add_special_tokens=False)
@@ -210,9 +210,6 @@ class VllmRenderer:
     def encode(
         self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
     ) -> list[int]:
-        return self._encode(text, add_special_tokens, limits)
-
-    def _encode(self, text: str, add_special_tokens: bool, limits: RenderLimits) -> list[int]:
         if self._encoder is not None:
             return self._encoder.encode(text, add_special_tokens, limits)
         token_ids = list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
