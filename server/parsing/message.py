@@ -92,12 +92,13 @@ class ToolFormat:
         return self.openers + self.inner
 
 
-def _nothing(_opener: str, _context: Context) -> Grammar:
+def no_calls(_opener: str, _context: Context) -> Grammar:
+    """Of a format whose ``channels`` read its calls."""
     yield from ()
 
 
 NO_REASONING = ReasoningFormat((), (), "")
-NO_TOOLS = ToolFormat((), _nothing, framing="")
+NO_TOOLS = ToolFormat((), no_calls, framing="")
 
 
 @dataclass(frozen=True, slots=True)

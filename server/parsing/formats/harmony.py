@@ -25,7 +25,7 @@ from collections.abc import Generator
 
 from engine.events import Phase
 from server.parsing.answer import read_content
-from server.parsing.message import Context, Looking, ReasoningFormat, Skipping, ToolFormat
+from server.parsing.message import Context, Looking, ReasoningFormat, Skipping, ToolFormat, no_calls
 from server.parsing.reader import Ended, Grammar, JsonValue, Sink, Subgrammar, Until, Want, ignore
 
 START, END, RETURN, CALL = "<|start|>", "<|end|>", "<|return|>", "<|call|>"
@@ -160,9 +160,5 @@ def _read_content(context: Context) -> Subgrammar:
     return marker
 
 
-def _no_calls(_opener: str, _context: Context) -> Grammar:
-    yield from ()
-
-
-FORMAT = ToolFormat((), _no_calls, MARKERS, framing="", channels=read_channels)
+FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels)
 REASONING = ReasoningFormat((), (), framing="", channels=read_channels, inner=MARKERS)

@@ -18,7 +18,7 @@ import re
 
 from engine.events import Phase
 from server.parsing.json_calls import JsonCalls
-from server.parsing.message import CallFrame, Context, ReasoningFormat, ToolFormat
+from server.parsing.message import CallFrame, Context, ReasoningFormat, ToolFormat, no_calls
 from server.parsing.reader import Ended, Grammar, Sink, Subgrammar, Until
 
 MESSAGE, END, END_SAMPLING = (
@@ -99,11 +99,7 @@ def _read_block(kind: str, context: Context) -> Subgrammar:
     return marker
 
 
-def _no_calls(_opener: str, _context: Context) -> Grammar:
-    yield from ()
-
-
-FORMAT = ToolFormat((), _no_calls, MARKERS, framing="", channels=read_channels)
+FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels)
 REASONING = ReasoningFormat((), (), framing="\n", channels=read_channels, inner=MARKERS)
 
 FRAMES = {

@@ -23,7 +23,7 @@ from collections.abc import Generator
 from engine.events import Phase
 from server.parsing.arguments import ArgumentsWriter
 from server.parsing.markers import Follow, Lexicon, Stops
-from server.parsing.message import Context, ReasoningFormat, ToolFormat
+from server.parsing.message import Context, ReasoningFormat, ToolFormat, no_calls
 from server.parsing.reader import DONE, Grammar, Sink, Until, Want, ignore
 from server.parsing.schemas import STRING, TYPES
 from server.parsing.tagged import FORCED, Closing, Tagged
@@ -179,9 +179,5 @@ def _after_call(context: Context) -> Follow:
     return {**last, **context.follow({"call tool=": None}, OPEN)}
 
 
-def _no_calls(_opener: str, _context: Context) -> Grammar:
-    yield from ()
-
-
-FORMAT = ToolFormat((), _no_calls, MARKERS, framing="", channels=read_channels)
+FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels)
 REASONING = ReasoningFormat((), (), framing="", channels=read_channels, inner=MARKERS)

@@ -23,7 +23,7 @@ import re
 from dataclasses import dataclass
 
 from engine.events import Phase
-from server.parsing.message import Context, Looking, ReasoningFormat, ToolFormat
+from server.parsing.message import Context, Looking, ReasoningFormat, ToolFormat, no_calls
 from server.parsing.reader import Ended, Grammar, Subgrammar, Until, ignore
 from server.parsing.tags import Tags
 
@@ -57,7 +57,7 @@ class Recipients:
 
     def tools(self) -> ToolFormat:
         inner = (*MARKERS, *_TAGS.format().markers)
-        return ToolFormat((), _no_calls, inner, framing="", channels=self.read)
+        return ToolFormat((), no_calls, inner, framing="", channels=self.read)
 
     def reasoning(self) -> ReasoningFormat:
         return ReasoningFormat((), (), framing="", channels=self.read, inner=MARKERS)
@@ -111,10 +111,6 @@ def _read_calls(context: Context, marker: str = "") -> Subgrammar:
         if marker in _BEGINS:
             marker = yield from _TAGS.read(context, marker if marker == _TAGS.call else "")
     return marker
-
-
-def _no_calls(_opener: str, _context: Context) -> Grammar:
-    yield from ()
 
 
 _SPARK = Recipients(
