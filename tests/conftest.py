@@ -32,6 +32,7 @@ SLOW = {"slow", "alone"}
 LEFT_OUT = {"not slow": SLOW, "not slow and not thorough": SLOW | {"thorough"}}
 """Marks of modules that an expression deselects."""
 NEEDS_ENGINE = (
+    "benchmarks/test_variants.py",
     "engine/vllm_backend",
     "faults/test_start_faults.py",
     "server/test_front_end_flags.py",
