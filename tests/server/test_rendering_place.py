@@ -1,0 +1,25 @@
+"""Where prompts are rendered: on the event loop if that is sure to be quick, else in a thread."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from server.generation.prompt import AT_ONCE_BYTES
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(100, True), (AT_ONCE_BYTES, False)])
+async def test_a_small_prompt_is_rendered_on_the_event_loop(lab, monkeypatch, size, at_once):
+    lab.says("x")
+    threads = []
+    render = lab.renderer.render_chat
+
+    def record(*args, **kwargs):
+        threads.append(threading.current_thread())
+        return render(*args, **kwargs)
+
+    monkeypatch.setattr(lab.renderer, "render_chat", record)
+    message = {"role": "user", "content": "hi"}
+    assert (await lab.chat(messages=[message], user="u" * size)).status == 200
+    assert [thread is threading.current_thread() for thread in threads] == [at_once]
