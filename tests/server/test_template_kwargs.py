@@ -78,7 +78,8 @@ async def test_a_trusted_template_is_rendered(templated, url):
 @pytest.mark.parametrize(
     "template",
     [
-        "{% for a in range(13000) %}{% for b in range(13000) %}{% endfor %}{% endfor %}",
+        "{% for a in range(13000) %}{% for b in range(13000) %}{% for c in range(13000) %}"
+        "{% endfor %}{% endfor %}{% endfor %}",
         "{{ 'a' * 3000000000 }}",
         "{{ '%1500000000d' % 1 }}",
     ],

@@ -68,7 +68,8 @@ async def test_a_killed_engine_ends_its_requests_with_exact_accounts() -> None:
             asyncio.create_task(until_death(engine, endless(number), begun)) for number in range(6)
         ]
         await asyncio.wait_for(begun.wait(), 30)
-        os.kill(engine_process(), signal.SIGKILL)
+        (process,) = engine._processes
+        os.kill(process.pid, signal.SIGKILL)
         outcomes = await asyncio.wait_for(asyncio.gather(*streams), 10)
         assert all(outcome.totals.imbalance == 0 for outcome in outcomes)
         assert all(outcome.totals.tokens > 1 for outcome in outcomes)
@@ -100,16 +101,6 @@ async def until_death(
 def children(pid: int) -> list[int]:
     found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
     return [int(line) for line in found.stdout.split()]
-
-
-def engine_process() -> int:
-    """The newest child that calls itself an engine core."""
-    named = [
-        child
-        for child in children(os.getpid())
-        if b"EngineCore" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
-    return named[-1]
 
 
 FRONT = """
