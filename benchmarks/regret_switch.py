@@ -10,7 +10,8 @@ its own steps alone; its planning counts for it and for nobody else.
     python -m training.cost_scaled --identity-layers 32 --out DIR
     python -m benchmarks.regret_switch DIR [--phase-s 60] [--phases "hostile 4" ...]
 
-Printed: tokens per second over those at the best fixed depth, with the standard error over cycles.
+Printed: tokens per second over those at the best fixed depth, compared within each cycle, with the
+standard error over cycles.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,6 @@ SKIPPED = 4
 LANES = ("auto", "right", *(f"K={depth}" for depth in FIXED))
 NAMED = "REGRET_LANES"
 """Environment of the engine's process: its lanes."""
-DRAWS = 400
-"""Of a bootstrap."""
 Floats = NDArray[np.floating[Any]]
 
 
@@ -160,35 +159,40 @@ async def measure(
 def print_phase(
     name: str, lanes: Sequence[str], planner: dict[str, Any], before: dict[str, Any]
 ) -> None:
-    sums = {lane: collect(planner["segments"], lane) for lane in lanes}
-    rates = {lane: draw_rates(rows) for lane, rows in sums.items()}
+    cycles = list(group_cycles(planner["segments"], len(lanes)))
+    rates = {lane: np.array([cycle[lane] for cycle in cycles]) for lane in lanes}
     fixed = [lane for lane in lanes if lane.startswith("K=")]
-    best = max(fixed, key=lambda lane: rates[lane][0])
-    cells = []
-    for lane in lanes:
-        ratio = rates[lane] / rates[best]
-        cells.append(f"{ratio[0]:.3f} ± {np.std(ratio[1:]):.3f}")
-    cycles = len(sums["auto"])
+    best = max(fixed, key=lambda lane: rates[lane].sum())
+    cells = [compare(rates[lane], rates[best]) for lane in lanes]
     reasons = {
         reason: count - before["steps_by_reason"][reason]
         for reason, count in planner["steps_by_reason"].items()
     }
-    print(f"| {name} | {' | '.join(cells)} | {best} | {cycles} | {reasons} |", flush=True)
+    print(f"| {name} | {' | '.join(cells)} | {best} | {len(cycles)} | {reasons} |", flush=True)
 
 
-def collect(segments: list[list[Any]], lane: str) -> Floats:
-    """Tokens and seconds of a lane's segments, shape (segments, 2)."""
-    rows = [
-        (tokens, seconds) for name, tokens, seconds, steps in segments if name == lane and steps
-    ]
-    return np.array(rows, dtype=np.float64).reshape(-1, 2)
+def group_cycles(segments: list[list[Any]], lanes: int) -> Iterator[dict[str, float]]:
+    """The logarithm of every lane's tokens per second, of each whole cycle."""
+    cycle: dict[str, float] = {}
+    for lane, tokens, seconds, steps in segments:
+        if lane in cycle:
+            cycle = {}
+        if steps:
+            cycle[lane] = math.log(tokens / seconds)
+        if len(cycle) == lanes:
+            yield cycle
+            cycle = {}
 
 
-def draw_rates(rows: Floats) -> Floats:
-    """Tokens per second of all segments, and of draws of as many with replacement."""
-    picks = np.random.default_rng(0).integers(0, len(rows), (DRAWS, len(rows)))
-    sums = np.vstack([rows.sum(axis=0), rows[picks].sum(axis=1)])
-    return np.asarray(sums[:, 0] / sums[:, 1])
+def compare(rates: Floats, best: Floats) -> str:
+    """By pairs of one cycle, between which the machine's speed changes least: the geometric mean
+    of the ratios, and the standard error of its logarithm.
+    """
+    if len(rates) < 2:
+        return "-"
+    ratios = rates - best
+    error = float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
+    return f"{math.exp(ratios.mean()):.3f} ± {error:.3f}"
 
 
 def main() -> None:
