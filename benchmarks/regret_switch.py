@@ -32,7 +32,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.drive import running
-from benchmarks.regret_engine import FIXED, MOST, PHASES, RIGHT, Block, Phase, Traffic, serve
+from benchmarks.regret_engine import (
+    FIXED,
+    MOST,
+    PHASES,
+    RIGHT,
+    Block,
+    Phase,
+    Traffic,
+    describe_target,
+    serve,
+)
 from engine.speculation.planner import Counts, DepthPlan, DepthPlanner
 from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.planning import PLANNERS
@@ -131,7 +141,7 @@ async def measure(
     demo: Path, phases: Sequence[Phase], lanes: Sequence[str], phase_s: float, out: Path | None
 ) -> None:
     os.environ[NAMED] = ",".join(lanes)
-    target: dict[str, Any] = {"model": str(demo / "target"), "max_model_len": 4096}
+    target = describe_target(demo)
     traffic = Traffic(VllmRenderer(make_demo_arguments(**target)))
     async with running(
         **target,
