@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -53,6 +54,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     found = MODULE_MARKS.search(collection_path.read_text(encoding="utf-8"))
     return (found is not None and bool(marks & set(MARK.findall(found[1])))) or None
+
+
+def pytest_sessionstart() -> None:
+    """What is collected stays to the end: the garbage collector need not look at it."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
