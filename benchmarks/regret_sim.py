@@ -141,8 +141,8 @@ def oracle(running: Sequence[Running]) -> tuple[int, Ints]:
 def planned(planner: DepthPlanner) -> Chooser:
     def choose(running: Sequence[Running]) -> tuple[int, Ints]:
         names = [r.name for r in running]
-        plan = planner.plan(names, np.array([min(DEPTH, max(0, r.left - 1)) for r in running]))
-        return plan.depth, plan.widths
+        plan = planner.plan(names, [min(DEPTH, max(0, r.left - 1)) for r in running])
+        return plan.depth, np.array(plan.widths)
 
     return choose
 
@@ -221,7 +221,7 @@ def _step(
     result.tokens += tokens
     result.steps.append((seconds, tokens, depth))
     if lane.planner is not None:
-        lane.planner.observe([r.name for r in running], verified, accepted)
+        lane.planner.observe([r.name for r in running], verified.tolist(), accepted.tolist())
         lane.planner.observe_step(len(running), int(verified.sum()), depth, seconds * slowness)
 
 

@@ -43,7 +43,7 @@ from benchmarks.regret_engine import (
     describe_target,
     serve,
 )
-from engine.speculation.planner import Counts, DepthPlan, DepthPlanner
+from engine.speculation.planner import DepthPlan, DepthPlanner
 from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.planning import PLANNERS
 from engine.vllm_backend.renderer import VllmRenderer
@@ -74,7 +74,7 @@ class SwitchingPlanner(DepthPlanner):
         self._segments: list[list[Any]] = []
 
     def plan(
-        self, requests: Sequence[str], bounds: Counts, floors: Counts | None = None
+        self, requests: Sequence[str], bounds: list[int], floors: list[int] | None = None
     ) -> DepthPlan:
         if self._steps >= SWITCH:
             self._switch()
@@ -88,10 +88,12 @@ class SwitchingPlanner(DepthPlanner):
         self._planned_s = self.totals.planning_s - before
         return plan
 
-    def observe(self, requests: Sequence[str], drafted: Counts, accepted: Counts) -> None:
+    def observe(
+        self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         if self._is_learning():
             super().observe(requests, drafted, accepted)
-        self._committed = len(requests) + int(sum(accepted))
+        self._committed = len(requests) + sum(accepted)
 
     def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
         self._steps += 1

@@ -35,8 +35,6 @@ from engine.speculation.survival import SurvivalEstimator
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
-Counts = Sequence[int] | Ints
-"""A number for each request."""
 
 ROUNDS = 4
 """Iterations on the rate at most..."""
@@ -80,7 +78,7 @@ class DepthPlan:
     """``depth``: draft tokens to make; ``widths``: how many of them to verify, per request."""
 
     depth: int
-    widths: Ints
+    widths: list[int]
     reason: DepthReason
     tokens: float
     """Expected committed tokens of the step that verifies them."""
@@ -128,7 +126,6 @@ class _Planned:
     bounds: list[int]
     floors: list[int]
     plan: DepthPlan
-    widths: list[int]
     expected: dict[str, float]
     """Draft tokens of each request that will be accepted."""
     fixed: Floats
@@ -158,11 +155,14 @@ class _Planned:
         found = [places[request] for request in requests if request in places]
         if len(found) < len(requests) or not found:
             return None
-        plan = replace(self.plan, widths=self.plan.widths[found])
-        widths = [self.widths[place] for place in found]
-        mine = [self.bounds[place] for place in found], [self.floors[place] for place in found]
-        kept = replace(self, requests=[*requests], bounds=mine[0], floors=mine[1], plan=plan)
-        kept.widths, kept.counted = widths, kept.steps
+        kept = replace(
+            self,
+            requests=[*requests],
+            bounds=[self.bounds[place] for place in found],
+            floors=[self.floors[place] for place in found],
+            plan=replace(self.plan, widths=[self.plan.widths[place] for place in found]),
+            counted=self.steps,
+        )
         return kept if kept.is_for(bounds, floors) else None
 
 
@@ -178,12 +178,12 @@ class DepthPlanner:
         self.totals = PlannerTotals([0] * (depth + 1), np.zeros(depth + 1))
         self.recent: deque[PlannedStep] = deque(maxlen=RECENT_STEPS)
         self._probes = Probes()
-        self._observed: list[tuple[Sequence[str], list[int], list[int]]] = []
+        self._observed: list[tuple[Sequence[str], Sequence[int], Sequence[int]]] = []
         """Steps that are not learnt from yet: requests, drafted, accepted."""
         self._committed = 0
         self._last: _Planned | None = None
         self._fresh = True
-        """The last plan is not to be kept: a probe, or the requests have changed."""
+        """The last plan is not to be kept: it is a probe, or a request has moved since."""
         self._news = False
         """Drafts were verified since the last plan whose outcome may change it."""
         self._counted = 0
@@ -206,16 +206,15 @@ class DepthPlanner:
         self.survival.remove(request)
 
     def plan(
-        self, requests: Sequence[str], bounds: Counts, floors: Counts | None = None
+        self, requests: Sequence[str], bounds: list[int], floors: list[int] | None = None
     ) -> DepthPlan:
         """The next draft. ``bounds`` and ``floors``: the most and the least draft tokens that each
         request may have; no floors are zeros.
         """
         began = perf_counter()
-        bounds = _list(bounds)
-        floors = [0] * len(bounds) if floors is None else _list(floors)
+        floors = [0] * len(bounds) if floors is None else floors
         kept = self._keep(requests, bounds, floors)
-        if kept is not self._last or kept is None:
+        if kept is not self._last:
             self._count_steps()
         if kept is None:
             self._learn()
@@ -257,10 +256,10 @@ class DepthPlanner:
         within = self._positions[:depth] <= widths[:, None]
         accepted = (survival[:, :depth] * within).sum(axis=1)
         tokens = len(requests) + float(accepted.sum())
-        plan = DepthPlan(depth, widths, reason, tokens, float(best.seconds[depth]))
+        plan = DepthPlan(depth, widths.tolist(), reason, tokens, float(best.seconds[depth]))
         expected = dict(zip(requests, accepted.tolist(), strict=True))
         fixed = len(requests) + np.concatenate([[0.0], np.cumsum(survival.sum(axis=0))])
-        return _Planned([*requests], bounds, floors, plan, widths.tolist(), expected, fixed)
+        return _Planned([*requests], bounds, floors, plan, expected, fixed)
 
     def _choose(self, requests: Sequence[str], best: Optimum) -> tuple[int, Ints, DepthReason]:
         """The best, what an operator holds, or a probe."""
@@ -276,9 +275,10 @@ class DepthPlanner:
         reason = DepthReason.COLD if probe.is_cold else DepthReason.PROBE
         return probe.depth, probe.widths, reason
 
-    def observe(self, requests: Sequence[str], drafted: Counts, accepted: Counts) -> None:
+    def observe(
+        self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         """What became of one step's drafts, and of requests that had none."""
-        drafted, accepted = _list(drafted), _list(accepted)
         self._observed.append((requests, drafted, accepted))
         self._committed = len(requests) + sum(accepted)
         if self._last is None:
@@ -289,9 +289,9 @@ class DepthPlanner:
                 self.totals.expected_tokens += 1 + expected
                 self.totals.committed_tokens += 1 + count
 
-    def _confirms(self, last: _Planned, drafted: list[int], accepted: list[int]) -> bool:
+    def _confirms(self, last: _Planned, drafted: Sequence[int], accepted: Sequence[int]) -> bool:
         """Nothing was drafted; or all drafts were accepted, and no plan is deeper than the last."""
-        if last.plan.depth == self.depth and last.widths == last.bounds:
+        if last.plan.depth == self.depth and last.plan.widths == last.bounds:
             return drafted == accepted
         return not any(drafted)
 
@@ -366,7 +366,7 @@ class DepthPlanner:
             return
         plan, steps = last.plan, last.steps - last.counted
         last.counted = last.steps
-        self.survival.count_widths(last.requests, last.widths, steps)
+        self.survival.count_widths(last.requests, plan.widths, steps)
         totals.reasons[plan.reason] += steps
         totals.depths[plan.depth] += steps
         self._counted += steps
@@ -377,10 +377,6 @@ class DepthPlanner:
         seconds = self.cost.seconds(batch, np.arange(self.depth + 1) * float(batch))
         totals.planned_s += counted * plan.seconds
         totals.fixed_s += counted * plan.tokens * seconds / last.fixed
-
-
-def _list(counts: Counts) -> list[int]:
-    return counts.tolist() if isinstance(counts, np.ndarray) else list(counts)
 
 
 def _name(conditional: Floats, bounds: Ints, depth: int, most: int) -> DepthReason:

@@ -33,7 +33,7 @@ HUBER = 0.2
 TIMED = 8
 """Steps after which the time at a depth counts as known."""
 TOGETHER = 4
-"""Equal steps in a row that are then learnt from at once."""
+"""Like steps in a row that are then learnt from at once."""
 CELL_GAIN = 0.02
 """Share of what is left that a batch size and a depth take up at least; more while they are new."""
 WIDEST = 0.4

@@ -62,17 +62,11 @@ class _Counts:
         self.trials[row] = 0.0
         self.successes[row] = 0.0
 
-    def add_each(self, rows: list[int], tried: Floats, accepted: Floats, steps: int) -> None:
-        """Add so many steps' trials; every row at most once."""
-        left = self._memory**steps
+    def add(self, rows: int | list[int], tried: Floats, accepted: Floats, times: int) -> None:
+        """Add ``times`` trials of a row, or of each of several, summed."""
+        left = self._memory**times
         self.trials[rows] = self.trials[rows] * left + tried
         self.successes[rows] = self.successes[rows] * left + accepted
-
-    def add(self, row: int, tried: Floats, accepted: Floats, times: int) -> None:
-        """Add ``times`` trials of one row, summed."""
-        left = self._memory**times
-        self.trials[row] = self.trials[row] * left + tried
-        self.successes[row] = self.successes[row] * left + accepted
 
 
 class _WatchedCounts(_Counts):
@@ -86,8 +80,8 @@ class _WatchedCounts(_Counts):
         super().__init__(rows, depth, memory)
         self._recent = np.zeros((rows, 2))
 
-    def add(self, row: int, tried: Floats, accepted: Floats, times: int) -> None:
-        super().add(row, tried, accepted, times)
+    def add_watched(self, row: int, tried: Floats, accepted: Floats, times: int) -> None:
+        self.add(row, tried, accepted, times)
         recent = self._recent[row]
         recent *= RECENT_MEMORY**times
         recent[0] += tried[0]
@@ -169,14 +163,14 @@ class SurvivalEstimator:
         hits = np.array(accepted)[:, known, None]
         tried = (self._positions <= np.minimum(hits + 1, width)).sum(axis=0, dtype=np.float64)
         success = (self._positions <= hits).sum(axis=0, dtype=np.float64)
-        self._requests.add_each(rows, tried, success, steps)
+        self._requests.add(rows, tried, success, steps)
         members: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
             members.setdefault(int(self._slice_of[row]), []).append(index)
         for row, mine in members.items():
             sums = tried[mine].sum(axis=0), success[mine].sum(axis=0), steps * len(mine)
-            self._slices.add(row, *sums)
-            self._tenants.add(self._tenant_of[row], *sums)
+            self._slices.add_watched(row, *sums)
+            self._tenants.add_watched(self._tenant_of[row], *sums)
             self._stale.add(row)
 
     def conditional(self, requests: Sequence[str]) -> Floats:

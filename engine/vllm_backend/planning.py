@@ -12,7 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from engine.speculation.planner import Counts, DepthPlan, DepthPlanner, DepthReason
+from engine.speculation.planner import DepthPlan, DepthPlanner, DepthReason
 from engine.vllm_backend.steering import ReasoningSpan
 from engine.vllm_fields import DEPTH, TENANT, TRAFFIC
 
@@ -27,10 +27,12 @@ class Planner(Protocol):
     def end(self, request: str) -> None: ...
 
     def plan(
-        self, requests: Sequence[str], bounds: Counts, floors: Counts | None = None
+        self, requests: Sequence[str], bounds: list[int], floors: list[int] | None = None
     ) -> DepthPlan: ...
 
-    def observe(self, requests: Sequence[str], drafted: Counts, accepted: Counts) -> None: ...
+    def observe(
+        self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
+    ) -> None: ...
 
     def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None: ...
 
@@ -54,17 +56,19 @@ class RandomPlanner:
     def plan(
         self,
         requests: Sequence[str],  # noqa: ARG002
-        bounds: Counts,
-        floors: Counts | None = None,
+        bounds: list[int],
+        floors: list[int] | None = None,
     ) -> DepthPlan:
         least = np.array(floors or [0] * len(bounds))
         depth = int(self._rng.integers(least.max(initial=0), self._depth + 1))
         widths = np.maximum(
             np.minimum(self._rng.integers(0, depth + 1, len(bounds)), bounds), least
         )
-        return DepthPlan(depth, widths, DepthReason.PROBE, float(len(bounds)), 0.0)
+        return DepthPlan(depth, widths.tolist(), DepthReason.PROBE, float(len(bounds)), 0.0)
 
-    def observe(self, requests: Sequence[str], drafted: Counts, accepted: Counts) -> None:
+    def observe(
+        self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         pass
 
     def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
@@ -171,7 +175,7 @@ class StepPlanning:
             bounds.append(bound)
             floors.append(0 if _asked(request) is None else bound)
         plan = self._planner.plan(names, bounds, floors)
-        self._widths = dict(zip(names, plan.widths.tolist(), strict=True))
+        self._widths = dict(zip(names, plan.widths, strict=True))
         return min(plan.depth, most)
 
     def observe(self, output: SchedulerOutput, verified: Mapping[str, tuple[int, int]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 
 from engine.speculation.planner import DepthPlanner
@@ -24,9 +23,9 @@ def planner() -> DepthPlanner:
     for name, tenant in zip(names, ("", "team-a"), strict=True):
         made.begin(name, "chat/answer/1k", tenant)
     for _ in range(100):
-        plan = made.plan(names, np.array([3, 3]))
+        plan = made.plan(names, [3, 3])
         made.observe(names, plan.widths, plan.widths)
-        made.observe_step(2, int(plan.widths.sum()), plan.depth, 0.01 + 0.001 * plan.depth)
+        made.observe_step(2, sum(plan.widths), plan.depth, 0.01 + 0.001 * plan.depth)
     return made
 
 

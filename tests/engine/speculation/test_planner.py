@@ -129,8 +129,8 @@ def test_frozen_means_that_depth() -> None:
     planner = DepthPlanner(DEPTH)
     planner.begin("a", "", "")
     planner.frozen = 2
-    plan = planner.plan(["a"], np.array([DEPTH]))
-    assert (plan.depth, plan.widths.tolist(), plan.reason) == (2, [2], DepthReason.FROZEN)
+    plan = planner.plan(["a"], [DEPTH])
+    assert (plan.depth, plan.widths, plan.reason) == (2, [2], DepthReason.FROZEN)
 
 
 def test_a_request_that_brought_its_depth_keeps_it() -> None:
@@ -138,8 +138,8 @@ def test_a_request_that_brought_its_depth_keeps_it() -> None:
     for name in ("asked", "other"):
         planner.begin(name, "", "")
     for _ in range(50):
-        planner.observe(["asked", "other"], np.array([5, 1]), np.array([0, 0]))
-        plan = planner.plan(["asked", "other"], np.array([5, DEPTH]), np.array([5, 0]))
+        planner.observe(["asked", "other"], [5, 1], [0, 0])
+        plan = planner.plan(["asked", "other"], [5, DEPTH], [5, 0])
         planner.observe_step(2, 6, plan.depth, 0.01)
         assert plan.depth >= 5
         assert plan.widths[0] == 5
@@ -150,7 +150,7 @@ def test_bounds_hold() -> None:
     planner = DepthPlanner(DEPTH)
     planner.begin("a", "", "")
     for _ in range(100):
-        plan = planner.plan(["a"], np.array([2]))
+        plan = planner.plan(["a"], [2])
         assert plan.widths[0] <= 2
         planner.observe(["a"], plan.widths, plan.widths)
         planner.observe_step(1, 2, plan.depth, 0.01)
@@ -218,10 +218,10 @@ def test_the_oracle_is_the_most_there_is() -> None:
 
 def plan_for(planner: DepthPlanner, names: list[str], accepted: int | None = None) -> DepthPlan:
     """One step: plan it, verify the widths, accept so many of each, or all."""
-    plan = planner.plan(names, np.full(len(names), DEPTH))
-    hits = plan.widths if accepted is None else np.minimum(plan.widths, accepted)
+    plan = planner.plan(names, [DEPTH] * len(names))
+    hits = plan.widths if accepted is None else [min(width, accepted) for width in plan.widths]
     planner.observe(names, plan.widths, hits)
-    planner.observe_step(len(names), int(plan.widths.sum()), plan.depth, 0.01)
+    planner.observe_step(len(names), sum(plan.widths), plan.depth, 0.01)
     return plan
 
 
@@ -238,8 +238,8 @@ def test_a_plan_is_kept_while_nothing_is_learnt() -> None:
     assert DepthReason.PROBE in {plan.reason for plan in plans}, "it still looks for a change"
     last = plans[-1]
     planner.begin("c", "chat", "")
-    assert planner.plan([*names, "c"], np.full(3, DEPTH)) is not last
-    assert planner.plan(names, np.array([DEPTH, 0])).widths[1] == 0
+    assert planner.plan([*names, "c"], [DEPTH] * 3) is not last
+    assert planner.plan(names, [DEPTH, 0]).widths[1] == 0
 
 
 def test_a_plan_is_kept_while_all_drafts_are_accepted() -> None:
@@ -250,11 +250,11 @@ def test_a_plan_is_kept_while_all_drafts_are_accepted() -> None:
     assert before.depth == DEPTH
     assert plan_for(planner, ["a"]) is before
     plan_for(planner, ["a"], 1)
-    assert planner.plan(["a"], np.array([DEPTH])) is not before
+    assert planner.plan(["a"], [DEPTH]) is not before
     planner.move("a", "other", "")
-    kept = planner.plan(["a"], np.array([DEPTH]))
+    kept = planner.plan(["a"], [DEPTH])
     planner.move("a", "chat", "")
-    assert planner.plan(["a"], np.array([DEPTH])) is not kept
+    assert planner.plan(["a"], [DEPTH]) is not kept
 
 
 def test_making_drafts_and_verifying_them_cost_apart() -> None:
@@ -291,10 +291,10 @@ def test_a_probe_is_made_once() -> None:
     planner.begin("a", "chat", "")
     plans, verified = [], 0
     for _ in range(300):
-        plan = planner.plan(["a"], np.array([DEPTH]))
-        planner.observe(["a"], np.array([verified]), np.array([0]))
+        plan = planner.plan(["a"], [DEPTH])
+        planner.observe(["a"], [verified], [0])
         planner.observe_step(1, verified, plan.depth, step_ms(1, verified, plan.depth) / 1e3)
-        verified = int(plan.widths[0])
+        verified = plan.widths[0]
         plans.append(plan)
     probes = [plan for plan in plans if plan.reason is DepthReason.PROBE]
     assert probes
@@ -327,4 +327,4 @@ def test_no_draft_is_made_that_is_not_verified() -> None:
     planner.begin("a", "chat", "")
     for _ in range(200):
         plan = plan_for(planner, ["a"], 0)
-        assert not plan.depth or plan.widths.any()
+        assert not plan.depth or any(plan.widths)
