@@ -101,9 +101,9 @@ class TemplateRunner:
 
         Raises ValueError where the template raises, RenderingCancelled when the client has left.
         """
-        job = writing.packed
-        if template is not None and len(job) <= SMALL_BYTES:
+        if template is not None and writing.num_bytes <= SMALL_BYTES:
             return writing.write(template)
+        job = writing.packed
         while not self._turns.acquire(timeout=POLL_S):
             limits.check(0)
         try:

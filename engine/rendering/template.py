@@ -34,6 +34,16 @@ def convert_messages(
     return [_convert_message(message, in_parts) for message in messages]
 
 
+def _is_usual(message: Mapping[str, Any]) -> bool:
+    """Its content is text, and its calls are of functions."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if "task" in message or not (content is None or isinstance(content, str)):
+        return False
+    return not calls or all(
+        call.get("type") == "function" and isinstance(call.get("function"), dict) for call in calls
+    )
+
+
 def merge_developer(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """For templates without the role: developer messages join the system message at the top."""
     if not any(message["role"] == "developer" for message in messages):
@@ -61,11 +71,7 @@ def _join_text(content: Any) -> str:
 
 def _convert_message(message: Mapping[str, Any], in_parts: bool) -> TemplateMessage:
     role = message["role"]
-    parts = _convert_parts(message.get("content"))
-    if role == "system":
-        parts = [kept for part in parts if (kept := _strip_billing(part)) is not None]
-    plain = not in_parts or (role == "tool" and all(part["type"] == "text" for part in parts))
-    content = "\n".join(part["text"] for part in parts) if plain else parts
+    content = _convert_content(role, message.get("content"), in_parts)
     out: TemplateMessage = {"role": role, "content": content}
     if role == "assistant":
         out |= _convert_assistant(message)
@@ -76,6 +82,18 @@ def _convert_message(message: Mapping[str, Any], in_parts: bool) -> TemplateMess
     if role == "developer":
         out["tools"] = message.get("tools")
     return out
+
+
+def _convert_content(role: str, content: Any, in_parts: bool) -> str | list[dict[str, Any]]:
+    billed = role == "system"
+    if isinstance(content, str) and not (in_parts or billed):
+        return content
+    parts = _convert_parts(content)
+    if billed:
+        parts = [kept for part in parts if (kept := _strip_billing(part)) is not None]
+    if role == "tool" and in_parts:
+        return "\n".join(part["text"] for part in parts)
+    return parts if in_parts else "\n".join(part["text"] for part in parts if part["text"])
 
 
 def _convert_parts(content: Any) -> list[dict[str, Any]]:
@@ -112,7 +130,8 @@ def _convert_assistant(message: Mapping[str, Any]) -> TemplateMessage:
 def _convert_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Templates write the arguments of a call themselves and need them as an object."""
     function = call["function"]
-    return {**call, "function": {**function, "arguments": parse_arguments(function["arguments"])}}
+    arguments = parse_arguments(function.get("arguments"))
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def parse_arguments(given: Any) -> dict[str, Any]:
@@ -146,8 +165,10 @@ CODED = frozenset((
 
 def filter_variables(given: Mapping[str, Any] | None, read: Iterable[str]) -> dict[str, Any]:
     """``given`` without variables that a template which reads ``read`` does not read."""
+    if not given:
+        return {}
     names = frozenset(read) - RESERVED - GLOBALS
-    return {name: value for name, value in (given or {}).items() if name in names}
+    return {name: value for name, value in given.items() if name in names}
 
 
 class GenerationTag(Extension):
@@ -157,7 +178,26 @@ class GenerationTag(Extension):
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body)
+
+
+DICT_ATTRIBUTES = frozenset(dir(dict))
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which finds the member of a plain dict without an exception on the way."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is not dict or attribute in DICT_ATTRIBUTES:
+            return super().getattr(obj, attribute)
+        return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+
+
+REFUSALS = (
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
+)  # fmt: skip
+"""What a template raises, beside ValueError."""
 
 
 class ChatTemplate:
@@ -170,6 +210,7 @@ class ChatTemplate:
             tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template cannot be read: {error}") from error
+        self._globals = dict(self._template.globals)
         self.source = source
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self.content_in_parts = _iterates_content(tree)
@@ -184,15 +225,18 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
     ) -> str:
-        given = {"documents": None} | dict(variables)
-        own = {
+        named = {
+            **self._globals,
+            "documents": None,
+            **variables,
             "messages": messages,
-            "tools": tools,
+            "tools": None if tools is None else list(map(dict, tools)),
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render(given | own)
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError) as error:
+            context = self._template.new_context(named, shared=True)
+            return "".join(self._template.root_render_func(context))
+        except REFUSALS as error:
             raise ValueError(str(error)) from error
 
     def render_open(
@@ -211,8 +255,8 @@ class ChatTemplate:
         return text[:at] if kept else text[:at].rstrip()
 
 
-def _create_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _create_environment() -> TemplateEnvironment:
+    environment = TemplateEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
@@ -311,6 +355,17 @@ class TemplateInput:
     kwargs: Mapping[str, Any]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+    @property
+    def is_usual(self) -> bool:
+        """Any renderer of Hugging Face's templates gives the same prompt, without an error."""
+        usual = self.messages and not self.continue_final_message and "documents" not in self.kwargs
+        return bool(usual) and all(map(_is_usual, self.messages))
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the conversation."""
+        return len(orjson.dumps((self.messages, self.tools, self.kwargs)))
 
     @property
     def packed(self) -> bytes:

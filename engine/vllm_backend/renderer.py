@@ -1,7 +1,8 @@
-"""Messages to token ids with vLLM's own renderers; needs no running engine.
+"""Messages to token ids as vLLM's own renderers give them; needs no running engine.
 
-vLLM has a renderer per tokenizer family (Hugging Face templates, Mistral's tekken, DeepSeek's
-encoders in code, Kimi); gpt-oss has none there and goes through Harmony, as in vLLM's server.
+A usual conversation goes straight to the model's template. For all else vLLM has a renderer per
+tokenizer family (Hugging Face templates, Mistral's tekken, DeepSeek's encoders in code, Kimi);
+gpt-oss has none there and goes through Harmony, as in vLLM's server.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.renderers import ChatParams
-from vllm.renderers.hf import resolve_chat_template
+from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_content_format
 from vllm.renderers.registry import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
@@ -43,6 +44,8 @@ TOKENIZE_WHOLE = frozenset({"MistralRenderer", "KimiK3Renderer", "InklingRendere
 """Renderers that tokenize a prompt at once, as Harmony does."""
 READ_TEXT = frozenset({"MistralRenderer", "KimiK3Renderer"})
 """Renderers that read what is in messages as text, whatever it spells; so does Harmony."""
+TEMPLATE_RUNNERS = frozenset({"vllm.tokenizers.hf", "transformers.tokenization_utils_base"})
+"""Modules whose ``apply_chat_template`` runs the template, and does no more."""
 LONGEST_CODED = 1 << 19
 """Tokens of such a prompt that is to be truncated."""
 
@@ -78,6 +81,8 @@ class VllmRenderer:
         self._encoder = TextEncoder(fast) if isinstance(fast, Tokenizer) else None
         self._encodes_chat = self._encoder is not None and not self._tokenizing.do_lower_case
         """Not left to vLLM, whose tokenizer looks for offsets, too."""
+        self._named = dict(getattr(self.tokenizer, "special_tokens_map", {}))
+        self._writes_usual = self._encodes_chat and self._has_usual_template()
         self._special = None if parse_special else self._find_special_text()
 
     def tokenizer_info(self) -> dict[str, Any]:
@@ -113,12 +118,12 @@ class VllmRenderer:
                 chat_template or template.source,
                 given.messages,
                 given.tools,
-                self.tokenizer.special_tokens_map,
+                self._named,
                 given.kwargs,
                 add_generation_prompt,
                 continue_final_message,
             )
-            if chat_template is not None or self._writes(writing, given):
+            if chat_template is not None or self._writes(writing, bool(given.mark)):
                 own = None if chat_template is not None else template
                 text = self._writer.write(writing, own, limits)
                 return self._encode_parts(text, given.mark, limits)
@@ -133,10 +138,22 @@ class VllmRenderer:
         limits.check(len(token_ids))
         return token_ids
 
-    def _writes(self, writing: TemplateInput, given: MarkedInput) -> bool:
-        """Whether the model's own template is run here: it may be long, or text is marked."""
-        marked_or_large = bool(given.mark) or len(writing.packed) > SMALL_BYTES
-        return self._content_format == "auto" and marked_or_large
+    def _writes(self, writing: TemplateInput, marked: bool) -> bool:
+        """Whether the model's own template is run here, and not by vLLM.
+
+        Both give the same prompt. Of a usual conversation vLLM takes as long again as the template;
+        a long one is not to be rendered in this process; of a marked one the parts are encoded.
+        """
+        if self._writes_usual and writing.is_usual:
+            return True
+        return self._content_format == "auto" and (marked or writing.num_bytes > SMALL_BYTES)
+
+    def _has_usual_template(self) -> bool:
+        """vLLM gives the model's template a conversation, and nothing else."""
+        kinds = type(self.tokenizer).__mro__
+        runners = {kind.__module__ for kind in kinds if "apply_chat_template" in vars(kind)}
+        plain = runners <= TEMPLATE_RUNNERS and not self._model_config.enable_prompt_embeds
+        return self._templated and plain
 
     def _render(
         self, given: MarkedInput, kwargs: dict[str, Any], limits: RenderLimits
@@ -228,7 +245,18 @@ class VllmRenderer:
             [{}] if with_tools else None,
             model_config=self._model_config,
         )
-        return None if source is None else ChatTemplate(source)
+        if source is None:
+            return None
+        template = ChatTemplate(source)
+        content_format = resolve_chat_template_content_format(
+            self._chat_template,
+            [{}] if with_tools else None,
+            self._content_format,
+            self.tokenizer,
+            model_config=self._model_config,
+        )
+        template.content_in_parts = content_format == "openai"
+        return template
 
 
 def split_texts(messages: Messages, tools: Messages) -> Iterator[str]:

@@ -67,6 +67,11 @@ TALKS: dict[str, list[dict[str, Any]]] = {
         {"role": "system", "content": "x-anthropic-billing-header: cch=1\nBe brief."},
         user("Hi"),
     ],
+    "empty parts": [
+        user([{"type": "text", "text": text} for text in ("", "one", "", "two")]),
+        {"role": "assistant", "content": [{"type": "text", "text": ""}], "tool_calls": [call({})]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": ""}] * 2},
+    ],
     "names": [user("Hi") | {"name": "Ann"}, {"role": "assistant", "content": None}, user("?")],
 }
 OPEN = {
@@ -88,7 +93,10 @@ KNOWS_DEVELOPER = """{% for m in messages %}{% if m.role == 'developer' %}(dev) 
 {% else %}{{ m.role }}{{ '/' + m.name if m.name }}: {{ m.content | trim }}{% endif %}
 {% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson(indent=2) }}{% endfor %}
 {% if m.reasoning_content %}<{{ m.reasoning_content }}>{% endif %}{% endfor %}
-{% generation %}{{ eos_token }}{% endgeneration %}{% if tools %}{{ tools | tojson }}{% endif %}
+{% set mark = 1 %}{% generation %}{% set mark = 2 %}{{ eos_token }}{% endgeneration %}{{ mark }}
+{{- messages[0].items() | length }}{{ messages[0].nothing is defined }}
+{{- messages[0].keys is defined }}{{ tools }}{{ documents is defined }}{{ pad_token }}
+{%- if tools %}{{ tools | tojson }}{% endif %}
 {%- for n in range(9) %}{% if n == 2 %}{% break %}{% endif %}{{ n }}{% endfor %}{{ mood }}"""
 TEMPLATES: dict[str, str | None] = {
     "own": None,
