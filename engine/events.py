@@ -193,6 +193,10 @@ class BatchSink:
         """``push`` is called only where ``is_open`` has just been true."""
         self._is_open, self.push = is_open, push
 
+    def close(self) -> None:
+        """Let go of the reader, which may in turn know of this sink's request."""
+        self._is_open, self.push = bool, _refuse
+
 
 def _refuse(_choice: int, _events: list[Event]) -> None:
     raise RuntimeError("the sink is closed")

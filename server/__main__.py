@@ -104,7 +104,7 @@ def _with_settings(command: str, argv: list[str]) -> int:
             line = read_command_line(command, argv, progress)
             progress.close()
             return _check(line)
-        gc.disable()  # what a start imports stays; ServeCommand has it collected once
+        gc.disable()  # what a start imports stays; ServeCommand freezes it
         preload = _preload_engine(argv)
         line = replace(read_command_line(command, argv, progress), preload=preload)
         from server.cli.serve import ServeCommand

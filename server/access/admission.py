@@ -130,6 +130,11 @@ class Admission:
         """Requests that entered and have not left."""
         return self._in_flight.total()
 
+    @property
+    def is_full(self) -> bool:
+        """The queue has no room: who comes now displaces another or is refused."""
+        return self.queued >= self.bounds.queued
+
     def check(self, requester: Requester = ANYBODY) -> None:
         """Raises TooManyRequests when this visitor may not enter now; changes nothing."""
         self._find_displaceable(self._flow(requester))
@@ -138,8 +143,10 @@ class Admission:
         """A context to be in at once. Raises TooManyRequests, before anything was done for it."""
         flow = self._flow(requester)
         self._find_displaceable(flow)
-        self._check_concurrency(requester)
-        self._check_deadline(requester, self._order.count_ahead(flow))
+        if requester.concurrency is not None:
+            self._check_concurrency(requester, requester.concurrency)
+        if requester.deadline is not None:
+            self._check_deadline(requester, self._order.count_ahead(flow))
         if requester.quota is not None:
             requester.quota.take()
         if (newest := self._find_displaceable(flow)) is not None:
@@ -147,7 +154,7 @@ class Admission:
         ticket = AdmissionTicket(self, requester, flow, entered=self.clock())
         flow.queued[ticket] = None
         self.queued += 1
-        self._in_flight[requester.flow] += 1
+        self._in_flight[flow.name] += 1
         self._empty.clear()
         return ticket
 
@@ -180,12 +187,21 @@ class Admission:
     async def _admit(self, ticket: AdmissionTicket) -> None:
         if ticket.displaced is not None:
             raise ticket.displaced
+        if self._has_plenty(ticket.sequences):
+            self._order.catch_up(ticket.flow)
+            self._start(ticket)
+            return
         self._order.queue(ticket.flow, ticket)
         self.queued_tokens += ticket.tokens
         self._admit_waiting()
         if ticket.admitted is None:
             await self._wait(ticket)
         self._check_deadline(ticket.requester, 0)
+
+    def _has_plenty(self, sequences: int) -> bool:
+        """Whether nobody waits and no reserve could be short of places after so many more."""
+        left = self.bounds.running - self.running - sequences
+        return not self._order.num_waiting and left >= len(Priority) * (self.bounds.reserved + 1)
 
     async def _wait(self, ticket: AdmissionTicket) -> None:
         try:
@@ -199,7 +215,7 @@ class Admission:
 
     def _admit_waiting(self) -> None:
         """Admit as many as fit, in their order."""
-        while (ticket := self._next_ticket()) is not None:
+        while self._order.num_waiting and (ticket := self._next_ticket()) is not None:
             self._stop_waiting(ticket)
             self._start(ticket)
             if ticket.turn is not None and not ticket.turn.done():
@@ -210,8 +226,6 @@ class Admission:
     def _next_ticket(self) -> AdmissionTicket | None:
         """The first that fits. One that does not holds up those behind it, except keys of its
         class that have less than their share."""
-        if not self._order.num_waiting:
-            return None
         turns = self._order.list_by_turn()
         shares = self._order.compute_shares(self.bounds.running)
         held_up: Priority | None = None
@@ -284,15 +298,15 @@ class Admission:
             ticket.turn.set_exception(error)
 
     def _leave(self, ticket: AdmissionTicket) -> None:
-        self._in_flight[ticket.requester.flow] -= 1
-        if not self._in_flight[ticket.requester.flow]:
-            del self._in_flight[ticket.requester.flow]
         flow = ticket.flow
-        flow.seen = self.clock()
+        self._in_flight[flow.name] -= 1
+        if not self._in_flight[flow.name]:
+            del self._in_flight[flow.name]
+        now = flow.seen = self.clock()
         if ticket.admitted is not None:
             self.running -= ticket.sequences
             flow.running -= ticket.sequences
-            held = self.clock() - ticket.admitted
+            held = now - ticket.admitted
             self._order.settle(flow, ticket.charged, ticket.sequences, held)
             self._admit_waiting()
         elif ticket.displaced is None:
@@ -348,9 +362,9 @@ class Admission:
         self.queued -= 1
 
     # -- refusals
-    def _check_concurrency(self, requester: Requester) -> None:
-        inside, most = self._in_flight.get(requester.flow, 0), requester.concurrency
-        if most is not None and inside >= most:
+    def _check_concurrency(self, requester: Requester, most: int) -> None:
+        inside = self._in_flight.get(requester.flow, 0)
+        if inside >= most:
             raise TooManyRequests(
                 f"The API key '{requester.name}' has {inside} requests under way, the most it may "
                 "have; wait for one to end.",

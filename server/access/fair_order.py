@@ -107,10 +107,14 @@ class FairQueue(Generic[Ticket]):
             waiting, key=lambda flow: (flow.priority, flow.charged, flow.waiting[0].entered)
         )
 
+    def catch_up(self, flow: Flow[Ticket]) -> None:
+        """It had nothing waiting: it starts level with the others of its class."""
+        flow.charged = max(flow.charged, self._time[flow.priority])
+
     def queue(self, flow: Flow[Ticket], place: Ticket) -> None:
         """``place`` is ready to run."""
         if not flow.waiting:
-            flow.charged = max(flow.charged, self._time[flow.priority])
+            self.catch_up(flow)
         flow.waiting.append(place)
         flow.tokens += place.tokens
         self.num_waiting += 1

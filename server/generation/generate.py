@@ -206,6 +206,8 @@ async def _run_choice(
                         return
         except RequestRejected as error:
             raise _name_field(error, request, reader.job) from error
+        finally:
+            choice.close()
         raise GatewayError("The engine ended the request without a reason.", code="engine_silent")
 
 
@@ -235,6 +237,13 @@ class _Choice:
             self._sink.push(self._index, batch)
         if self._reader.ended:
             raise _AnswerEnded
+
+    def close(self) -> None:
+        """Let go of the observer, which knows the engine request and so this sink."""
+        self._observe = _ignore
+
+
+def _ignore(_event: Event) -> None: ...
 
 
 def _name_field(error: RequestRejected, request: EngineRequest, job: Job) -> RequestRejected:

@@ -75,15 +75,15 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        works = _uses_memory(scope)
         try:
-            who = self._authorize(scope)
+            who = self._authorize(scope, works)
         except GatewayError as error:
             await self._refuse(error, scope["path"], send)
             return
         token = caller.set(who)
         cost = self._open_charge(who)
         charged = charge.set(cost)
-        works = _uses_memory(scope)
         self._gateway.in_flight += works
         try:
             await self._app(
@@ -99,22 +99,25 @@ class AuthMiddleware:
         budget = self._gateway.budget
         return budget.open() if who.key is None else budget.open(who.key.name, who.key.quota)
 
-    def _authorize(self, scope: Scope) -> Caller:
+    def _authorize(self, scope: Scope, works: bool) -> Caller:
         path, headers = scope["path"], RequestHeaders(scope["headers"])
+        operator = is_operator(path)
         host = read_host(headers, scope["http_version"])
         self._check_port(scope, path)
         if path in OPEN_PATHS:
             return Caller()
-        self._check_origin(scope, headers, host)
-        if is_operator(path):
+        self._check_origin(scope["method"], headers, host, operator)
+        if operator:
             return Caller(self._authorize_operator(path, headers))
         key = self._gateway.keys.find(_read_key(headers)) if self._gateway.keys else None
-        if _uses_memory(scope):
+        if works:
             self._gateway.memory.check(self._gateway.in_flight)
         session = headers.get(self._gateway.settings.session_header.lower()) or None
         who = Caller(key, self._read_timeout(headers), session, _client_network(scope))
         if scope["method"] == "POST" and (path.startswith("/v1/") or path == "/invocations"):
-            self._gateway.require().admission.check(who.to_requester())
+            admission = self._gateway.require().admission
+            if admission.is_full:
+                admission.check(who.to_requester())
         return who
 
     def _check_port(self, scope: Scope, path: str) -> None:
@@ -125,15 +128,17 @@ class AuthMiddleware:
         if at_admin != is_operator(path):
             raise NotFound(f"There is no {scope['method']} {path} on this port.")
 
-    def _check_origin(self, scope: Scope, headers: RequestHeaders, host: str) -> None:
+    def _check_origin(
+        self, method: str, headers: RequestHeaders, host: str, operator: bool
+    ) -> None:
         """Raises Forbidden or UnsupportedMediaType for what a foreign page could have sent."""
-        gateway, operator = self._gateway, is_operator(scope["path"])
+        gateway = self._gateway
         if not gateway.keys or (operator and gateway.admin_port is not None):
             policy = gateway.cross_origin
             if host:
                 policy.check_host(host)
-            policy.check_origin(scope["method"], headers, () if operator else policy.origins)
-        check_content_type(scope["method"], headers)
+            policy.check_origin(method, headers, () if operator else policy.origins)
+        check_content_type(method, headers)
 
     def _authorize_operator(self, path: str, headers: RequestHeaders) -> ApiKey | None:
         keys = self._gateway.keys

@@ -12,6 +12,7 @@ import asyncio
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -73,14 +74,23 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
+        self._unparsed = 0
+        self._head_bytes += len(url)
+        if self._head_bytes > self._limits.head_bytes:
+            self._refuse_head()
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Of the request, and of the trailers of its body."""
+        """Of the request, and of the trailers of its body: uvicorn's, counted."""
+        self._unparsed = 0
         self._num_headers += 1
-        self._count_head(len(name) + len(value))
-        super().on_header(name, value)
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > self._limits.head_bytes or self._num_headers > self._limits.headers:
+            self._refuse_head()
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._unparsed = 0
@@ -106,12 +116,9 @@ class HttpConnection(HttpToolsProtocol):
         error = self._refused or InvalidRequest(msg, code="invalid_http")
         self._refuse(error)
 
-    def _count_head(self, size: int) -> None:
-        self._unparsed = 0
-        self._head_bytes += size
-        if self._head_bytes > self._limits.head_bytes or self._num_headers > self._limits.headers:
-            self._refused = self._head_too_large()
-            raise HeadTooLarge
+    def _refuse_head(self) -> NoReturn:
+        self._refused = self._head_too_large()
+        raise HeadTooLarge
 
     def _head_too_large(self) -> HeadersTooLarge:
         limits = self._limits

@@ -17,6 +17,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import methodcaller
 from urllib.parse import urlsplit
 
 import orjson
@@ -32,6 +33,9 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """What a browser lets every page send; nothing here changes or spends anything for them."""
 OWN_SITE = frozenset({"same-origin", "none"})
 """``Sec-Fetch-Site`` of the gateway's own page, and of what a person has typed."""
+JSON = "application/json"
+_DECODE = methodcaller("decode", "latin-1")
+
 READABLE = ("x-request-id", "retry-after", "server-timing", "x-eaglegate-ignored-fields")
 """Response headers that pages of allowed origins may read."""
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+?)\.?)(?::\d{1,5})?")
@@ -74,8 +78,10 @@ class CrossOriginPolicy:
         """Raises Forbidden for a request by a page of an origin that is not ``allowed``."""
         if method in SAFE_METHODS:
             return
-        origins, host = headers.getlist("origin"), headers.get("host", "").lower()
-        site = headers.get("sec-fetch-site")
+        origins, site = headers.getlist("origin"), headers.get("sec-fetch-site")
+        if site is None and not origins:
+            return
+        host = headers.get("host", "").lower()
         if site is None and all(_read_netloc(origin) == host for origin in origins):
             return
         if site in OWN_SITE or ANY in allowed:
@@ -111,13 +117,18 @@ class RequestHeaders(dict[str, str]):
     """By their names in lower case; of several with one name the first."""
 
     def __init__(self, raw: Sequence[tuple[bytes, bytes]]) -> None:
-        super().__init__((k.decode("latin-1"), v.decode("latin-1")) for k, v in reversed(raw))
+        names, values = zip(*reversed(raw), strict=True) if raw else ((), ())
+        super().__init__(zip(map(_DECODE, names), map(_DECODE, values), strict=True))
         self._raw = raw
 
     def getlist(self, name: str) -> list[str]:
         """All with this name."""
+        if name not in self:
+            return []
+        if len(self) == len(self._raw):
+            return [self[name]]
         key = name.encode("latin-1")
-        return [value.decode("latin-1") for given, value in self._raw if given == key]
+        return [_DECODE(value) for given, value in self._raw if given == key]
 
 
 def read_host(headers: RequestHeaders, http_version: str) -> str:
@@ -147,10 +158,11 @@ def check_content_type(method: str, headers: RequestHeaders) -> None:
     A program may leave the type out; a browser has to name it, since what it sends on behalf of any
     page without asking is of the types that forms have, or of none.
     """
-    if method in SAFE_METHODS or not _has_body(headers):
+    given = headers.get("content-type", "")
+    if given == JSON or method in SAFE_METHODS or not _has_body(headers):
         return
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json" or kind.endswith("+json"):
+    kind = given.partition(";")[0].strip().lower()
+    if kind == JSON or kind.endswith("+json"):
         return
     if kind == "" and "origin" not in headers and "sec-fetch-site" not in headers:
         return

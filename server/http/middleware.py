@@ -91,9 +91,15 @@ class FastWriteMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = getattr(send, "__self__", None)
-        if (type(cycle).__module__, type(cycle).__name__) == CYCLE:
-            scope["extensions"] = {**scope.get("extensions", {}), EXTENSION: CycleWriter(cycle)}
-        await self._app(scope, receive, send)
+        if (type(cycle).__module__, type(cycle).__name__) != CYCLE:
+            await self._app(scope, receive, send)
+            return
+        given = scope.get("extensions", {})
+        scope["extensions"] = {**given, EXTENSION: CycleWriter(cycle)}
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            scope["extensions"] = given  # the cycle has the scope: all of it would be garbage
 
 
 class CycleWriter:

@@ -228,6 +228,8 @@ class StreamedResponse(DisconnectAwareResponse):
             end = self._encoder.fail(GatewayError("The gateway failed; the answer is incomplete."))
         finally:
             keeper.cancel()
+            if self._sink is not None:
+                self._sink.close()
         with suppress(ReaderTooSlow):
             await stream.close(end)
 
