@@ -130,11 +130,6 @@ class Admission:
         """Requests that entered and have not left."""
         return self._in_flight.total()
 
-    @property
-    def is_full(self) -> bool:
-        """The queue has no room: who comes now displaces another or is refused."""
-        return self.queued >= self.bounds.queued
-
     def check(self, requester: Requester = ANYBODY) -> None:
         """Raises TooManyRequests when this visitor may not enter now; changes nothing."""
         self._find_displaceable(self._flow(requester))
@@ -187,8 +182,9 @@ class Admission:
     async def _admit(self, ticket: AdmissionTicket) -> None:
         if ticket.displaced is not None:
             raise ticket.displaced
-        if self._has_plenty(ticket.sequences):
-            self._order.catch_up(ticket.flow)
+        left = self.bounds.running - self.running - ticket.sequences
+        if not self._order.num_waiting and left >= len(Priority) * (self.bounds.reserved + 1):
+            self._order.catch_up(ticket.flow)  # nobody waits, and no reserve can be short
             self._start(ticket)
             return
         self._order.queue(ticket.flow, ticket)
@@ -197,11 +193,6 @@ class Admission:
         if ticket.admitted is None:
             await self._wait(ticket)
         self._check_deadline(ticket.requester, 0)
-
-    def _has_plenty(self, sequences: int) -> bool:
-        """Whether nobody waits and no reserve could be short of places after so many more."""
-        left = self.bounds.running - self.running - sequences
-        return not self._order.num_waiting and left >= len(Priority) * (self.bounds.reserved + 1)
 
     async def _wait(self, ticket: AdmissionTicket) -> None:
         try:

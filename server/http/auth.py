@@ -116,7 +116,7 @@ class AuthMiddleware:
         who = Caller(key, self._read_timeout(headers), session, _client_network(scope))
         if scope["method"] == "POST" and (path.startswith("/v1/") or path == "/invocations"):
             admission = self._gateway.require().admission
-            if admission.is_full:
+            if admission.queued >= admission.bounds.queued:
                 admission.check(who.to_requester())
         return who
 
