@@ -219,6 +219,8 @@ def main() -> None:
     options = parser.parse_args()
     phases = [phase for phase in PHASES if not options.phases or phase.name in options.phases]
     lanes = options.lanes
+    if not any(lane.startswith("K=") for lane in lanes):
+        parser.error("--lanes: name a fixed depth, too, such as K=3")
     print(f"| phase | {' | '.join(lanes)} | best fixed | cycles | steps by reason |")
     asyncio.run(measure(options.demo, phases, lanes, options.phase_s, options.out))
 
