@@ -95,12 +95,12 @@ def _sampling(request: ChatRequest, served: ServedModel) -> Sampling:
 
 
 def _make_policy(request: ChatRequest, served: ServedModel) -> ToolPolicy:
+    parallel, choice = request.parallel_tool_calls, _read_choice(request)
+    if not request.tools and choice is None:
+        return ToolPolicy(parallel=parallel is not False)
     offered, custom = list_offered_tools(request.tools or ())
-    parallel = request.parallel_tool_calls
     hosted = {t.type: t.type for t in request.tools or () if isinstance(t, HostedTool)}
-    return tools.make_policy(
-        offered, _read_choice(request), parallel, served, custom=custom, hosted=hosted
-    )
+    return tools.make_policy(offered, choice, parallel, served, custom=custom, hosted=hosted)
 
 
 def list_offered_tools(
@@ -160,26 +160,27 @@ def _make_conversation(
 
 def template_messages(messages: Sequence[ChatMessage], replaces: bool) -> list[dict[str, Any]]:
     """``replaces``: a placeholder stands for what is no text. Raises InvalidRequest."""
-    newest = is_newest([message.role for message in messages])
-    return [
-        _message(message, at, MediaPolicy(replaces and not newest[at]))
-        for at, message in enumerate(messages)
-    ]
+    made = [_message(message) for message in messages]
+    if any(message.content.__class__ is list for message in messages):
+        newest = is_newest([message.role for message in messages])
+        for at, message in enumerate(messages):
+            if isinstance(message.content, list):
+                media = MediaPolicy(replaces and not newest[at])
+                made[at]["content"] = _join_parts(message.content, f"messages[{at}]", media)
+    return made
 
 
-def _message(message: ChatMessage, at: int, media: MediaPolicy) -> dict[str, Any]:
+def _message(message: ChatMessage) -> dict[str, Any]:
     out = message.model_dump(exclude_none=True)
-    if isinstance(message.content, list):
-        texts = (
-            _part_text(part, f"messages[{at}].content[{i}]", media)
-            for i, part in enumerate(message.content)
-        )
-        out["content"] = join(list(texts))
-    elif message.content is None:
+    if message.content is None:
         out["content"] = ""
     if "tool_calls" in out:
         out["tool_calls"] = [_call_message(call) for call in out["tool_calls"]]
     return out
+
+
+def _join_parts(parts: Sequence[Any], path: str, media: MediaPolicy) -> str:
+    return join([_part_text(part, f"{path}.content[{i}]", media) for i, part in enumerate(parts)])
 
 
 def _call_message(call: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +217,8 @@ def chat_kwargs(request: ChatRequest) -> dict[str, Any]:
     )
     kwargs = effort_kwargs(chat_effort(request))
     for switch in switches:
-        kwargs |= thinking_kwargs(switch)
+        if switch is not None:
+            kwargs |= thinking_kwargs(switch)
     return kwargs
 
 

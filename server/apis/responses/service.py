@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from engine.events import BatchSink, Observer
 from server.access.budget import charge
-from server.access.caller import caller
 from server.apis.responses.background import HOLD_S, BackgroundRun, BackgroundRuns, LoggedStream
 from server.apis.responses.conversations import (
     ConversationsService,
@@ -29,7 +28,7 @@ from server.apis.responses.response_items import ReasoningStyle
 from server.apis.responses.to_job import check_storage, make_responses_job
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import parse, read_body
-from server.apis.shared.route import WORKLOAD_HEADER, assign_caller, make_encoding_context
+from server.apis.shared.route import WORKLOAD_HEADER, check_model_access, make_encoding_context
 from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
 from server.generation.generate import events
 from server.generation.job import Job, ServedModel
@@ -151,7 +150,7 @@ class ResponsesService:
         job = await charge.get().parse(
             lambda: make_responses_job(asked, [*before, *given], path.served, named)
         )
-        job = assign_caller(job, caller.get())
+        check_model_access(job)
         sink = BatchSink()
         source = events(job, path, gateway.observer, arrived, None if asked.background else sink)
         store = gateway.store if stored else None

@@ -46,8 +46,10 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
+        if data.__class__ is not dict:
             return data
+        if not cls.refused or cls.refused.keys().isdisjoint(data):
+            return coerce_fields(cls, data)
         refused = cls.refused.keys() & data.keys()
         for name in refused:
             if data[name]:
@@ -69,12 +71,11 @@ class OpenModel(BaseModel):
 def coerce_fields(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, Any]:
     """``data`` with numbers and switches given as text converted to the fields' types."""
     kinds = _scalar_fields(model)
-    return {
-        name: _coerce(value, kinds[name])
-        if name in kinds and value.__class__ is not kinds[name]
-        else value
-        for name, value in data.items()
-    }
+    coerced = dict(data)
+    for name in data:
+        if name in kinds and data[name].__class__ is not kinds[name]:
+            coerced[name] = _coerce(data[name], kinds[name])
+    return coerced
 
 
 @cache

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.budget import charge
@@ -63,7 +63,7 @@ def loads(body: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise BadJSON(f"The body is not valid JSON: {error.msg} ({where}).") from None
-    keys = _check_size(data)
+    keys = _count_keys(data) if _is_small(skeleton) else _check_size(data)
     if skeleton.count(b":") != keys or _UNUSUAL.search(skeleton):
         _check_numbers_and_keys(body)
     return data
@@ -114,6 +114,22 @@ def _decimal(text: str) -> None:
 _SECOND = json.JSONDecoder(object_pairs_hook=_once, parse_int=_integer, parse_float=_decimal)
 
 
+def _is_small(skeleton: bytes) -> bool:
+    """Whether there are too few values, and objects and arrays among them, for any limit."""
+    return len(skeleton) <= MAX_ITEMS and (skeleton.count(b"{") + skeleton.count(b"[") <= MAX_DEPTH)
+
+
+def _count_keys(data: Any) -> int:
+    keys, found = 0, [data]
+    for value in found:
+        if value.__class__ is dict:
+            keys += len(value)
+            found += value.values()
+        elif value.__class__ is list:
+            found += value
+    return keys
+
+
 def _check_size(data: Any) -> int:
     """The number of keys. Breadth first, so that depth uses no stack."""
     level, depth, items, containers, keys = [data], 0, 0, 0, 0
@@ -153,17 +169,21 @@ async def read_body(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit:
         raise _body_too_large(limit, int(declared))
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            if len(body) + len(chunk) > limit:
-                raise _body_too_large(limit, len(body) + len(chunk))
-            current.hold(len(chunk))
-            body += chunk
-    except ClientDisconnect:
-        raise InvalidRequest("The client left while sending the body.") from None
+    receive = request.receive
+    chunks: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise InvalidRequest("The client left while sending the body.")
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size > limit:
+            raise _body_too_large(limit, size)
+        current.hold(len(chunk))
+        chunks.append(chunk)
     current.estimate()
-    return bytes(body)
+    return b"".join(chunks)
 
 
 def _body_too_large(limit: int, given: int) -> BodyTooLarge:
@@ -241,17 +261,17 @@ def find_unknown_fields(model: object, given: Any, found: list[str], path: str =
 
     Open models are not looked into: what they hold is the chat template's to read.
     """
-    if not isinstance(model, RequestModel) or not isinstance(given, dict):
+    if given.__class__ is not dict or not isinstance(model, RequestModel):
         return
-    names = _list_names(type(model))
-    for key, value in given.items():
+    names, read = _list_names(type(model)), model.__dict__
+    for key in given:
         if key not in names:
             if key not in model.refused:
                 found.append(path + key)
-        elif value.__class__ is dict:
-            find_unknown_fields(getattr(model, names[key]), value, found, f"{path}{key}.")
-        elif value.__class__ is list:
-            _find_in_items(getattr(model, names[key]), value, found, f"{path}{key}[].")
+        elif given[key].__class__ is dict:
+            find_unknown_fields(read[names[key]], given[key], found, f"{path}{key}.")
+        elif given[key].__class__ is list:
+            _find_in_items(read[names[key]], given[key], found, f"{path}{key}[].")
 
 
 def _find_in_items(items: object, given: list[Any], found: list[str], path: str) -> None:

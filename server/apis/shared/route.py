@@ -15,9 +15,8 @@ from starlette.responses import Response
 
 from engine.events import BatchSink
 from engine.rendering.encoding import PromptTooLong, RenderLimits
-from engine.types import revise
 from server.access.budget import charge
-from server.access.caller import Caller, caller
+from server.access.caller import caller
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Model, read_body, read_json, validate
 from server.apis.shared.response import EncodingContext
@@ -66,25 +65,22 @@ def make_encoding_context(path: Pipeline, token_names: str = "text") -> Encoding
     return EncodingContext(pieces, depth, path.served.reasoning_fields, token_names=token_names)
 
 
-def assign_caller(job: Job, who: Caller) -> Job:
-    """The job with its caller. Raises Forbidden if the key may not use the model."""
-    key = who.key
-    if key is None:
-        return revise(job, caller=who)
-    if not key.may_use(job.model):
+def check_model_access(job: Job) -> None:
+    """Raises Forbidden if the caller's key may not use the model."""
+    key = job.caller.key
+    if key is not None and not key.may_use(job.model):
         raise Forbidden(
             f"The API key '{key.name}' may not use the model '{job.model}'.",
             param="model",
             code="model_not_allowed",
         )
-    return revise(job, caller=who, key=key.name)
 
 
 def answer(
     job: Job, path: Pipeline, gateway: Gateway, api: GenerationApi[Any], arrived: float
 ) -> Response:
     """A response that runs ``job`` when it is sent. Raises Forbidden."""
-    job = assign_caller(job, caller.get())
+    check_model_access(job)
     sink = BatchSink()
     source = events(job, path, gateway.observer, arrived, sink)
     context = make_encoding_context(path, job.token_names)

@@ -80,7 +80,9 @@ def template_kwargs(
 
     A variable that the template does not read is dropped by the renderer. Raises InvalidRequest.
     """
-    given = {name: value for name, value in (asked or {}).items() if name != "chat_template"}
+    if not asked:
+        return {**served.template_kwargs, **meant}
+    given = {name: value for name, value in asked.items() if name != "chat_template"}
     for name in given:
         if name in RESERVED or name in GLOBALS:
             raise InvalidRequest(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.types import RepetitionStop, Sampling
+from server.access.caller import caller
 from server.apis.shared.constraints import NamedConstraint
 from server.apis.shared.fields import EngineFields, RepetitionDetection, SamplingFields
 from server.apis.shared.request import ignore
@@ -80,6 +81,7 @@ def make_job(
     for reasoning; ``more`` are fields of one API.
     """
     param, wanted = constraint
+    who = caller.get()
     return Job(
         id=id,
         api=api,
@@ -98,16 +100,19 @@ def make_job(
             reasoning=reasons,
         ),
         template=_fingerprint_prompt(prompts[0]),
+        caller=who,
+        key=None if who.key is None else who.key.name,
         **{**_read_request_fields(request, served), **more},
     )
 
 
 def _read_request_fields(request: JobFields, served: ServedModel) -> dict[str, Any]:
     extra = request.vllm_xargs if isinstance(request, EngineFields) else None
+    asked = request.num_speculative_tokens
     found = {
         "stream": bool(request.stream),
         "spec_metrics": request.per_request_spec_decode_metrics or served.spec_metrics,
-        "depth": requested_depth(request.num_speculative_tokens, extra, served),
+        "depth": requested_depth(asked, extra, served) if extra or asked is not None else None,
         "cache_salt": request.cache_salt,
     }
     if isinstance(request, EngineFields):
@@ -117,7 +122,7 @@ def _read_request_fields(request: JobFields, served: ServedModel) -> dict[str, A
 
 def _read_engine_fields(request: EngineFields) -> dict[str, Any]:
     return {
-        "stop": read_stops(request.stop),
+        "stop": () if request.stop is None else read_stops(request.stop),
         "include_stop": bool(request.include_stop_str_in_output),
         "skip_special_tokens": request.skip_special_tokens is not False,
         "priority": request.priority or 0,
@@ -180,17 +185,19 @@ def make_sampling(
     prompt_logprobs: int | None = None,
 ) -> Sampling:
     fields = _choose_sampling(request, served)
+    bias, allowed, banned = request.logit_bias, request.allowed_token_ids, request.bad_words
+    budget, repetition = request.thinking_token_budget, request.repetition_detection
     return Sampling(
         **fields | {"max_tokens": max_tokens or fields["max_tokens"]},
         min_tokens=request.min_tokens or 0,
         seed=request.seed,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=_read_logit_bias(request.logit_bias or {}, served.vocab_size),
-        allowed_token_ids=_read_token_ids(request.allowed_token_ids or (), served.vocab_size),
-        bad_words=_read_bad_words(request.bad_words or ()),
-        thinking_token_budget=thinking_budget(request.thinking_token_budget, served),
-        repetition=_read_repetition(request.repetition_detection),
+        logit_bias=_read_logit_bias(bias, served.vocab_size) if bias else {},
+        allowed_token_ids=_read_token_ids(allowed, served.vocab_size) if allowed else (),
+        bad_words=_read_bad_words(banned) if banned else (),
+        thinking_token_budget=None if budget is None else thinking_budget(budget, served),
+        repetition=None if repetition is None else _read_repetition(repetition),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
@@ -198,9 +205,7 @@ def make_sampling(
     )
 
 
-def _read_repetition(asked: RepetitionDetection | None) -> RepetitionStop | None:
-    if asked is None:
-        return None
+def _read_repetition(asked: RepetitionDetection) -> RepetitionStop:
     if asked.min_pattern_size > asked.max_pattern_size:
         raise InvalidRequest(
             "'repetition_detection.min_pattern_size' must not exceed 'max_pattern_size'; given "
