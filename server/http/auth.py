@@ -46,6 +46,7 @@ from server.http.cross_origin import (
     check_content_type,
     read_host,
 )
+from server.http.middleware import find_writer
 from server.http.response import send_json
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
@@ -85,10 +86,10 @@ class AuthMiddleware:
         cost = self._open_charge(who)
         charged = charge.set(cost)
         self._gateway.in_flight += works
+        if not find_writer(scope).has_request():
+            receive = _limit_duration(receive, self._gateway.settings.body_timeout_s)
         try:
-            await self._app(
-                scope, _limit_duration(receive, self._gateway.settings.body_timeout_s), send
-            )
+            await self._app(scope, receive, send)
         finally:
             self._gateway.in_flight -= works
             cost.close()

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -45,6 +45,8 @@ class HttpConnection(HttpToolsProtocol):
         self._waiting = True
         """No request has begun, or the last one is over."""
         self._refused: GatewayError | None = None
+        self.watched: dict[Any, Callable[[], None]] = {}
+        """By uvicorn's cycle of a request, what to call if its client leaves."""
         self._head_bytes = 0
         self._num_headers = 0
         self._unparsed = 0
@@ -58,6 +60,10 @@ class HttpConnection(HttpToolsProtocol):
         self._stop_timer()
         self._entry.release()
         super().connection_lost(exc)
+        for cycle, leave in self.watched.items():
+            cycle.disconnected = True
+            leave()
+        self.watched.clear()
 
     def data_received(self, data: bytes) -> None:
         self._unparsed += len(data)

@@ -1,7 +1,9 @@
-"""ASGI middleware: HEAD, the root path, and fast writes of streamed bodies."""
+"""ASGI middleware for HEAD and the root path, and a response's connection: fast writes, its end."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -56,7 +58,7 @@ class RootPathMiddleware:
 
 
 class BodyWriter(Protocol):
-    """Writes parts of a body that has begun, past ASGI."""
+    """Writes parts of a body that has begun, past ASGI, and knows the client's connection."""
 
     def is_open(self) -> bool:
         """False when a part has to be sent instead: the client lags, or there is no body yet."""
@@ -65,6 +67,16 @@ class BodyWriter(Protocol):
     def write(self, data: bytes) -> None:
         """Only where ``is_open`` has just been true."""
         ...
+
+    def has_request(self) -> bool:
+        """Whether all of the request's body has come in; False where that is not known."""
+        ...
+
+    def watch(self, leave: Callable[[], None]) -> bool:
+        """Have ``leave`` called if the client leaves before ``unwatch``; False where nobody can."""
+        ...
+
+    def unwatch(self) -> None: ...
 
 
 class ClosedWriter:
@@ -75,6 +87,14 @@ class ClosedWriter:
 
     def write(self, data: bytes) -> None:  # noqa: ARG002
         raise RuntimeError("the writer is closed")
+
+    def has_request(self) -> bool:
+        return False
+
+    def watch(self, leave: Callable[[], None]) -> bool:  # noqa: ARG002
+        return False
+
+    def unwatch(self) -> None: ...
 
 
 CLOSED_WRITER = ClosedWriter()
@@ -91,7 +111,8 @@ class FastWriteMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = getattr(send, "__self__", None)
-        if (type(cycle).__module__, type(cycle).__name__) != CYCLE:
+        kind = type(cycle)
+        if (kind.__module__, kind.__name__) != CYCLE:
             await self._app(scope, receive, send)
             return
         given = scope.get("extensions", {})
@@ -105,10 +126,12 @@ class FastWriteMiddleware:
 class CycleWriter:
     """Does what ``cycle.send`` does with a part of a body, as long as the client keeps up."""
 
-    __slots__ = ("_cycle", "_flow", "_transport")
+    __slots__ = ("_cycle", "_flow", "_transport", "_watched")
 
     def __init__(self, cycle: Any) -> None:
         self._cycle, self._flow, self._transport = cycle, cycle.flow, cycle.transport
+        connection = getattr(cycle.on_response, "__self__", None)
+        self._watched: dict[Any, Callable[[], None]] | None = getattr(connection, "watched", None)
 
     def is_open(self) -> bool:
         cycle = self._cycle
@@ -120,7 +143,66 @@ class CycleWriter:
         if data and not self._cycle.disconnected:
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
+    def has_request(self) -> bool:
+        return not self._cycle.more_body
+
+    def watch(self, leave: Callable[[], None]) -> bool:
+        cycle = self._cycle
+        if self._watched is None or cycle.disconnected or cycle.more_body:
+            return False
+        if cycle.scope["method"] == "HEAD":  # its client leaves with the headers
+            return False
+        self._flow.resume_reading()
+        self._watched[cycle] = leave
+        return True
+
+    def unwatch(self) -> None:
+        if self._watched is not None:
+            self._watched.pop(self._cycle, None)
+
 
 def find_writer(scope: Scope) -> BodyWriter:
     writer: BodyWriter = scope.get("extensions", {}).get(EXTENSION, CLOSED_WRITER)
     return writer
+
+
+class WhileConnected:
+    """A context that ends, by being cancelled, when the client leaves."""
+
+    def __init__(self, receive: Receive, writer: BodyWriter) -> None:
+        self._receive = receive
+        self._writer = writer
+        self._watcher: asyncio.Task[None] | None = None
+        self._over = self._gone = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        if not self._writer.watch(self._leave):
+            self._watcher = asyncio.create_task(_wait_for_disconnect(self._receive))
+            self._watcher.add_done_callback(self._end_watch)
+
+    def _end_watch(self, watcher: asyncio.Task[None]) -> None:
+        if not self._over and not watcher.cancelled():
+            watcher.exception()
+            self._leave()
+
+    def _leave(self) -> None:
+        self._gone = True
+        self._task.cancel()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._over = True
+        self._writer.unwatch()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        left = self._gone and not self._task.uncancel() and kind is asyncio.CancelledError
+        if self._gone and self._watcher is None:
+            await self._receive()  # what is outside hears of it, too
+        return left
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

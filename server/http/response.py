@@ -38,7 +38,7 @@ from server.errors import (
     Unavailable,
     openai_body,
 )
-from server.http.middleware import CLOSED_WRITER, BodyWriter, find_writer
+from server.http.middleware import CLOSED_WRITER, BodyWriter, WhileConnected, find_writer
 
 logger = logging.getLogger(__name__)
 
@@ -103,32 +103,6 @@ def to_gateway_error(error: GatewayError | EngineError) -> GatewayError:
     return error if isinstance(error, GatewayError) else from_engine(error)
 
 
-class _WhileConnected:
-    """A context that ends, by being cancelled, when the client leaves."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._over = self._gone = False
-
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._watcher = asyncio.create_task(_wait_for_disconnect(self._receive))
-        self._watcher.add_done_callback(self._leave)
-
-    def _leave(self, watcher: asyncio.Task[None]) -> None:
-        if not self._over and not watcher.cancelled():
-            watcher.exception()
-            self._gone = True
-            self._task.cancel()
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self._over = True
-        self._watcher.cancel()
-        return self._gone and not self._task.uncancel() and kind is asyncio.CancelledError
-
-
 class DisconnectAwareResponse(Response):
     """Does its work beside a watcher of the client; subclasses say what the work is.
 
@@ -143,11 +117,7 @@ class DisconnectAwareResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._writer = find_writer(scope)
-        async with _WhileConnected(receive):
-            await self._run(send)
-
-    async def _run(self, send: Send) -> None:
-        async with aclosing(self._source) as batches:
+        async with WhileConnected(receive, self._writer), aclosing(self._source) as batches:
             await self._answer(batches, send)
 
     async def _answer(self, batches: Batches, send: Send) -> None:
@@ -197,22 +167,20 @@ class StreamedResponse(DisconnectAwareResponse):
         self._sink = sink
 
     async def _answer(self, batches: Batches, send: Send) -> None:
-        first = asyncio.ensure_future(anext(batches))
+        stream = _EventStream(send, self._writer, self._timing)
+        stream.open_later()
         try:
-            await asyncio.wait({first}, timeout=self._timing.first_event_grace_s)
-            if first.done() and (error := _find_refusal(first)) is not None:
-                await self._send_error(error, send)
-                return
-            await self._stream(first, batches, send)
+            await self._stream(stream, batches, send)
         finally:
-            await _cancel_pending(first)
+            stream.stop()
+            if self._sink is not None:
+                self._sink.close()
 
-    async def _stream(self, first: asyncio.Future[Batch], batches: Batches, send: Send) -> None:
-        stream = _EventStream(send, self._writer, self._timing.reader_s)
-        await stream.open(SSE_HEADERS)
-        keeper = asyncio.create_task(stream.keep_alive(self._timing.keep_alive_s))
+    async def _stream(self, stream: _EventStream, batches: Batches, send: Send) -> None:
         try:
-            await stream.write(self._encoder.encode(*await first))
+            first = await anext(batches)
+            await stream.open()
+            await stream.write(self._encoder.encode(*first))
             if self._sink is not None:
                 self._sink.open(self._writer.is_open, stream.make_push(self._encoder.encode))
             async for choice, events in batches:
@@ -222,14 +190,16 @@ class StreamedResponse(DisconnectAwareResponse):
             await end_source(batches, error)
             return
         except (GatewayError, EngineError) as error:
+            if not stream.begun:
+                stream.stop()
+                await self._send_error(to_gateway_error(error), send)
+                return
             end = self._encoder.fail(to_gateway_error(error))
         except Exception:
+            if not stream.begun:
+                raise
             logger.exception("a stream broke")
             end = self._encoder.fail(GatewayError("The gateway failed; the answer is incomplete."))
-        finally:
-            keeper.cancel()
-            if self._sink is not None:
-                self._sink.close()
         with suppress(ReaderTooSlow):
             await stream.close(end)
 
@@ -242,33 +212,63 @@ class ReplayedResponse(DisconnectAwareResponse):
         self._timing = timing
 
     async def _answer(self, frames: AsyncGenerator[Any, None], send: Send) -> None:
-        stream = _EventStream(send, self._writer, self._timing.reader_s)
-        await stream.open(SSE_HEADERS)
-        keeper = asyncio.create_task(stream.keep_alive(self._timing.keep_alive_s))
+        stream = _EventStream(send, self._writer, self._timing)
         try:
-            async for frame in frames:
-                await stream.write(frame)
-        except ReaderTooSlow:
-            return
+            with suppress(ReaderTooSlow):
+                await stream.open()
+                async for frame in frames:
+                    await stream.write(frame)
+                await stream.close(b"")
         finally:
-            keeper.cancel()
-        with suppress(ReaderTooSlow):
-            await stream.close(b"")
+            stream.stop()
 
 
 class _EventStream:
-    """An open response body; knows when it last said something, and that it was taken in."""
+    """Server-sent events; knows when it last said something, and that it was taken in.
 
-    def __init__(self, send: Send, writer: BodyWriter, reader_s: float) -> None:
+    A timer opens it after the grace and breaks its silence, until ``stop``.
+    """
+
+    def __init__(self, send: Send, writer: BodyWriter, timing: StreamTiming) -> None:
         self._send = send
         self._writer = writer
-        self._clock = asyncio.get_running_loop().time
-        self._reader_s = reader_s
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self._timing = timing
         self._last = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._opener: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self.begun = False
+        """Whether the status line is sent, or about to be."""
 
-    async def open(self, headers: Headers) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": list(headers)})
+    def open_later(self) -> None:
+        """After the grace, unless it is opened before."""
+        self._timer = self._loop.call_later(self._timing.first_event_grace_s, self._open_late)
+
+    def _open_late(self) -> None:
+        self.begun = True
+        self._opener = self._loop.create_task(self._begin())
+
+    async def open(self) -> None:
+        if self._opener is None:
+            self.stop()
+            await self._begin()
+        else:
+            await self._opener
+
+    async def _begin(self) -> None:
+        self.begun = True
+        start = {"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)}
+        await self._send(start)
         self._last = self._clock()
+        self._timer = self._loop.call_later(self._timing.keep_alive_s, self._keep_alive)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._keeper is not None:
+            self._keeper.cancel()
 
     async def write(self, data: bytes) -> None:
         if not data:
@@ -292,22 +292,32 @@ class _EventStream:
         return push
 
     async def close(self, data: bytes) -> None:
-        await self._put({"type": "http.response.body", "body": data})
+        if self._opener is not None:
+            await self._opener
+        self.stop()
+        last: Message = {"type": "http.response.body", "body": data}
+        await (self._send(last) if self._writer.is_open() else self._put(last))
 
     async def _put(self, message: Message) -> None:
         """Waits while the client's backlog is full. Raises ReaderTooSlow."""
         try:
-            async with asyncio.timeout(self._reader_s):
+            async with asyncio.timeout(self._timing.reader_s):
                 await self._send(message)
         except TimeoutError:
-            raise ReaderTooSlow(f"The client read nothing for {self._reader_s:g} s.") from None
+            waited = f"{self._timing.reader_s:g} s"
+            raise ReaderTooSlow(f"The client read nothing for {waited}.") from None
 
-    async def keep_alive(self, interval_s: float) -> None:
-        while True:
-            await asyncio.sleep(max(0.0, self._last + interval_s - self._clock()))
-            if self._clock() - self._last >= interval_s:
-                with suppress(ReaderTooSlow):  # the next write of the stream finds out, too
-                    await self.write(SSE_KEEP_ALIVE)
+    def _keep_alive(self) -> None:
+        """Break a silence that has lasted, and look again."""
+        now, interval_s = self._clock(), self._timing.keep_alive_s
+        if now >= self._last + interval_s and (self._keeper is None or self._keeper.done()):
+            self._keeper = self._loop.create_task(self._write_comment())
+        due = self._last + interval_s
+        self._timer = self._loop.call_at(due if due > now else now + interval_s, self._keep_alive)
+
+    async def _write_comment(self) -> None:
+        with suppress(ReaderTooSlow):  # the next write of the stream finds out, too
+            await self.write(SSE_KEEP_ALIVE)
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
@@ -321,33 +331,10 @@ async def send_json(send: Send, status: int, body: bytes, headers: Headers = ())
     await send({"type": "http.response.body", "body": body})
 
 
-def _find_refusal(first: asyncio.Future[Batch]) -> GatewayError | None:
-    """The error the first batch ended in, if it did; any other exception is raised."""
-    error = first.exception()
-    if error is None:
-        return None
-    if isinstance(error, (GatewayError, EngineError)):
-        return to_gateway_error(error)
-    raise error
-
-
 async def end_source(batches: Batches, error: ReaderTooSlow) -> None:
     """End the source with the reason, so that it is counted as such."""
     with suppress(ReaderTooSlow, StopAsyncIteration):
         await batches.athrow(error)
-
-
-async def _cancel_pending(future: asyncio.Future[Batch]) -> None:
-    """Leave no task behind, and no exception unretrieved."""
-    if not future.done():
-        future.cancel()
-        with suppress(asyncio.CancelledError, GatewayError, EngineError):
-            await future
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def json_response(content: Any) -> Response:

@@ -9,8 +9,12 @@ from functools import partial
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
-from server.http.middleware import CLOSED_WRITER, find_writer
+from server.cli.listener import GatewayServer
+from server.http.connection import TlsSettings, make_server_config
+from server.http.connection_limits import LIMITS, ConnectionLimiter
+from server.http.middleware import CLOSED_WRITER, WhileConnected, find_writer
 from tests.server.conftest import on_a_port
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -103,3 +107,35 @@ def test_what_is_written_after_the_client_has_left_is_dropped():
 def test_without_uvicorn_there_is_nothing_to_write_to():
     assert find_writer({"type": "http"}) is CLOSED_WRITER
     assert not CLOSED_WRITER.is_open()
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+async def test_a_connection_tells_of_a_client_that_leaves(num_requests):
+    """Of the request that runs, also where another came in behind it; no task waits for it."""
+    began, ended, heard = asyncio.Event(), asyncio.Event(), []
+
+    async def app(scope, receive, send):
+        async def hear():
+            message = await receive()
+            heard.append(message["type"])
+            return message
+
+        assert find_writer(scope).has_request()
+        async with WhileConnected(hear, find_writer(scope)):
+            began.set()
+            await asyncio.Event().wait()
+        ended.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = GatewayServer(make_server_config(app, TlsSettings()), ConnectionLimiter(LIMITS))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        _, client = await asyncio.open_connection(*listener.getsockname()[:2])
+        client.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * num_requests)
+        async with asyncio.timeout(20):
+            await began.wait()
+            assert not heard
+            client.close()
+            await ended.wait()
+        server.should_exit = True
+        await serving
+    assert heard == ["http.disconnect"]
