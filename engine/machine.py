@@ -8,7 +8,6 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 
@@ -96,7 +95,8 @@ def is_stopped(pid: int | None) -> bool:
 
 def read_text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- read every second
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
 

@@ -83,7 +83,7 @@ class ProcessTree:
         return 1024 * (sum(_read_field(stat, "RssAnon:") for stat in stats) + shared)
 
     def _read_stats(self) -> list[str]:
-        return [_read_text(Path(f"/proc/{pid}/status")) for pid in self._pids]
+        return [_read_text(f"/proc/{pid}/status") for pid in self._pids]
 
 
 class MemoryMonitor:
@@ -217,8 +217,8 @@ def _walk_up(top: Path, path: str) -> Iterator[Path]:
 
 def _list_descendants(pid: int) -> Iterator[int]:
     with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, _read_text(task / "children").split()):
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            for child in map(int, _read_text(f"/proc/{pid}/task/{task}/children").split()):
                 yield child
                 yield from _list_descendants(child)
 
@@ -229,18 +229,18 @@ def _read_total_memory() -> int:
 
 def _read_field(text: str, name: str) -> int:
     """The number after ``name`` at the beginning of a line; 0 without one."""
-    for line in text.splitlines():
-        if line.startswith(name):
-            return _parse_number(line.split()[1])
-    return 0
+    _, _, rest = f"\n{text}".partition(f"\n{name}")
+    return _parse_number(rest.split(maxsplit=1)[0]) if rest else 0
 
 
 def _parse_number(text: str) -> int:
     return int(text) if text.strip().isdigit() else 0
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path | str) -> str:
+    """Empty where there is no such file. Read a few times a second, so without a buffer."""
     try:
-        return path.read_text(errors="replace")  # a process may call itself anything
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read().decode(errors="replace")  # a process may call itself anything
     except OSError:
         return ""
