@@ -267,13 +267,15 @@ def make_fields(exchange: HttpExchange) -> dict[str, Any]:
 
 def make_generation_fields(record: RequestRecord) -> dict[str, Any]:
     """What a generation was and how it went; null where a number does not exist."""
-    facts, totals, slices = record.facts, record.totals, record.slices
+    facts, totals, labels = record.facts, record.totals, record.slices.labels
     tpots = [choice.tpot for choice in record.choices if choice.tpot is not None]
     return {
         "id": facts.id,
         "api": facts.api,
-        **slices.labels._asdict(),
-        "context": slices.context,
+        "model": labels.model,
+        "lane": labels.lane,
+        "workload": labels.workload,
+        "context": record.slices.context,
         "template": facts.template,
         "stream": facts.stream,
         "choices": len(record.choices),

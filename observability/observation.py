@@ -77,7 +77,7 @@ class RequestRecord:
 
     @property
     def tokens(self) -> int:
-        return sum(choice.tokens for choice in self.choices)
+        return sum([choice.tokens for choice in self.choices])
 
     @property
     def interrupted(self) -> bool:
@@ -257,7 +257,7 @@ class RequestObservation:
             if choice.sequence.first_at is not None
         ]
         facts = self.facts
-        choices = tuple(choice.record() for choice in self._choices.values())
+        choices = tuple([choice.record() for choice in self._choices.values()])
         return RequestRecord(
             facts=facts,
             slices=self.slices,
@@ -266,6 +266,6 @@ class RequestObservation:
             duration=self._clock() - facts.arrived,
             queued=facts.admitted - facts.arrived,
             choices=choices,
-            totals=reduce(add, (choice.totals for choice in choices)),
+            totals=reduce(add, [choice.totals for choice in choices]),
             drafts=tuple(self.drafts),
         )

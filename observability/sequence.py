@@ -204,7 +204,7 @@ class SequenceTimeline:
 
     def _split_by_phase(self, count: int) -> Iterator[tuple[int, int, Phase]]:
         """Steps in a row that belong to one phase, up to ``count``."""
-        ends = [*(start for start, _ in self._turns[1:]), count]
+        ends = [*[start for start, _ in self._turns[1:]], count]
         for (start, phase), stop in zip(self._turns, ends, strict=True):
             if start < min(stop, count):
                 yield start, min(stop, count), phase
@@ -214,6 +214,8 @@ class SequenceTimeline:
         self.settled_tokens += tokens
         del self._steps[:count], self._times[:count]
         self._seen = max(0, self._seen - count)
+        if len(self._turns) == 1:
+            return
         past = [turn for turn in self._turns if turn[0] <= count][-1][1]
         later = [(at - count, phase) for at, phase in self._turns if at > count]
         self._turns = [(0, past), *later]

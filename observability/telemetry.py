@@ -79,6 +79,8 @@ class Telemetry:
         self.clock = clock
         self.book = SliceWindows(settings)
         self.engines: dict[str, EngineInfo] = {}
+        self._late = False
+        """Whether steps must wait for their account until the answer ends."""
         self._templates = TopTemplates(settings.templates)
         self._models = KnownNames.of(settings.models)
         self._lanes = KnownNames.of(settings.lanes)
@@ -184,17 +186,13 @@ class Telemetry:
         self._count()
 
     @property
-    def _late(self) -> bool:
-        """Whether steps must wait for their account until the answer ends."""
-        return any(info.accounts_at_end for info in self.engines.values())
-
-    @property
     def num_running(self) -> int:
         """Requests in the engine now."""
         return len(self._live)
 
     def record_engine_start(self, engine: str, info: EngineInfo, seconds: float) -> None:
         self.engines[engine] = info
+        self._late = any(known.accounts_at_end for known in self.engines.values())
         for group in self.groups:
             group.record_engine_start(engine, info, seconds)
 

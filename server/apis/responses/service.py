@@ -27,7 +27,7 @@ from server.apis.responses.response import ResponseBuilder, ResponseFold, Respon
 from server.apis.responses.response_items import ReasoningStyle
 from server.apis.responses.to_job import check_storage, make_responses_job
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.request import parse, read_body
+from server.apis.shared.request import find_header, parse, read_body
 from server.apis.shared.route import WORKLOAD_HEADER, check_model_access, make_encoding_context
 from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
 from server.generation.generate import events
@@ -146,7 +146,7 @@ class ResponsesService:
             else await self._conversations.history(talk, len(body), given)
         )
         given = await resolve_references(given, gateway, before)
-        named = request.headers.get(WORKLOAD_HEADER)
+        named = find_header(request, WORKLOAD_HEADER)
         job = await charge.get().parse(
             lambda: make_responses_job(asked, [*before, *given], path.served, named)
         )

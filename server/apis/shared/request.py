@@ -163,10 +163,19 @@ def _too_deep() -> BadJSON:
     return BadJSON(f"The body may be nested at most {MAX_DEPTH} levels deep.")
 
 
+def find_header(request: Request, name: bytes) -> str | None:
+    """The first with this name, in lower case; without the mapping that ``headers`` makes."""
+    for given, value in request.scope["headers"]:
+        if given == name:
+            found: str = value.decode("latin-1")
+            return found
+    return None
+
+
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body, charged. Raises BodyTooLarge as soon as it passes ``limit`` bytes."""
     current = charge.get()
-    declared = request.headers.get("content-length", "0")
+    declared = find_header(request, b"content-length") or "0"
     if declared.isdecimal() and int(declared) > limit:
         raise _body_too_large(limit, int(declared))
     receive = request.receive

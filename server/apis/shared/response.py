@@ -122,17 +122,17 @@ def usage_object(choices: Mapping[int, Usage], n: int) -> dict[str, Any]:
     """
     parts = list(choices.values())
     prompts = {index // n: usage for index, usage in choices.items()}.values()
-    prompt = sum(usage.prompt for usage in prompts)
-    completion = sum(part.completion for part in parts)
-    details = {"reasoning_tokens": sum(part.reasoning for part in parts)}
-    if all(part.accepted is not None for part in parts):
-        details["accepted_prediction_tokens"] = sum(part.accepted or 0 for part in parts)
-        details["rejected_prediction_tokens"] = sum(part.rejected or 0 for part in parts)
+    prompt = sum([usage.prompt for usage in prompts])
+    completion = sum([part.completion for part in parts])
+    details = {"reasoning_tokens": sum([part.reasoning for part in parts])}
+    if None not in [part.accepted for part in parts]:
+        details["accepted_prediction_tokens"] = sum([part.accepted or 0 for part in parts])
+        details["rejected_prediction_tokens"] = sum([part.rejected or 0 for part in parts])
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached for usage in prompts)},
+        "prompt_tokens_details": {"cached_tokens": sum([usage.cached for usage in prompts])},
         "completion_tokens_details": details,
     }
 

@@ -18,7 +18,7 @@ from engine.rendering.encoding import PromptTooLong, RenderLimits
 from server.access.budget import charge
 from server.access.caller import caller
 from server.apis.shared.gateway import Gateway
-from server.apis.shared.request import Model, read_body, read_json, validate
+from server.apis.shared.request import Model, find_header, read_body, read_json, validate
 from server.apis.shared.response import EncodingContext
 from server.errors import Forbidden, context_overflow
 from server.generation.generate import events
@@ -26,7 +26,7 @@ from server.generation.job import Deadline, Job, ServedModel
 from server.generation.pipeline import Pipeline
 from server.http.response import ErrorBody, Fold, FoldedResponse, StreamedResponse, StreamEncoder
 
-WORKLOAD_HEADER = "x-eaglegate-workload"
+WORKLOAD_HEADER = b"x-eaglegate-workload"
 """Header with the metrics slice of a request; only configured names count."""
 
 
@@ -49,7 +49,7 @@ async def respond(
     arrived = time.perf_counter()
     body = await read_body(request, gateway.settings.max_body_bytes)
     path = gateway.require()
-    named = request.headers.get(WORKLOAD_HEADER)
+    named = find_header(request, WORKLOAD_HEADER)
 
     def read() -> tuple[GenerationApi[Any], Job]:
         data = read_json(body)
