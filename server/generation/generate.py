@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
 from engine.errors import EngineError, RequestRejected
@@ -59,10 +59,12 @@ async def events(
     and the answer has one choice, batches may go there instead; the last one is always yielded.
     """
     deadline = Deadline(job.caller.timeout_s, arrived)
-    with ExitStack() as inside:
-        try:
-            visitor = job.caller.to_requester(deadline.at)
-            place = inside.enter_context(path.admission.enter(visitor))
+    visitor = job.caller.to_requester(deadline.at)
+    refusals = _RefusalReport(observer, job.api)
+    with refusals:
+        place = path.admission.enter(visitor)
+    with place:
+        with refusals:
             async with deadline.limit():
                 job = _apply_policy(job, path)
                 prompts = await make_prompts(job, path)
@@ -70,11 +72,8 @@ async def events(
                 if path.trials is not None:
                     wanted = [request.constraint for request in requests]
                     await path.trials.check(wanted, visitor, job.grammar_param)
-                await place.admit(len(requests), sum(len(prompt.token_ids) for prompt in prompts))
+                await place.admit(len(requests), sum([len(p.token_ids) for p in prompts]))
                 charge.get().settle()
-        except GatewayError as error:
-            observer.record_refusal(job.api, error.code or error.type)
-            raise
         observation = observer.begin(_describe_request(job, prompts, requests, arrived))
         readers = [_make_reader(job, path, prompts[at // job.n]) for at in range(len(requests))]
         only = sink if len(requests) == 1 else None
@@ -83,24 +82,32 @@ async def events(
             for index, request in enumerate(requests)
         ]
         source = choices[0] if len(choices) == 1 else _merge(choices)
-        inside.callback(lambda: place.pay(sum(reader.account.tokens for reader in readers)))
-        with _EndingReport(observation):
+        try:
             async with aclosing(deadline.enforce(source)) as batches:
                 async for batch in batches:
                     yield batch
             place.record_served()
+        except BaseException as error:
+            observation.end(_find_ending(type(error)))
+            raise
+        else:
+            observation.end(Ending.COMPLETED)
+        finally:
+            place.pay(sum([reader.account.tokens for reader in readers]))
 
 
-class _EndingReport:
-    """A context that reports to the observer how the request in it ended."""
+class _RefusalReport:
+    """A context that reports to the observer what a request in it is refused for."""
 
-    def __init__(self, observation: Observation) -> None:
-        self._observation = observation
+    def __init__(self, observer: Observer, api: str) -> None:
+        self._observer = observer
+        self._api = api
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._observation.end(Ending.COMPLETED if kind is None else _find_ending(kind))
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        if isinstance(error, GatewayError):
+            self._observer.record_refusal(self._api, error.code or error.type)
 
 
 def _find_ending(kind: type[BaseException]) -> Ending:
