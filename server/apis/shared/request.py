@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -357,21 +357,18 @@ class NoticeHeader:
         self._app = app
         self._gateway = gateway
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Sets what ``ignore`` notes to for the rest of the request's task."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         notices = Notices(refuses=self._gateway.unknown_fields == REFUSE)
 
-        async def sending(message: Message) -> None:
+        def sending(message: Message) -> Awaitable[None]:
             if notices.names and message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (HEADER.encode(), notices.header())]
                 message = {**message, "headers": headers}
                 self._gateway.observer.record_ignored_fields(scope["path"], tuple(notices.names))
-            await send(message)
+            return send(message)
 
-        token = _current.set(notices)
-        try:
-            await self._app(scope, receive, sending)
-        finally:
-            _current.reset(token)
+        _current.set(notices)
+        return self._app(scope, receive, sending)
