@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from engine.base import (
@@ -40,6 +39,7 @@ from engine.supervision.policy import (
 from engine.supervision.pool import (
     EnginePool,
     EngineSession,
+    PendingStart,
     PoisonIsolation,
     SessionSubmission,
     close_engine,
@@ -65,6 +65,36 @@ class LocalSubmission(SessionSubmission):
             raise error
         self.report(self.session, str(error))
         return self.session.failure
+
+
+class LocalTurn:
+    """The context of one submission: waits until it may start and for a session, and ends both."""
+
+    def __init__(
+        self,
+        pending: PendingStart,
+        wait_session: Callable[[], Awaitable[EngineSession]],
+        inflight: InFlightRequest,
+        report: Callable[[EngineSession, str], None],
+    ) -> None:
+        self._pending, self._wait_session = pending, wait_session
+        self._inflight, self._report = inflight, report
+
+    async def __aenter__(self) -> LocalSubmission:
+        await self._pending.begin()
+        try:
+            self._session = await self._wait_session()
+        except BaseException:
+            self._pending.end()
+            raise
+        self._session.begin_request()
+        return LocalSubmission(self._session, self._inflight, self._pending, self._report)
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            self._session.end_request()
+        finally:
+            self._pending.end()
 
 
 @dataclass(eq=False)
@@ -172,14 +202,9 @@ class SupervisedEngine(EnginePool):
     def reset_failures(self) -> None:
         self._restarts.reset_failures()
 
-    @asynccontextmanager
-    async def submit(self, inflight: InFlightRequest) -> AsyncIterator[LocalSubmission]:
-        rank = {"strikes": inflight.strikes, "submissions": inflight.submissions}
-        async with self._isolation.admit(**rank) as pending:
-            session = await self._wait_session()
-            with session.use():
-                report = partial(self._handle_loss, cause=LossCause.DIED)
-                yield LocalSubmission(session, inflight, pending, report)
+    def submit(self, inflight: InFlightRequest) -> LocalTurn:
+        pending = self._isolation.admit(strikes=inflight.strikes, submissions=inflight.submissions)
+        return LocalTurn(pending, self._wait_session, inflight, self._handle_death)
 
     def _sessions(self) -> Iterable[EngineSession]:
         return () if self._live_session is None else (self._live_session,)
@@ -216,6 +241,9 @@ class SupervisedEngine(EnginePool):
         except TimeoutError:
             raise EngineDead("No engine came back in time.") from None
         return session
+
+    def _handle_death(self, session: EngineSession, reason: str) -> None:
+        self._handle_loss(session, reason, cause=LossCause.DIED)
 
     def _handle_loss(self, session: EngineSession, reason: str, *, cause: LossCause) -> None:
         """Begin to replace ``session``, once."""

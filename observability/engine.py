@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 
 from engine.base import Engine
 from engine.supervision.policy import LossCause, RecoveryOutcome
@@ -36,10 +35,13 @@ class InstrumentedEngine:
         trace_headers = _find_trace_headers() or request.trace_headers
         request = revise(request, sink=sink, trace_headers=trace_headers)
         try:
-            async with aclosing(self._engine.generate(request)) as steps:
+            steps = self._engine.generate(request)
+            try:
                 async for step in steps:
                     see(step)
                     yield step
+            finally:
+                await steps.aclose()
         finally:
             close()
 

@@ -44,10 +44,17 @@ class PendingStart:
         self.started = False
 
     async def __aenter__(self) -> PendingStart:
-        await self._isolation.enter(*self._rank)
+        await self.begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.end()
+
+    async def begin(self) -> None:
+        """Wait until it may be submitted."""
+        await self._isolation.enter(*self._rank)
+
+    def end(self) -> None:
         if not self.started:
             self._isolation.leave()
 
@@ -131,12 +138,19 @@ class EngineSession:
         return self
 
     def __enter__(self) -> EngineSession:
-        self.stall_detector.begin()
+        self.begin_request()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end_request()
+
+    def begin_request(self) -> None:
+        self.stall_detector.begin()
+
+    def end_request(self) -> None:
         self.stall_detector.end()
-        self._close_if_idle()
+        if self._retired:
+            self._close_if_idle()
 
     @property
     def is_idle(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -221,11 +221,14 @@ class RequestRecovery:
             async with self.provider.submit(inflight) as submission:
                 inflight.submissions += 1
                 try:
-                    async with aclosing(self._submit(inflight, submission)) as steps:
+                    steps = self._submit(inflight, submission)
+                    try:
                         async for step in steps:
                             new = inflight.take(step, submission)
                             if new is not None:
                                 yield new
+                    finally:
+                        await steps.aclose()
                     inflight.finished = True
                 except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
                     self._handle_failure(inflight, submission, await submission.classify(error))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from engine.errors import EngineError, RequestRejected
@@ -202,20 +202,24 @@ async def _run_choice(
     choice = _Choice(index, reader, observation.choice(request.id), sink or BatchSink())
     if sink is not None:
         request = revise(request, sink=choice)
-    with suppress(_AnswerEnded):
+    steps = path.engine.generate(request)
+    try:
+        async for step in steps:
+            batch = choice.read(step)
+            if batch:
+                yield index, batch
+            if reader.ended:
+                return
+    except _AnswerEnded:
+        return
+    except RequestRejected as error:
+        raise _name_field(error, request, reader.job) from error
+    finally:
         try:
-            async with aclosing(path.engine.generate(request)) as steps:
-                async for step in steps:
-                    batch = choice.read(step)
-                    if batch:
-                        yield index, batch
-                    if reader.ended:
-                        return
-        except RequestRejected as error:
-            raise _name_field(error, request, reader.job) from error
+            await steps.aclose()
         finally:
             choice.close()
-        raise GatewayError("The engine ended the request without a reason.", code="engine_silent")
+    raise GatewayError("The engine ended the request without a reason.", code="engine_silent")
 
 
 class _AnswerEnded(Exception):
