@@ -108,8 +108,9 @@ PARTS: dict[Area, dict[str, str]] = {
             AsyncLLM.add_request(+ request_id prompt params lora_request trace_headers priority
                 reasoning_ended)
             AsyncLLM.abort(+ request_id internal)
-            AsyncLLM: output_handler output_processor
+            AsyncLLM: output_handler output_processor renderer
         """,
+        "renderers/base.py": "BaseRenderer.get_eos_token_id(self)",
         "v1/engine/__init__.py": """
             EngineCoreOutput: request_id new_token_ids new_logprobs new_prompt_logprobs_tensors
                 finish_reason events prefill_stats spec_decode_metrics

@@ -242,10 +242,13 @@ def take_over(
 ) -> StepOutputProcessor:
     """Have ``llm`` put its outputs into inboxes, on the running loop and before its first request.
 
-    ``interval_s``: see ``translate.SinkFlusher``. vLLM looks up its settings for every request;
-    until ``fail_all`` it reads them from the environment no more.
+    ``interval_s``: see ``translate.SinkFlusher``. vLLM looks up its settings, and the end token in
+    a tokenizer it borrows, for every request: neither changes, so they are read once (the settings
+    until ``fail_all``).
     """
     envs.enable_envs_cache()
+    end = llm.renderer.get_eos_token_id()
+    llm.renderer.get_eos_token_id = lambda: end
     llm.output_processor = outputs = StepOutputProcessor(llm.output_processor, read, interval_s)
     if Area.INTAKE not in find_broken():
         replace_output_reader(llm.engine_core)

@@ -93,14 +93,20 @@ def _name_method(config: SpeculativeConfig) -> str:
 
 
 def make_sampling_params(request: EngineRequest) -> SamplingParams:
-    """Tokens out, as deltas. Made for one request, so vLLM need not copy them."""
+    """Tokens out, as deltas. Made for one request, so vLLM need not copy them.
+
+    Nor need it look through ``extra_args`` for what its messages cannot hold: we write them.
+    """
     fields = build_sampling_fields(request)
+    extra_args = fields.pop("extra_args")
     if "repetition_detection" in fields:
         repetition = RepetitionDetectionParams(**fields["repetition_detection"])
         fields["repetition_detection"] = repetition
     if "structured_outputs" in fields:
         fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
-    return SamplingParams(**fields, output_kind=RequestOutputKind.DELTA, skip_clone=True)
+    params = SamplingParams(**fields, output_kind=RequestOutputKind.DELTA, skip_clone=True)
+    params.extra_args = extra_args
+    return params
 
 
 def make_prompt(request: EngineRequest) -> Any:
