@@ -14,7 +14,6 @@ counted in ``cut`` and the bonus tokens in ``lost_bonus``, and then A + D + F - 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -66,25 +65,40 @@ def sum_steps(steps: Iterable[DecodeStep], *, first_tokens: int = 0, requests: i
     Engines hand out the same object for the same account (``intern_step``), so that a long answer
     has a handful of different ones: each is evaluated once and multiplied by its count.
     """
-    steps = tuple(steps)
-    often = Counter(map(id, steps))
-    kinds = [(step, often[key]) for key, step in {id(step): step for step in steps}.items()]
-    verify = [(step, count) for step, count in kinds if step.drafted]
-    deepest = max((step.drafted for step, _ in verify), default=0)
+    kinds: dict[int, tuple[DecodeStep, int]] = {}
+    for step in steps:
+        key = id(step)
+        kinds[key] = step, kinds[key][1] + 1 if key in kinds else 1
+    tokens, verify_steps, lost_bonus, rejected, undrafted, off = first_tokens, 0, 0, 0, 0, 0
+    proposed = accepted = cut = deepest = 0
+    for step, count in kinds.values():
+        tokens += count * step.delivered
+        lost_bonus += count * (step.delivered == step.accepted)
+        undrafted += count * (step.undrafted is UndraftedReason.REFUSED)
+        off += count * (step.undrafted is UndraftedReason.OFF)
+        if not step.drafted:
+            continue
+        verify_steps += count
+        proposed += count * step.drafted
+        accepted += count * step.accepted
+        cut += count * step.cut
+        rejected += count * (step.accepted + step.cut == 0)
+        deepest = max(deepest, step.drafted)
+    verify = [(step, count) for step, count in kinds.values() if step.drafted]
     return Totals(
         requests=requests,
-        tokens=first_tokens + sum(count * step.delivered for step, count in kinds),
+        tokens=tokens,
         first_tokens=min(first_tokens, requests),
-        verify_steps=sum(count for _, count in verify),
-        proposed=sum(count * step.drafted for step, count in verify),
-        accepted=sum(count * step.accepted for step, count in verify),
-        cut=sum(count * step.cut for step, count in verify),
-        lost_bonus=sum(count for step, count in kinds if step.delivered == step.accepted),
-        rejected=sum(count for step, count in verify if step.accepted + step.cut == 0),
-        undrafted=sum(count for step, count in kinds if step.undrafted is UndraftedReason.REFUSED),
-        off=sum(count for step, count in kinds if step.undrafted is UndraftedReason.OFF),
-        accepted_at=_count_reaching(((step.accepted, count) for step, count in verify), deepest),
-        proposed_at=_count_reaching(((step.drafted, count) for step, count in verify), deepest),
+        verify_steps=verify_steps,
+        proposed=proposed,
+        accepted=accepted,
+        cut=cut,
+        lost_bonus=lost_bonus,
+        rejected=rejected,
+        undrafted=undrafted,
+        off=off,
+        accepted_at=_count_reaching([(step.accepted, count) for step, count in verify], deepest),
+        proposed_at=_count_reaching([(step.drafted, count) for step, count in verify], deepest),
     )
 
 
