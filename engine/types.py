@@ -16,17 +16,22 @@ Record = TypeVar("Record")
 
 
 def revise(record: Record, **changes: Any) -> Record:
-    """``dataclasses.replace`` at a third of its cost, which is one of its own for every field."""
+    """``dataclasses.replace`` at a fifth of its cost, where all fields can be given by place."""
     kind: Any = type(record)
-    names, read = _list_fields(kind)
-    revised: Record = kind(**dict(zip(names, read(record), strict=True)) | changes)
+    read, places = _find_fields(kind, tuple(changes))
+    values = [*read(record)]
+    for place, value in zip(places, changes.values(), strict=True):
+        values[place] = value
+    revised: Record = kind(*values)
     return revised
 
 
 @cache
-def _list_fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
-    names = tuple(item.name for item in fields(kind))
-    return names, attrgetter(*names)
+def _find_fields(
+    kind: Any, changed: tuple[str, ...]
+) -> tuple[Callable[[Any], tuple[Any, ...]], tuple[int, ...]]:
+    names = [item.name for item in fields(kind)]
+    return attrgetter(*names), tuple(names.index(name) for name in changed)
 
 
 class FinishReason(StrEnum):
