@@ -66,9 +66,11 @@ def _on_channels(job: Job) -> Constraint:
 
 def needs_grammar(policy: ToolPolicy) -> bool:
     """Whether calls are forced, limited to some tools, or must match a schema or a grammar."""
-    if policy.choice == "auto":
-        return bool(policy.only) or any(is_held(tool, policy) for tool in policy.callable)
-    return policy.choice == "required"
+    if policy.choice != "auto":
+        return policy.choice == "required"
+    if policy.only or any(map(is_strict, policy.tools)):
+        return True
+    return bool(policy.custom) and any(is_held(tool, policy) for tool in policy.tools)
 
 
 def holds_calls(job: Job) -> bool:
@@ -79,13 +81,12 @@ def holds_calls(job: Job) -> bool:
 
 
 def spells_calls(job: Job) -> bool:
-    """Whether what opens and closes a call does so for the grammar with any tokens.
+    """Of calls that a grammar holds: whether any tokens open and close one for it.
 
     A grammar knows the text alone, and a model that would rather not call writes the marker with
     ordinary tokens. Not where the content may be JSON that quotes a marker.
     """
-    only_calls = job.constraint is None or job.tool_policy.choice == "required"
-    return only_calls and holds_calls(job)
+    return job.constraint is None or job.tool_policy.choice == "required"
 
 
 def _answer(job: Job, tool_parser: str | None) -> TagNode:
@@ -286,6 +287,7 @@ class ParserFactory:
         policy = job.tool_policy
         if self.fallback is not None and job.parses:
             return self._make_fallback(self.fallback, job, prompt)
+        sound = holds_calls(job)
         return make_parser(
             self.vocabulary,
             tool_parser=self.tool_parser if policy.choice != "none" else None,
@@ -297,8 +299,8 @@ class ParserFactory:
             parallel=policy.parallel,
             skip_special_tokens=job.skip_special_tokens,
             custom=frozenset(policy.custom),
-            sound=holds_calls(job),
-            spelled=spells_calls(job),
+            sound=sound,
+            spelled=sound and spells_calls(job),
             repairs=self.repairs,
         )
 

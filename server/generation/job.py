@@ -161,7 +161,9 @@ class ToolPolicy:
         """The tools that may be called."""
         if self.choice == "none":
             return ()
-        return tuple(t for t in self.tools if not self.only or t["function"]["name"] in self.only)
+        if not self.only:
+            return self.tools
+        return tuple(t for t in self.tools if t["function"]["name"] in self.only)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ Reasoning, content and tool calls come in any order.
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.events import Phase
 from server.parsing.fold import Emitter
-from server.parsing.markers import Stops
+from server.parsing.markers import Lexicon, Stops
 from server.parsing.message import NO_TOOLS, Context, ReasoningFormat, ToolFormat
 from server.parsing.output import Calls, NewId, Output, random_id
 from server.parsing.parser import DeltaParser, DeltaReader, Parser, Recorder, TextReader, Verbatim
@@ -179,29 +180,65 @@ def make_parser(
     that any tokens make a marker. With ``repairs`` arguments are mended where that is safe. Raises
     ``UnknownParser``.
     """
-    tool_form, fragment = _tool_form(tool_parser, vocabulary)
-    reasoning = fit_reasoning(reasoning_parser, vocabulary)
-    out = Emitter(fragment)
-    calls = Calls(out, OfferedTools(tools), new_id or tool_form.new_id, parallel, custom, repairs)
-    trail = tool_form.framing or (reasoning.framing if reasoning.answer else "")
-    output = Output(out, calls, reasoning.framing, trail)
     lexicon = vocabulary.spelled if spelled else vocabulary.lexicon
-    context = Context(lexicon, output, tool_form, reasoning, starts_in, sound)
+    names = tool_parser, reasoning_parser
+    forms: AnswerForms = lexicon.remember(
+        ("forms", names, skip_special_tokens),
+        lambda: _fit_forms(vocabulary, lexicon, *names, skip_special_tokens),
+    )
+    out = Emitter(forms.fragment)
+    offered = OfferedTools(tools)
+    calls = Calls(out, offered, new_id or forms.tools.new_id, parallel, custom, repairs)
+    output = Output(out, calls, forms.reasoning.framing, forms.trail)
+    context = Context(lexicon, output, forms.tools, forms.reasoning, starts_in, sound)
     reads = tool_parser or reasoning_parser
     reader: TextReader = Reader(read_message(context)) if reads else Verbatim(out)
-    thinking = reasoning.markers + (tool_form.markers if tool_form.channels else ())
     return Parser(
-        vocabulary.structure(
-            tool_form.markers + thinking,
-            fragment,
-            skip_special_tokens,
-            tool_form.texts + reasoning.texts,
-        ),
+        forms.structure,
         vocabulary.decoder(),
         reader,
         output,
         StopText(stop, reader.text, include_stop) if stop else None,
-        bool(stop) or lexicon.stops(*thinking).pattern is not None,
+        bool(stop) or forms.thinks_in_text,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForms:
+    """What all answers in the same formats have in common, as a vocabulary writes it."""
+
+    tools: ToolFormat
+    fragment: str
+    """The token that FRAGMENT stands for."""
+    reasoning: ReasoningFormat
+    trail: str
+    """White space that may end the content and is none."""
+    structure: Mapping[int, str | None]
+    """See ``Parser``."""
+    thinks_in_text: bool
+    """Plain text may start or end the thinking."""
+
+
+def _fit_forms(
+    vocabulary: Vocabulary,
+    lexicon: Lexicon,
+    tool_parser: str | None,
+    reasoning_parser: str | None,
+    skip_special_tokens: bool,
+) -> AnswerForms:
+    tools, fragment = _tool_form(tool_parser, vocabulary)
+    reasoning = fit_reasoning(reasoning_parser, vocabulary)
+    thinking = reasoning.markers + (tools.markers if tools.channels else ())
+    structure = vocabulary.structure(
+        tools.markers + thinking, fragment, skip_special_tokens, tools.texts + reasoning.texts
+    )
+    return AnswerForms(
+        tools,
+        fragment,
+        reasoning,
+        tools.framing or (reasoning.framing if reasoning.answer else ""),
+        structure,
+        lexicon.stops(*thinking).pattern is not None,
     )
 
 

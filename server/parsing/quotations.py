@@ -235,8 +235,11 @@ def read_fenced_answer(context: Context, rest: Callable[[Context], Grammar]) -> 
 def _find_head(context: Context) -> Follow:
     """What calls begin with: a marker, or by what the format says of those without one."""
     tools = context.tools
-    words = context.follow(None, *(opener for opener in tools.openers if len(opener) > 1))
-    return words | (tools.head(context) if tools.head else {})
+    words: Follow = context.lexicon.remember(
+        ("openers", tools.openers),
+        lambda: context.follow(None, *(opener for opener in tools.openers if len(opener) > 1)),
+    )
+    return words | tools.head(context) if tools.head else words
 
 
 def _settle(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -157,10 +157,15 @@ def _refuse_reference(uri: str) -> Any:
 class OfferedTools:
     """By name. With ``offered`` None the tools are not known, and no call is unknown."""
 
-    def __init__(self, offered: Iterable[Mapping[str, Any]] | None) -> None:
+    def __init__(self, offered: Collection[Mapping[str, Any]] | None) -> None:
         self._unstated = offered is None
-        functions = [tool.get("function", tool) for tool in offered or ()]
-        self._by_name = {
+        self._offered = offered or ()
+
+    @cached_property
+    def _by_name(self) -> dict[str, ToolSchema]:
+        """For the first call: most answers have none."""
+        functions = [tool.get("function", tool) for tool in self._offered]
+        return {
             name: ToolSchema(name, function.get("parameters"))
             for function in functions
             if isinstance(function, dict) and isinstance(name := function.get("name"), str)

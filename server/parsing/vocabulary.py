@@ -176,11 +176,12 @@ class Decoder:
     ) -> None:
         self._pieces = pieces
         self._find_text: Callable[[int], Any] = texts.__getitem__
-        self._utf8 = IncrementalDecoder("replace")
+        self._utf8: IncrementalDecoder | None = None
+        """Made for the first token that has no text of its own."""
         self._skip_space = skip_space
 
     def text(self, token_ids: Sequence[int]) -> str:
-        if not self._utf8.buffer and not self._skip_space:
+        if (self._utf8 is None or not self._utf8.buffer) and not self._skip_space:
             try:
                 return "".join(map(self._find_text, token_ids))
             except TypeError:  # one has no text of its own
@@ -190,11 +191,15 @@ class Decoder:
         if self._skip_space and data:
             self._skip_space = False
             data = data.removeprefix(b" ")
+        if self._utf8 is None:
+            self._utf8 = IncrementalDecoder("replace")
         return self._utf8.decode(data)
 
     def flush(self) -> str:
         """What an unfinished character becomes when something that is no text follows it."""
-        return self._utf8.decode(b"", final=True) if self._utf8.buffer else ""
+        if self._utf8 is None or not self._utf8.buffer:
+            return ""
+        return self._utf8.decode(b"", final=True)
 
 
 def _ends(folder: Path) -> tuple[str, ...]:
