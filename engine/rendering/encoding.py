@@ -8,7 +8,6 @@ same tokens; and text that cannot fit by its length alone is refused unread.
 from __future__ import annotations
 
 import json
-import threading
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
@@ -39,6 +38,21 @@ class RenderingCancelled(Exception):
     """The client has left, or the time limit was reached."""
 
 
+class EndSignal:
+    """Says, to any thread, that a result is no longer needed. Nobody waits for it."""
+
+    __slots__ = ("_is_set",)
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
     """Limits of one rendering or tokenization; thread-safe."""
@@ -49,7 +63,7 @@ class RenderLimits:
     """Drop all but this many tokens at one end; ``max_tokens`` does not apply then."""
     side: Literal["left", "right"] = "left"
     """The end at which tokens are dropped."""
-    ended: threading.Event = field(default_factory=threading.Event)
+    ended: EndSignal = field(default_factory=EndSignal)
     """Set when the result is no longer needed."""
 
     def check(self, num_tokens: int) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from engine.rendering.encoding import NO_LIMITS, RenderLimits, TextEncoder
-from engine.rendering.sandbox import TemplateRunner
+from engine.rendering.sandbox import TemplateInput, TemplateRunner
 from engine.rendering.special_text import MarkedInput, SpecialText
-from engine.rendering.template import ChatTemplate, TemplateInput
+from engine.rendering.template import ChatTemplate
 
 WANTED = (
     "config.json",

@@ -14,21 +14,80 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import orjson
 
 from engine.rendering.encoding import RenderLimits
-from engine.rendering.template import ChatTemplate, TemplateInput
+from engine.rendering.template import (
+    ChatTemplate,
+    convert_messages,
+    filter_variables,
+    merge_developer,
+)
 
 CPU_S = 5.0
 """CPU seconds for one prompt; the longest of a real conversation takes a tenth."""
 MEMORY_BYTES = 1 << 30
 MAX_CHARS = 32 << 20
 """Characters in a prompt: four times the largest body."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInput:
+    """The input of one chat template, as plain data for another process."""
+
+    source: str
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    named: Mapping[str, Any]
+    kwargs: Mapping[str, Any]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def is_usual(self) -> bool:
+        """Any renderer of Hugging Face's templates gives the same prompt, without an error."""
+        usual = self.messages and not self.continue_final_message and "documents" not in self.kwargs
+        return bool(usual) and all(map(_is_usual, self.messages))
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the conversation."""
+        return len(orjson.dumps((self.messages, self.tools, self.kwargs)))
+
+    @property
+    def packed(self) -> bytes:
+        return orjson.dumps({name: getattr(self, name) for name in self.__slots__})
+
+    def write(self, template: ChatTemplate) -> str:
+        """Raises ValueError where the template raises."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("a final message to go on with leaves no place for a new one")
+        talk = convert_messages(self.messages, in_parts=template.content_in_parts)
+        if not template.knows_developer:
+            talk = merge_developer(talk)
+        variables = {**self.named, **filter_variables(self.kwargs, template.variables)}
+        if self.continue_final_message:
+            return template.render_open(talk, self.tools, variables)
+        return template.render(
+            talk, self.tools, variables, add_generation_prompt=self.add_generation_prompt
+        )
+
+
+def _is_usual(message: Mapping[str, Any]) -> bool:
+    """Its content is text, and its calls are of functions."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if "task" in message or not (content is None or isinstance(content, str)):
+        return False
+    return not calls or all(
+        call.get("type") == "function" and isinstance(call.get("function"), dict) for call in calls
+    )
 
 
 def read_message(stream: BinaryIO) -> bytes:

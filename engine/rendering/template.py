@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import jinja2
-import orjson
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 TAG = "<eaglegate: the answer goes on here> "
@@ -33,16 +31,6 @@ def convert_messages(
 ) -> list[TemplateMessage]:
     """Raises ValueError for content that is not text."""
     return [_convert_message(message, in_parts) for message in messages]
-
-
-def _is_usual(message: Mapping[str, Any]) -> bool:
-    """Its content is text, and its calls are of functions."""
-    content, calls = message.get("content"), message.get("tool_calls")
-    if "task" in message or not (content is None or isinstance(content, str)):
-        return False
-    return not calls or all(
-        call.get("type") == "function" and isinstance(call.get("function"), dict) for call in calls
-    )
 
 
 def merge_developer(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
@@ -184,14 +172,29 @@ class GenerationTag(Extension):
 
 
 DICT_ATTRIBUTES = frozenset(dir(dict))
+PLAIN_TYPES = frozenset({dict, list, str, LoopContext})
+"""Types with attributes of their own alone."""
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, with a short way to what templates do most.
 
     Members of plain dicts, which cost an exception each, and calls of macros, which are safe and
-    take the evaluation context: Jinja finds that out again for every call.
+    take the evaluation context: Jinja finds that out again for every call. Of an attribute, whether
+    it is safe goes by the object's type: found out once.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._safe: dict[tuple[type, str], bool] = {}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) not in PLAIN_TYPES:
+            return super().is_safe_attribute(obj, attr, value)
+        key = type(obj), attr
+        if key not in self._safe:
+            self._safe[key] = super().is_safe_attribute(obj, attr, value)
+        return self._safe[key]
 
     def call(self, context: Context, called: Any, /, *given: Any, **named: Any) -> Any:
         if type(called) is not Macro:
@@ -354,45 +357,3 @@ def _mark_end(message: Mapping[str, Any]) -> dict[str, Any]:
     parts = [dict(part) for part in content or ()]
     parts[texts[-1]]["text"] += TAG
     return {**message, "content": parts}
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateInput:
-    """The input of one chat template, as plain data for another process."""
-
-    source: str
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None
-    named: Mapping[str, Any]
-    kwargs: Mapping[str, Any]
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-
-    @property
-    def is_usual(self) -> bool:
-        """Any renderer of Hugging Face's templates gives the same prompt, without an error."""
-        usual = self.messages and not self.continue_final_message and "documents" not in self.kwargs
-        return bool(usual) and all(map(_is_usual, self.messages))
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the conversation."""
-        return len(orjson.dumps((self.messages, self.tools, self.kwargs)))
-
-    @property
-    def packed(self) -> bytes:
-        return orjson.dumps({name: getattr(self, name) for name in self.__slots__})
-
-    def write(self, template: ChatTemplate) -> str:
-        """Raises ValueError where the template raises."""
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("a final message to go on with leaves no place for a new one")
-        talk = convert_messages(self.messages, in_parts=template.content_in_parts)
-        if not template.knows_developer:
-            talk = merge_developer(talk)
-        variables = {**self.named, **filter_variables(self.kwargs, template.variables)}
-        if self.continue_final_message:
-            return template.render_open(talk, self.tools, variables)
-        return template.render(
-            talk, self.tools, variables, add_generation_prompt=self.add_generation_prompt
-        )

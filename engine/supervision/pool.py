@@ -97,9 +97,11 @@ class PoisonIsolation:
 
     def leave(self) -> None:
         """The request has made its first step, or has ended."""
+        held_up = self._alone or self._waiting
         self._pending -= 1
         self._alone = False
-        self._notify()
+        if held_up:
+            self._notify()
 
     async def _wait_alone(self, rank: tuple[int, int]) -> None:
         self._waiting.append(rank)

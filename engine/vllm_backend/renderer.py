@@ -22,12 +22,11 @@ from vllm.usage.usage_lib import UsageContext
 
 from engine.rendering.encoding import NO_LIMITS, WINDOW, RenderLimits, TextEncoder, truncate_ids
 from engine.rendering.renderer import read_template
-from engine.rendering.sandbox import SMALL_BYTES, TemplateRunner
+from engine.rendering.sandbox import SMALL_BYTES, TemplateInput, TemplateRunner
 from engine.rendering.special_text import MarkedInput, Messages, SpecialText, SpecialTextRefused
 from engine.rendering.template import (
     CODED,
     ChatTemplate,
-    TemplateInput,
     filter_variables,
     merge_developer,
 )
