@@ -7,7 +7,8 @@ verifying them fall into different steps where the depth changes, so each has a 
 Weights and speed are the state of an extended Kalman filter (Kalman, J. Basic Engineering 82, 1960)
 on the logarithm of a step's time. The speed may move fast, the weights slowly: a machine that turns
 slow does not make the depth in use look worse than the others. Small corrections per batch size and
-depth take up what is not linear.
+depth take up what is not linear; for the same reason a depth that was hardly seen with that size
+has the correction of those that were.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SPEED_DRIFT = 0.03
 HUBER = 0.2
 """Residuals beyond this, as logarithms, count as outliers and move as much as this would."""
 TIMED = 8
-"""Steps after which the time at a depth counts as known."""
+"""Steps after which the time at a depth counts as known, and half its correction as its own."""
 TOGETHER = 4
 """Like steps in a row that are then learnt from at once."""
 CELL_GAIN = 0.02
@@ -56,6 +57,8 @@ class StepCostModel:
         self._size_steps = np.zeros(12)
         self._cells = np.zeros((12, depth + 1))
         self._cell_steps = np.zeros((12, depth + 1))
+        self._shrunk = np.zeros((12, depth + 1))
+        """The cells, as far as they are not known drawn to the mean of their batch size."""
         self._depths = np.arange(depth + 1, dtype=np.float64)
         self._shape = (0, 0, False)
         self._waiting: list[tuple[int, float]] = []
@@ -122,14 +125,14 @@ class StepCostModel:
         w, k = self._weights, self._depths
         linear = w[0] + w[1] * batch + (w[3] + w[6]) * (k > 0) + (w[4] + w[5] * batch) * k
         size = _size_class(batch)
-        factor = self._factor(size) * np.exp(self._cells[size])
+        factor = self._factor(size) * np.exp(self._shrunk[size])
         return linear * factor, w[2] * factor
 
     def step_seconds(self, batch: int, verified: int, depth: int) -> float:
         """Expected seconds of one step, whatever the steps beside it do."""
         size = _size_class(batch)
         cell = size, self._find_cell(batch, verified, depth)
-        factor = self._factor(size) * math.exp(self._cells[cell])
+        factor = self._factor(size) * math.exp(self._shrunk[cell])
         return float(_features(batch, verified, depth) @ self._weights * factor)
 
     def per_token(self, batch: int) -> float:
@@ -200,6 +203,9 @@ class StepCostModel:
         self._cells[cell] = _clip(self._cells[cell] + residual * gains[1], WIDEST)
         self._size_steps[size] += shared * count
         self._cell_steps[cell] += count
+        steps, cells = self._cell_steps[size], self._cells[size]
+        mean = float(steps @ cells) / float(steps.sum())
+        self._shrunk[size] = (steps * cells + TIMED * mean) / (steps + TIMED)
 
 
 def _clip(value: float, bound: float) -> float:

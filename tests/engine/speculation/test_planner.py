@@ -320,6 +320,19 @@ def test_a_slow_machine_does_not_make_one_depth_look_worse() -> None:
     assert max(found) < 1.06
 
 
+def test_depths_that_were_not_seen_do_not_look_cheaper_than_the_one_in_use() -> None:
+    """A batch size that takes longer than its line says, seen at one depth alone."""
+    rng = np.random.default_rng(7)
+    model = profiled(DepthPlanner(DEPTH)).cost
+    for batch, extra in ((1, 1.0), (4, 1.15)):
+        for _ in range(300):
+            ms = extra * step_ms(batch, DEPTH * batch, DEPTH) * float(rng.lognormal(0, 0.03))
+            model.observe(batch, DEPTH * batch, DEPTH, ms / 1e3)
+    believed = model.seconds(4, np.arange(DEPTH + 1) * 4.0)
+    true = [step_ms(4, depth * 4, depth) for depth in (DEPTH - 1, DEPTH)]
+    assert believed[-1] / believed[-2] == pytest.approx(true[1] / true[0], rel=0.03)
+
+
 def test_no_draft_is_made_that_is_not_verified() -> None:
     """Where deep steps were timed on a faster machine, they look cheaper than no drafts."""
     planner = profiled(DepthPlanner(DEPTH))
