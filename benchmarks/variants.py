@@ -145,11 +145,18 @@ class PacedEngine(ScriptedEngine):
 class FreeEntry:
     """Admission that admits everybody at once and counts nothing."""
 
+    queued = 0
+    bounds = AdmissionLimits()
+
     def check(self, _requester: object) -> None: ...
 
-    @contextlib.contextmanager
-    def enter(self, _requester: object) -> Iterator[FreeEntry]:
-        yield self
+    def enter(self, _requester: object) -> FreeEntry:
+        return self
+
+    def __enter__(self) -> FreeEntry:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
     async def admit(self, _sequences: int, _tokens: int) -> None: ...
 

@@ -31,7 +31,9 @@ def _find_fields(
     kind: Any, changed: tuple[str, ...]
 ) -> tuple[Callable[[Any], tuple[Any, ...]], tuple[int, ...]]:
     names = [item.name for item in fields(kind)]
-    return attrgetter(*names), tuple(names.index(name) for name in changed)
+    if unknown := set(changed).difference(names):
+        raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(unknown))}")
+    return attrgetter(*names), tuple(map(names.index, changed))
 
 
 class FinishReason(StrEnum):
