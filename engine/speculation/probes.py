@@ -20,7 +20,7 @@ from engine.speculation.step_cost import TIMED
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
 
-PROBE_SHARE = 0.01
+PROBE_SHARE = 0.005
 """Share of the time that probes may take."""
 SAVED_STEPS = 0.5
 """The most that the budget saves up, in steps."""
