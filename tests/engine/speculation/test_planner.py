@@ -336,7 +336,8 @@ def test_depths_that_were_not_seen_do_not_look_cheaper_than_the_one_in_use() -> 
 def test_no_draft_is_made_that_is_not_verified() -> None:
     """Where deep steps were timed on a faster machine, they look cheaper than no drafts."""
     planner = profiled(DepthPlanner(DEPTH))
-    planner.cost._cells[:, 4] = -0.4
+    planner.cost._cells[:, 4] = planner.cost._shrunk[:, 4] = -0.4
+    planner.cost._cell_steps[:, 4] = 100
     planner.begin("a", "chat", "")
     for _ in range(200):
         plan = plan_for(planner, ["a"], 0)
