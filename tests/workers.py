@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -61,14 +63,56 @@ GATEWAY = (
 )
 """What a gateway in front of such workers is started with, besides their addresses."""
 
-
+START_S = 300.0
 PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class WorkerProcess:
+    """``log`` holds what it wrote, all its starts after each other."""
+
     url: str
-    process: subprocess.Popen[bytes]
+    log: Path
+    arguments: Sequence[str]
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, *self.arguments],
+                stdout=out,
+                stderr=out,
+                cwd=ROOT,
+                env=os.environ | ENVIRONMENT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def until_healthy(self) -> None:
+        """It answers. One that ends before is started once more, and what it wrote is a warning."""
+        started_again = False
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            assert time.monotonic() < deadline, f"{self.url} does not start: {self._last_words()}"
+            if (ended := self.process.poll()) is not None:
+                said = f"{self.url} ended with {ended} as it started: {self._last_words()}"
+                assert not started_again, said
+                warnings.warn(said, stacklevel=2)
+                started_again = True
+                self._start()
+            time.sleep(0.2)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _last_words(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:]
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""
@@ -89,35 +133,24 @@ def vllm_worker(
     log: Path, arguments: Sequence[str] = OURS
 ) -> AbstractContextManager[WorkerProcess]:
     """Until the block ends; it is still loading when the block begins."""
-    port = free_port()
-    command = ["-m", "vllm.entrypoints.openai.api_server", f"--port={port}"]
-    return _started(log, port, [*command, *ARGUMENTS, *arguments])
+    command = ["-m", "vllm.entrypoints.openai.api_server", *ARGUMENTS, *arguments, "--port"]
+    return _until_the_end(log, command)
 
 
 def scripted_worker(log: Path) -> AbstractContextManager[WorkerProcess]:
     """The same without vLLM: see ``tests.scripted_worker``."""
-    port = free_port()
-    return _started(log, port, ["-m", "tests.scripted_worker", str(port)])
+    return _until_the_end(log, ["-m", "tests.scripted_worker"])
 
 
 @contextmanager
-def _started(log: Path, port: int, arguments: Sequence[str]) -> Iterator[WorkerProcess]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            stdout=out,
-            stderr=out,
-            cwd=ROOT,
-            env=os.environ | ENVIRONMENT,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
-    worker = WorkerProcess(f"http://127.0.0.1:{port}", process)
-    try:
-        yield worker
-    finally:
-        if process.poll() is None:
-            worker.kill()
+def _until_the_end(log: Path, arguments: Sequence[str]) -> Iterator[WorkerProcess]:
+    with reserved_port() as port:
+        worker = WorkerProcess(f"http://127.0.0.1:{port}", log, [*arguments, str(port)])
+        try:
+            yield worker
+        finally:
+            if worker.process.poll() is None:
+                worker.kill()
 
 
 def _die_with_parent() -> None:
@@ -129,3 +162,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A free port. Nobody is given it until the end, but who asks for it by number can listen."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])

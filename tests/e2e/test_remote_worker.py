@@ -31,6 +31,7 @@ SETTLE_S = 20.0
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory):
     with vllm_worker(tmp_path_factory.mktemp("worker") / "worker.log") as running:
+        running.until_healthy()
         yield running
 
 

@@ -62,27 +62,15 @@ def fleet(request, tmp_path_factory):
     worker = scripted_worker if request.param == "scripted" else vllm_worker
     with ExitStack() as running:
         started = [running.enter_context(worker(folder / f"worker-{at}.log")) for at in range(3)]
+        for one in started:
+            one.until_healthy()
         workers = {worker.url: worker for worker in started}
         (folder / "workers").write_text("\n".join(list(workers)[:2]) + "\n")
         arguments = (*GATEWAY, *ADMIN, "--upstream-file", str(folder / "workers"))
         gateway = running.enter_context(serving(folder / "serve.log", arguments))
         made = Fleet(gateway, workers, folder / "workers", request.param == "vllm")
-        for worker in started:
-            _until_healthy(worker)
         made.until_serving(*list(workers)[:2])
         yield made
-
-
-def _until_healthy(worker: WorkerProcess) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{worker.url}/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            assert worker.process.poll() is None, "the worker ended"
-        time.sleep(0.2)
-    raise AssertionError("the worker does not start")
 
 
 @pytest.fixture(scope="module")
