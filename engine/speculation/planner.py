@@ -17,12 +17,11 @@ cold caches, one call of numpy takes as long as all of it. Probes (probes.py) lo
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
-from enum import StrEnum
 from itertools import groupby
-from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 from engine.speculation.probes import Optimum, Probes
 from engine.speculation.step_cost import StepCostModel
 from engine.speculation.survival import SurvivalEstimator
+from engine.speculation.totals import DepthReason, PlannedStep
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
@@ -51,23 +51,6 @@ KEPT_WITH_NEWS = 2
 RECENT_STEPS = 512
 FALL = 0.85
 """Acceptance that is below this share of the first position's has drifted."""
-
-
-class DepthReason(StrEnum):
-    """Why a step has its depth."""
-
-    COST = "cost"
-    """It has the highest expected rate."""
-    PROBE = "probe"
-    """One deeper than that, to learn."""
-    COLD = "cold"
-    """Requests of which too little is known."""
-    DRIFT = "drift"
-    """Acceptance falls with the position; less deep than the first positions alone would be."""
-    BOUND = "bound"
-    """A request's, key's, workload's or operator's bound."""
-    FROZEN = "frozen"
-    """An operator fixed the depth."""
 
 
 EXPLORING = (DepthReason.PROBE, DepthReason.COLD)
@@ -106,18 +89,6 @@ class PlannerTotals:
     planning_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """One step of decoding requests alone, as it came out."""
-
-    seconds: float
-    tokens: int
-    batch: int
-    verified: int
-    depth: int
-    reason: DepthReason
-
-
 @dataclass(slots=True)
 class _Planned:
     """A plan, and what it was made for."""
@@ -147,20 +118,34 @@ class _Planned:
             and all(now <= before for now, before in falls)
         )
 
+    @property
+    def is_full(self) -> bool:
+        """Every request verifies all drafts that it may."""
+        full = (min(bound, self.plan.depth) for bound in self.bounds)
+        return self.plan.depth > 0 and all(map(operator.le, full, self.plan.widths))
+
     def keep(
         self, requests: Sequence[str], bounds: list[int], floors: list[int]
     ) -> _Planned | None:
-        """The same plan without the requests that have ended; None where there are new ones."""
+        """The same plan without the requests that have ended, and with new ones where all of them
+        verify all that is drafted; None where it does not hold.
+        """
         places = {request: place for place, request in enumerate(self.requests)}
-        found = [places[request] for request in requests if request in places]
-        if len(found) < len(requests) or not found:
+        found = [places.get(request) for request in requests]
+        new = found.count(None)
+        if new == len(found) or (new and not self.is_full):
             return None
+        now = list(zip(found, bounds, floors, strict=True))
+        depth, widths = self.plan.depth, self.plan.widths
         kept = replace(
             self,
             requests=[*requests],
-            bounds=[self.bounds[place] for place in found],
-            floors=[self.floors[place] for place in found],
-            plan=replace(self.plan, widths=[self.plan.widths[place] for place in found]),
+            bounds=[bound if at is None else self.bounds[at] for at, bound, _ in now],
+            floors=[min(floor, depth) if at is None else self.floors[at] for at, _, floor in now],
+            plan=replace(
+                self.plan,
+                widths=[min(bound, depth) if at is None else widths[at] for at, bound, _ in now],
+            ),
             counted=self.steps,
         )
         return kept if kept.is_for(bounds, floors) else None
@@ -180,6 +165,8 @@ class DepthPlanner:
         self._probes = Probes()
         self._observed: list[tuple[Sequence[str], Sequence[int], Sequence[int]]] = []
         """Steps that are not learnt from yet: requests, drafted, accepted."""
+        self._ended: list[str] = []
+        """Requests that are over, of which that may hold for some steps still."""
         self._committed = 0
         self._last: _Planned | None = None
         self._fresh = True
@@ -193,6 +180,8 @@ class DepthPlanner:
 
     def begin(self, request: str, traffic: str, tenant: str) -> None:
         """``traffic`` names its slice, ``tenant`` whose traffic teaches it."""
+        if request in self._ended:
+            self._learn()
         self.survival.add(request, traffic, tenant)
 
     def move(self, request: str, traffic: str, tenant: str) -> None:
@@ -201,9 +190,8 @@ class DepthPlanner:
         self._fresh = True
 
     def end(self, request: str) -> None:
-        self._count_steps()
-        self._learn()
-        self.survival.remove(request)
+        """It is forgotten when what it has shown is learnt."""
+        self._ended.append(request)
 
     def plan(
         self, requests: Sequence[str], bounds: list[int], floors: list[int] | None = None
@@ -296,10 +284,13 @@ class DepthPlanner:
         return not any(drafted)
 
     def _learn(self) -> None:
-        for requests, steps in groupby(self._observed, key=itemgetter(0)):
+        for requests, steps in groupby(self._observed, key=operator.itemgetter(0)):
             _, drafted, accepted = zip(*steps, strict=True)
             self.survival.observe(requests, drafted, accepted)
+        for request in self._ended:
+            self.survival.remove(request)
         self._observed.clear()
+        self._ended.clear()
 
     def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
         """A step of decoding requests alone: what it did and how long it took."""

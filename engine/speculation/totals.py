@@ -1,8 +1,11 @@
-"""Sums of accounts, and the ratios that follow from them (formulas: ``accounting.py``)."""
+"""Sums of accounts, and the ratios that follow from them (formulas: ``accounting.py``); one planned
+step, and why it has its depth.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import zip_longest
 
 
@@ -117,3 +120,32 @@ class Totals:
 
 def _add_columns(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
+
+
+class DepthReason(StrEnum):
+    """Why a step has its depth."""
+
+    COST = "cost"
+    """It has the highest expected rate."""
+    PROBE = "probe"
+    """One deeper than that, to learn."""
+    COLD = "cold"
+    """Requests of which too little is known."""
+    DRIFT = "drift"
+    """Acceptance falls with the position; less deep than the first positions alone would be."""
+    BOUND = "bound"
+    """A request's, key's, workload's or operator's bound."""
+    FROZEN = "frozen"
+    """An operator fixed the depth."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One step of decoding requests alone, as it came out."""
+
+    seconds: float
+    tokens: int
+    batch: int
+    verified: int
+    depth: int
+    reason: DepthReason

@@ -12,7 +12,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from engine.speculation.planner import DepthPlan, DepthPlanner, DepthReason
+from engine.speculation.planner import DepthPlan, DepthPlanner
+from engine.speculation.totals import DepthReason
 from engine.vllm_backend.steering import ReasoningSpan
 from engine.vllm_fields import DEPTH, TENANT, TRAFFIC
 

@@ -18,10 +18,11 @@ from benchmarks.regret_sim import (
     run,
     step_ms,
 )
-from engine.speculation.planner import DepthPlan, DepthPlanner, DepthReason
+from engine.speculation.planner import DepthPlan, DepthPlanner
 from engine.speculation.probes import PROBE_SHARE
 from engine.speculation.step_cost import StepCostModel
 from engine.speculation.survival import START, SurvivalEstimator
+from engine.speculation.totals import DepthReason
 
 DEPTH = 7
 
@@ -255,6 +256,37 @@ def test_a_plan_is_kept_while_all_drafts_are_accepted() -> None:
     kept = planner.plan(["a"], [DEPTH])
     planner.move("a", "chat", "")
     assert planner.plan(["a"], [DEPTH]) is not kept
+
+
+def test_a_new_request_joins_a_plan_in_which_all_verify_all_drafts() -> None:
+    planner = profiled(DepthPlanner(DEPTH))
+    for name in ("a", "b", "new", "own"):
+        planner.begin(name, "chat", "")
+    while plan_for(planner, ["a", "b"]).depth < DEPTH:
+        pass
+    before = planner.plan(["a", "b"], [DEPTH] * 2)
+    joined = planner.plan(["b", "new"], [DEPTH, 2])
+    assert (joined.tokens, joined.widths) == (before.tokens, [DEPTH, 2])
+    planner.end("a")
+    planner.observe(["b", "new"], joined.widths, [DEPTH, 0])
+    assert planner.plan(["own"], [2], [2]).tokens != before.tokens, "nobody of the plan is left"
+    assert "a" not in planner.survival
+
+
+def test_a_new_request_joins_no_plan_that_verifies_less_or_drafts_less_than_it_asks_for() -> None:
+    planner = profiled(DepthPlanner(DEPTH))
+    for name in ("a", "b", "new", "own"):
+        planner.begin(name, "chat", "")
+    for _ in range(60):
+        before = planner.plan(["a", "b"], [DEPTH] * 2)
+        planner.observe(["a", "b"], before.widths, [before.widths[0], 0])
+    assert before.widths[1] < before.depth
+    assert planner.plan(["a", "new"], [DEPTH] * 2).tokens != before.tokens
+    planner.frozen = 1
+    planner.plan(["a"], [DEPTH])
+    planner.frozen = None
+    deeper = planner.plan(["a", "own"], [DEPTH] * 2, [0, DEPTH])
+    assert deeper.depth == DEPTH and deeper.widths[1] == DEPTH
 
 
 def test_making_drafts_and_verifying_them_cost_apart() -> None:
