@@ -11,7 +11,7 @@ its own steps alone; its planning counts for it and for nobody else.
     python -m benchmarks.regret_switch DIR [--phase-s 60] [--phases "hostile 4" ...]
 
 Printed: tokens per second over those at the best fixed depth, compared within each cycle, with the
-standard error over cycles.
+standard error over cycles, and the share of the planner's own seconds that planning took.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SwitchingPlanner(DepthPlanner):
         self._steps = -math.inf
         """Of the lane; it does not end before the first call of ``describe``."""
         self._planned_s = 0.0
-        self._segment: list[Any] = ["auto", 0, 0.0, 0]
+        self._segment: list[Any] = ["auto", 0, 0.0, 0, 0.0]
         self._segments: list[list[Any]] = []
 
     def plan(
@@ -106,11 +106,12 @@ class SwitchingPlanner(DepthPlanner):
         self._segment[1] += self._committed
         self._segment[2] += seconds
         self._segment[3] += 1
+        self._segment[4] += self._planned_s
 
     def describe(self, recent: int = 0) -> dict[str, object]:
-        """The whole segments since the last call, as lane, tokens, seconds and steps."""
+        """The whole segments since the last call, as lane, tokens, seconds, steps, planning."""
         segments, self._segments = self._segments, []
-        self._steps, self._segment = 0, [self._lane, 0, 0.0, 0]
+        self._steps, self._segment = 0, [self._lane, 0, 0.0, 0, 0.0]
         return super().describe(recent) | {"segments": segments}
 
     def _switch(self) -> None:
@@ -119,7 +120,7 @@ class SwitchingPlanner(DepthPlanner):
             self._waiting = list(self._lanes)
             self._draw.shuffle(self._waiting)
         self._lane, self._steps = self._waiting.pop(), 0
-        self._segment = [self._lane, 0, 0.0, 0]
+        self._segment = [self._lane, 0, 0.0, 0, 0.0]
         self._fresh = True
 
     def _is_learning(self) -> bool:
@@ -176,17 +177,20 @@ def print_phase(
     fixed = [lane for lane in lanes if lane.startswith("K=")]
     best = max(fixed, key=lambda lane: rates[lane].sum())
     cells = [compare(rates[lane], rates[best]) for lane in lanes]
+    own = [segment for segment in planner["segments"] if segment[0] == "auto"]
+    share = sum(s[4] for s in own) / (sum(s[2] for s in own) or 1.0)
     reasons = {
         reason: count - before["steps_by_reason"][reason]
         for reason, count in planner["steps_by_reason"].items()
     }
-    print(f"| {name} | {' | '.join(cells)} | {best} | {len(cycles)} | {reasons} |", flush=True)
+    cells += [best, str(len(cycles)), f"{share:.2%}", str(reasons)]
+    print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def group_cycles(segments: list[list[Any]], lanes: int) -> Iterator[dict[str, float]]:
     """The logarithm of every lane's tokens per second, of each whole cycle."""
     cycle: dict[str, float] = {}
-    for lane, tokens, seconds, steps in segments:
+    for lane, tokens, seconds, steps, _ in segments:
         if lane in cycle:
             cycle = {}
         if steps:
@@ -221,7 +225,7 @@ def main() -> None:
     lanes = options.lanes
     if not any(lane.startswith("K=") for lane in lanes):
         parser.error("--lanes: name a fixed depth, too, such as K=3")
-    print(f"| phase | {' | '.join(lanes)} | best fixed | cycles | steps by reason |")
+    print(f"| phase | {' | '.join(lanes)} | best fixed | cycles | planning | steps by reason |")
     asyncio.run(measure(options.demo, phases, lanes, options.phase_s, options.out))
 
 
