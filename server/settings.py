@@ -88,7 +88,8 @@ class Settings:
     depth: str | None = setting(
         None,
         "draft tokens per step of requests that ask for none: a number, or `auto` to choose it at "
-        "every step by expected tokens per second; as deep as the engine can when not given",
+        "every step by expected tokens per second. auto when not given; the demo, with a draft as "
+        "large as its target, drafts as deep as it can, and workers choose for themselves",
         metavar="N|auto",
     )
     draft_store: str | None = setting(

@@ -81,7 +81,7 @@ def percentiles(metric: str, *quantiles: float) -> tuple[Query, ...]:
     return tuple(Query(quantile(q, metric), f"p{round(100 * q)}") for q in quantiles)
 
 
-NEEDS_PLANNER = "Empty without --depth auto."
+NEEDS_PLANNER = "Empty where the depth is fixed."
 NEEDS_DRAFT = (
     "Empty while nothing is speculated: there is no acceptance then, not an acceptance of 0."
 )

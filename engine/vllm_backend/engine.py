@@ -56,6 +56,7 @@ ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
 WARM_UP_PROMPT = (1, 2, 3, 4)
 PROFILE_BATCHES = (1, 4, 16)
 PROFILE_STEPS = 6
+UNPLANNED = "another scheduler or a table of depths decides, or ranks that must draft alike"
 
 
 NO_ADAPTERS: Mapping[str, str] = {}
@@ -114,8 +115,7 @@ class VllmEngine:
             info = self._open_outputs(llm, describe_engine(llm.vllm_config))
             await self._load_adapters(llm)
             await self._warm_up(info)
-            if self._planning != "off" and await self.set_planning(self._planning) == "auto":
-                await self._profile_steps(info)
+            await self._start_planning(info)
         except Exception as error:
             await self.aclose()
             await asyncio.to_thread(self._log.join, LAST_WORDS_S)
@@ -290,6 +290,16 @@ class VllmEngine:
             self._progress(f"warming up at depth {depth}")
             async for _ in self.generate(_make_warm_up_request(depth, info)):
                 pass
+
+    async def _start_planning(self, info: EngineInfo) -> None:
+        """Where there is a draft, and a scheduler that can plan."""
+        if self._planning == "off" or not info.speculation.depth:
+            return
+        mode = await self.set_planning(self._planning) if info.reports_decode_steps else "off"
+        if mode == "off":
+            log.warning("depths are not planned: %s", UNPLANNED)
+        elif mode == "auto":
+            await self._profile_steps(info)
 
     async def _profile_steps(self, info: EngineInfo) -> None:
         """Let the planner time steps of several sizes, so that its first plans are sensible.

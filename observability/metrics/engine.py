@@ -252,7 +252,7 @@ class Canaries(MetricGroup):
 
 
 class PlannedDepths(MetricGroup):
-    """Depths that the planner chooses, and why; no series without ``--depth auto``.
+    """Depths that the planner chooses, and why; no series where the depth is fixed.
 
     Share of steps at each depth: ``sum by (depth) (rate(eaglegate_planner_steps_total[5m]))
     / ignoring(depth) group_left sum(rate(eaglegate_planner_steps_total[5m]))``. A step drafts once
@@ -300,7 +300,7 @@ class PlannedDepths(MetricGroup):
 
 
 class PlannerCalibration(MetricGroup):
-    """What the planner expects beside what comes; no series without ``--depth auto``.
+    """What the planner expects beside what comes; no series where the depth is fixed.
 
     Calibration, 1 at best: ``rate(eaglegate_planner_expected_tokens_total[15m])
     / rate(eaglegate_planner_committed_tokens_total[15m])``, and the same of the seconds. Estimated

@@ -47,6 +47,21 @@ def test_workers_from_a_file(tmp_path):
     assert (line.settings.upstream, line.settings.max_running) == (WORKER, 7)
 
 
+@pytest.mark.parametrize(
+    ("argv", "depth"),
+    [
+        ([], None),
+        (["--depth", "auto"], "auto"),
+        (["some/model"], "auto"),
+        (["--model", "some/model"], "auto"),
+        (["some/model", "--depth", "3"], "3"),
+        (["some/model", "--upstream", WORKER], None),
+    ],
+)
+def test_depths_of_a_model_are_chosen_where_nobody_gives_one(argv, depth):
+    assert read_command_line("serve", argv, quiet).settings.depth == depth
+
+
 @pytest.mark.thorough
 def test_workers_without_a_model_are_refused():
     with pytest.raises(ConfigError, match="needs the model"):

@@ -26,7 +26,7 @@ async def test_what_does_not_fit_is_left_to_vllm(
     monkeypatch.setattr(vllm_contract, "compare", lambda _: {area: ["renamed"] for area in areas})
     vllm_contract.find_broken.cache_clear()
     try:
-        engine = VllmEngine(make_demo_arguments())
+        engine = VllmEngine(make_demo_arguments(), planning="auto")
         info = await engine.start()
         degraded = await run_all(engine, requests)
     finally:
@@ -35,6 +35,7 @@ async def test_what_does_not_fit_is_left_to_vllm(
     assert [one.token_ids for one in degraded] == [one.token_ids for one in plain]
     assert info.degraded == tuple(areas)
     assert not info.reports_decode_steps
+    assert "depths are not planned" in caplog.text
     assert all(vllm_contract.LOST[area] in caplog.text for area in areas)
 
 
