@@ -14,14 +14,17 @@ has the correction of those that were.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from operator import mul
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.floating[Any]]
+Row = list[float]
 
-GUESS = np.array([1.0, 0.01, 0.01, 0.01, 0.06, 0.002, 0.01])
+GUESS = (1.0, 0.01, 0.01, 0.01, 0.06, 0.002, 0.01)
 """First guess of the weights, in units of a step of one request without a draft."""
 NOISE = 0.1
 """Typical relative error of a step time."""
@@ -39,6 +42,8 @@ CELL_GAIN = 0.02
 """Share of what is left that a batch size and a depth take up at least; more while they are new."""
 WIDEST = 0.4
 """The largest correction of a cell, as a logarithm."""
+SIZES = 12
+"""Classes of batch sizes, by powers of two."""
 
 
 class StepCostModel:
@@ -49,17 +54,20 @@ class StepCostModel:
         self.depth = depth
         self.steps = 0
         self._unit = base_s
-        self._weights = GUESS.copy()
+        self._weights = [*GUESS]
         self._speed = 0.0
-        self._covariance = np.diag(np.append(2 * GUESS, 0.0) ** 2)
+        deviations = *(2 * guess for guess in GUESS), 0.0
+        self._covariance = [
+            [deviation**2 if i == j else 0.0 for j in range(len(deviations))]
+            for i, deviation in enumerate(deviations)
+        ]
         """Of the weights and the speed."""
-        self._sizes = np.zeros(12)
-        self._size_steps = np.zeros(12)
-        self._cells = np.zeros((12, depth + 1))
-        self._cell_steps = np.zeros((12, depth + 1))
-        self._shrunk = np.zeros((12, depth + 1))
+        self._sizes = [0.0] * SIZES
+        self._size_steps = [0] * SIZES
+        self._cells = [[0.0] * (depth + 1) for _ in range(SIZES)]
+        self._cell_steps = [[0] * (depth + 1) for _ in range(SIZES)]
+        self._shrunk = [[0.0] * (depth + 1) for _ in range(SIZES)]
         """The cells, as far as they are not known drawn to the mean of their batch size."""
-        self._depths = np.arange(depth + 1, dtype=np.float64)
         self._shape = (0, 0, False)
         self._waiting: list[tuple[int, float]] = []
         """Tokens verified and seconds of steps of ``_shape`` that are not learnt from yet."""
@@ -82,8 +90,8 @@ class StepCostModel:
             expected, taken = self._learn()
         self._shape = shape
         self._waiting.append((verified, seconds))
-        cell = _size_class(batch), self._find_cell(batch, verified, depth)
-        if len(self._waiting) < TOGETHER and self._cell_steps[cell] >= TIMED:
+        seen = self._cell_steps[_size_class(batch)][self._find_cell(batch, verified, depth)]
+        if len(self._waiting) < TOGETHER and seen >= TIMED:
             return expected, taken
         more = self._learn()
         return expected + more[0], taken + more[1]
@@ -97,18 +105,18 @@ class StepCostModel:
         width = sum(verified) / count
         row = _features(batch, width, depth)
         if self._unit is None:
-            self._unit = taken[0] / float(row @ GUESS)
-        size = _size_class(batch)
-        cell = size, self._find_cell(batch, width, depth)
-        linear = max(float(row @ self._weights), 1e-6)
-        factors = self._speed + float(self._sizes[size] + self._cells[cell])
+            self._unit = taken[0] / _dot(row, GUESS)
+        size, cell = _size_class(batch), self._find_cell(batch, width, depth)
+        linear = max(_dot(row, self._weights), 1e-6)
+        factors = self._speed + self._sizes[size] + self._cells[size][cell]
         expected = self._unit * linear * math.exp(factors)
         errors = [math.log(seconds / expected) for seconds in taken]
         error = sum(_clip(one, HUBER) for one in errors) / count
         left = error if count > 1 else errors[0]
-        left -= self._filter(row / linear, error, count)
+        left -= self._filter([one / linear for one in row], error, count)
         if verifies or not depth:
-            self._correct(cell, _clip(left, HUBER), count, shared=depth > 0 or not verifies)
+            shared = depth > 0 or not verifies
+            self._correct(size, cell, _clip(left, HUBER), count, shared)
         self.steps += count
         return expected * count, sum(taken)
 
@@ -122,26 +130,31 @@ class StepCostModel:
 
     def line(self, batch: int) -> tuple[Floats, Floats]:
         """Expected seconds with nothing verified, and per verified token, at every depth."""
-        w, k = self._weights, self._depths
-        linear = w[0] + w[1] * batch + (w[3] + w[6]) * (k > 0) + (w[4] + w[5] * batch) * k
+        w = self._weights
         size = _size_class(batch)
-        factor = self._factor(size) * np.exp(self._shrunk[size])
-        return linear * factor, w[2] * factor
+        factor = self._factor(size)
+        fixed, drafting = w[0] + w[1] * batch, w[3] + w[6]
+        per_depth = w[4] + w[5] * batch
+        factors = [factor * math.exp(cell) for cell in self._shrunk[size]]
+        base = [
+            (fixed + drafting * (k > 0) + per_depth * k) * factor
+            for k, factor in enumerate(factors)
+        ]
+        return np.array(base), w[2] * np.array(factors)
 
     def step_seconds(self, batch: int, verified: int, depth: int) -> float:
         """Expected seconds of one step, whatever the steps beside it do."""
-        size = _size_class(batch)
-        cell = size, self._find_cell(batch, verified, depth)
-        factor = self._factor(size) * math.exp(self._shrunk[cell])
-        return float(_features(batch, verified, depth) @ self._weights * factor)
+        size, cell = _size_class(batch), self._find_cell(batch, verified, depth)
+        factor = self._factor(size) * math.exp(self._shrunk[size][cell])
+        return _dot(_features(batch, verified, depth), self._weights) * factor
 
     def per_token(self, batch: int) -> float:
         """Expected seconds that one more verified draft token costs."""
-        return float(self._weights[2]) * self._factor(_size_class(batch))
+        return self._weights[2] * self._factor(_size_class(batch))
 
     def steps_at(self, batch: int) -> Floats:
         """Steps observed at every depth with about this many requests."""
-        return np.asarray(self._cell_steps[_size_class(batch)])
+        return np.array(self._cell_steps[_size_class(batch)], dtype=np.float64)
 
     def describe(self) -> dict[str, object]:
         names = (
@@ -157,28 +170,33 @@ class StepCostModel:
         return {
             "steps": self.steps,
             "milliseconds": {
-                name: round(float(weight) * unit * 1e3, 4)
+                name: round(weight * unit * 1e3, 4)
                 for name, weight in zip(names, self._weights, strict=True)
             },
         }
 
-    def _filter(self, slope: Floats, residual: float, count: int) -> float:
+    def _filter(self, slope: Row, residual: float, count: int) -> float:
         """Move weights and speed by the mean residual of ``count`` steps. How far that moves their
         own time.
 
-        ``slope``: of the logarithm of the time by the weights; by the speed it is 1.
+        ``slope``: of the logarithm of the time by the weights; by the speed it is 1. In plain
+        Python: for so few numbers, beside a model, numpy takes three times as long.
         """
-        sensitivity = np.append(slope, 1.0)
-        drift = np.append(WEIGHT_DRIFT * np.maximum(self._weights, GUESS), SPEED_DRIFT)
-        self._covariance.flat[:: len(drift) + 1] += count * drift**2
-        across = self._covariance @ sensitivity
-        variance = float(sensitivity @ across) + NOISE**2 / count
-        moves = across * (residual / variance)
-        self._covariance -= np.outer(across, across) / variance
-        weights = np.maximum(self._weights + moves[:-1], 0.0)
-        moved = math.log(max(1.0 + float(slope @ (weights - self._weights)), 1e-6)) + moves[-1]
-        self._weights, self._speed = weights, self._speed + float(moves[-1])
-        return float(moved)
+        sensitivity = [*slope, 1.0]
+        drifts = (WEIGHT_DRIFT * max(pair) for pair in zip(self._weights, GUESS, strict=True))
+        for i, drift in enumerate((*drifts, SPEED_DRIFT)):
+            self._covariance[i][i] += count * drift**2
+        across = [_dot(row, sensitivity) for row in self._covariance]
+        variance = _dot(sensitivity, across) + NOISE**2 / count
+        for row, one in zip(self._covariance, across, strict=True):
+            share = one / variance
+            row[:] = [value - share * other for value, other in zip(row, across, strict=True)]
+        *moves, faster = [one * residual / variance for one in across]
+        before = self._weights
+        self._weights = [max(w + move, 0.0) for w, move in zip(before, moves, strict=True)]
+        self._speed += faster
+        moved = _dot(slope, self._weights) - _dot(slope, before)
+        return math.log(max(1.0 + moved, 1e-6)) + faster
 
     def _factor(self, size: int) -> float:
         """Seconds of the model's unit with about this many requests, as the machine runs now."""
@@ -190,22 +208,28 @@ class StepCostModel:
             return depth
         return min(self.depth, max(1, round(verified / batch)))
 
-    def _correct(self, cell: tuple[int, int], residual: float, count: int, shared: bool) -> None:
+    def _correct(self, size: int, cell: int, residual: float, count: int, shared: bool) -> None:
         """Share out what weights and speed leave of the time of ``count`` steps.
 
         A step that only verifies is not ``shared`` with the batch size: it must not make steps
         without drafts look slow. One that only drafts tells neither of them anything.
         """
-        size, _ = cell
-        gains = _gain(self._size_steps[size], count) * shared, _gain(self._cell_steps[cell], count)
+        steps, cells = self._cell_steps[size], self._cells[size]
+        gains = _gain(self._size_steps[size], count) * shared, _gain(steps[cell], count)
         residual /= max(1.0, sum(gains))
         self._sizes[size] += residual * gains[0]
-        self._cells[cell] = _clip(self._cells[cell] + residual * gains[1], WIDEST)
+        cells[cell] = _clip(cells[cell] + residual * gains[1], WIDEST)
         self._size_steps[size] += shared * count
-        self._cell_steps[cell] += count
-        steps, cells = self._cell_steps[size], self._cells[size]
-        mean = float(steps @ cells) / float(steps.sum())
-        self._shrunk[size] = (steps * cells + TIMED * mean) / (steps + TIMED)
+        steps[cell] += count
+        own = TIMED * _dot(steps, cells) / sum(steps)
+        self._shrunk[size] = [
+            (seen * value + own) / (seen + TIMED) for seen, value in zip(steps, cells, strict=True)
+        ]
+
+
+def _dot(left: Iterable[float], right: Iterable[float]) -> float:
+    found: float = sum(map(mul, left, right))
+    return found
 
 
 def _clip(value: float, bound: float) -> float:
@@ -217,11 +241,9 @@ def _gain(steps: float, count: int) -> float:
     return max(CELL_GAIN * count, count / (steps + count))
 
 
-def _features(batch: int, verified: float, depth: int) -> Floats:
-    return np.array(
-        [1.0, batch, verified, depth > 0, depth, depth * batch, verified > 0], dtype=np.float64
-    )
+def _features(batch: int, verified: float, depth: int) -> Row:
+    return [1.0, batch, verified, depth > 0, depth, depth * batch, verified > 0]
 
 
 def _size_class(batch: int) -> int:
-    return min(batch.bit_length(), 11)
+    return min(batch.bit_length(), SIZES - 1)

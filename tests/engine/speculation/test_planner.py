@@ -20,7 +20,7 @@ from benchmarks.regret_sim import (
 )
 from engine.speculation.planner import DepthPlan, DepthPlanner
 from engine.speculation.probes import PROBE_SHARE
-from engine.speculation.step_cost import StepCostModel
+from engine.speculation.step_cost import SIZES, StepCostModel
 from engine.speculation.survival import START, SurvivalEstimator
 from engine.speculation.totals import DepthReason
 
@@ -368,8 +368,9 @@ def test_depths_that_were_not_seen_do_not_look_cheaper_than_the_one_in_use() -> 
 def test_no_draft_is_made_that_is_not_verified() -> None:
     """Where deep steps were timed on a faster machine, they look cheaper than no drafts."""
     planner = profiled(DepthPlanner(DEPTH))
-    planner.cost._cells[:, 4] = planner.cost._shrunk[:, 4] = -0.4
-    planner.cost._cell_steps[:, 4] = 100
+    for size in range(SIZES):
+        planner.cost._cells[size][4] = planner.cost._shrunk[size][4] = -0.4
+        planner.cost._cell_steps[size][4] = 100
     planner.begin("a", "chat", "")
     for _ in range(200):
         plan = plan_for(planner, ["a"], 0)
