@@ -58,6 +58,8 @@ READ_AT_LOAD = (
 """How variables begin that libraries read when they are loaded, and not again."""
 PRELOADED = "engine.vllm_backend.preload"
 """What the fork server imports."""
+ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
+"""How vLLM reports an engine process that ended before it was ready; it may not know yet how."""
 QUIET = "ignore:resource_tracker:UserWarning"
 """Python's tracker of semaphores cleans up after a process that was killed, and need not say so."""
 GIVE_UP_POLL_S = 0.1
@@ -354,3 +356,23 @@ def _find_libraries(package: str, folders: tuple[str, ...], names: tuple[str, ..
         return []
     places = [Path(os.path.normpath(Path(found.origin).parent / folder)) for folder in folders]
     return [str(file) for place in places for name in names for file in place.glob(name)]
+
+
+def name_exit(code: int) -> str:
+    """The signal that ended a process, or its status."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"exit status {code}"
+
+
+def summarize_error(error: Exception) -> str:
+    """One sentence."""
+    from pydantic import ValidationError
+
+    if ended := ENDED.search(str(error)):
+        by = f" by {signal.Signals(int(ended[1])).name}" if ended[1] else ""
+        return f"the engine process ended{by} while it started (was there enough memory?)"
+    if isinstance(error, ValidationError):
+        return "; ".join(entry["msg"] for entry in error.errors())
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

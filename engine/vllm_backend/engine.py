@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
-import re
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
@@ -31,12 +29,14 @@ from engine.vllm_backend.child_process import (
     ChildLog,
     EnginePreload,
     kill_loading,
+    name_exit,
     redact_cause,
+    summarize_error,
     use_preload,
 )
 from engine.vllm_backend.public_outputs import Outputs, PublicOutputs
 from engine.vllm_backend.translate import choose_reader, describe_engine
-from engine.vllm_contract import LOST, Area, describe_broken, find_broken
+from engine.vllm_contract import LOST, SCHEDULER, Area, describe_broken, find_broken
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.loggers import StatLoggerFactory
@@ -51,8 +51,6 @@ PING = "is_scheduler_paused"
 """Any method of EngineCore that is answered from the engine's own loop and changes nothing."""
 ERRORED_POLL_S = 0.5
 OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
-ENDED = re.compile(r"Failed core proc\(s\): {(?:.*?: -(\d+))?")
-"""How vLLM reports an engine process that ended before it was ready; it may not know yet how."""
 WARM_UP_PROMPT = (1, 2, 3, 4)
 PROFILE_BATCHES = (1, 4, 16)
 PROFILE_STEPS = 6
@@ -97,6 +95,8 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._outputs: Outputs | None = None
         self._closed = False
+        self._steered = False
+        """Its scheduler is eaglegate's."""
         self._oom_kills = count_oom_kills()
         """When the engine was last well: of those before, none was of this engine."""
         self._processes: tuple[BaseProcess, ...] = ()
@@ -113,6 +113,7 @@ class VllmEngine:
             self._llm = llm
             self._processes = _find_processes(llm)
             info = self._open_outputs(llm, describe_engine(llm.vllm_config))
+            self._steered = await _is_steered(llm)
             await self._load_adapters(llm)
             await self._warm_up(info)
             await self._start_planning(info)
@@ -142,16 +143,20 @@ class VllmEngine:
     async def set_depth(self, depth: int) -> int:
         """Bound every request's depth, running ones included, from the next step on.
 
-        Returns the bound in force: at most the K the engine was started with.
+        Returns the bound in force: at most the K the engine was started with. Raises ValueError
+        where the engine has another scheduler.
         """
-        return int(await self._call("set_depth", depth))
+        bound = await self._steer("set_depth", depth)
+        if bound is None:
+            raise ValueError("the engine has a scheduler that is not eaglegate's")
+        return int(bound)
 
     async def set_planning(self, mode: str) -> str:
         """Choose the depth of requests that bring none by cost (``auto``), or not (``off``).
 
         Returns the mode in force: ``off`` where there is nothing to plan.
         """
-        return str(await self._call("set_planning", mode))
+        return str(await self._steer("set_planning", mode) or "off")
 
     async def swap_draft(self, path: str, running: str) -> float:
         """Load the draft in ``path`` in place of ``running``, between two steps.
@@ -164,21 +169,22 @@ class VllmEngine:
         except EngineError:
             raise
         except Exception as error:
-            raise EngineFailed(f"The draft was not exchanged: {_summarize_error(error)}") from error
+            raise EngineFailed(f"The draft was not exchanged: {summarize_error(error)}") from error
 
     async def describe_planning(self, recent: int = 0) -> dict[str, Any]:
         """See ``engine.base.SupportsPlanning``; without a draft there is nothing to plan."""
         if self._arguments.speculative_config is None:
             return {}
-        return dict(await self._call("describe_planning", recent))
+        return dict(await self._steer("describe_planning", recent) or {})
 
     async def freeze_planning(self, depth: int | None) -> bool:
         """See ``engine.base.SupportsPlanning``."""
-        return bool(await self._call("freeze_planning", depth))
+        return bool(await self._steer("freeze_planning", depth))
 
-    async def _call(self, method: str, *arguments: object) -> Any:
+    async def _steer(self, method: str, *arguments: object) -> Any:
+        """A method that ``scheduler.py`` adds; None where the engine has another scheduler."""
         llm, _ = self._require_running()
-        return await _call_core(llm, method, *arguments)
+        return await _call_core(llm, method, *arguments) if self._steered else None
 
     @property
     def unclaimed(self) -> Totals:
@@ -206,7 +212,7 @@ class VllmEngine:
         await asyncio.to_thread(self._log.join, LAST_WORDS_S)
         late = (process.exitcode or 0 for process in self._processes)
         codes = (*self._exits, *(code for code in late if code > 0))  # later signals are our own
-        ended_by = next((_name_exit(code) for code in codes if code), "")
+        ended_by = next((name_exit(code) for code in codes if code), "")
         memory = " (the kernel was out of memory)" if count_oom_kills() != self._oom_kills else ""
         error = redact_cause(self._log.find_cause())
         return PostMortem(ended_by + memory, error, self._log.redacted_tail())
@@ -295,7 +301,7 @@ class VllmEngine:
         """Where there is a draft, and a scheduler that can plan."""
         if self._planning == "off" or not info.speculation.depth:
             return
-        mode = await self.set_planning(self._planning) if info.reports_decode_steps else "off"
+        mode = await self.set_planning(self._planning)
         if mode == "off":
             log.warning("depths are not planned: %s", UNPLANNED)
         elif mode == "auto":
@@ -320,28 +326,12 @@ class VllmEngine:
 
     def _find_cause(self, error: Exception) -> str:
         """One sentence: the child's own exception if there is one, else ours."""
-        return self._log.find_cause() or _summarize_error(error)
+        return self._log.find_cause() or summarize_error(error)
 
 
 def _find_processes(llm: AsyncLLM) -> tuple[BaseProcess, ...]:
     resources = getattr(llm.engine_core, "resources", None)
     return tuple(getattr(getattr(resources, "engine_manager", None), "processes", ()))
-
-
-def _name_exit(code: int) -> str:
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"exit status {code}"
-
-
-def _summarize_error(error: Exception) -> str:
-    if ended := ENDED.search(str(error)):
-        by = f" by {signal.Signals(int(ended[1])).name}" if ended[1] else ""
-        return f"the engine process ended{by} while it started (was there enough memory?)"
-    if isinstance(error, ValidationError):
-        return "; ".join(entry["msg"] for entry in error.errors())
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _make_warm_up_request(depth: int, info: EngineInfo) -> EngineRequest:
@@ -377,6 +367,19 @@ async def _ping(llm: AsyncLLM) -> bool:
     except Exception:
         return False
     return True
+
+
+async def _is_steered(llm: AsyncLLM) -> bool:
+    """Its scheduler is eaglegate's, or made of it."""
+    named = str(llm.vllm_config.scheduler_config.scheduler_cls or "vllm.")
+    if named == SCHEDULER or named.startswith("vllm."):
+        return named == SCHEDULER
+    try:
+        return bool(await _call_core(llm, "describe_planning", 0))
+    except EngineError:
+        raise
+    except Exception:
+        return False
 
 
 async def _call_core(llm: AsyncLLM, method: str, *arguments: object) -> Any:

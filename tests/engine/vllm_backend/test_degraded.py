@@ -29,6 +29,10 @@ async def test_what_does_not_fit_is_left_to_vllm(
         engine = VllmEngine(make_demo_arguments(), planning="auto")
         info = await engine.start()
         degraded = await run_all(engine, requests)
+        assert await engine.describe_planning() == {}
+        assert not await engine.freeze_planning(1)
+        with pytest.raises(ValueError, match="scheduler that is not eaglegate's"):
+            await engine.set_depth(1)
     finally:
         await engine.aclose()
         vllm_contract.find_broken.cache_clear()
@@ -37,6 +41,19 @@ async def test_what_does_not_fit_is_left_to_vllm(
     assert not info.reports_decode_steps
     assert "depths are not planned" in caplog.text
     assert all(vllm_contract.LOST[area] in caplog.text for area in areas)
+
+
+async def test_under_another_scheduler_no_depth_is_planned(
+    prompts: Prompts, caplog: pytest.LogCaptureFixture
+) -> None:
+    another = "vllm.v1.core.sched.scheduler.Scheduler"
+    async with running(scheduler_cls=another, planning="auto") as engine:
+        await run_all(engine, [greedy("1", prompts[0], 8)])
+        assert await engine.describe_planning() == {}
+        assert not await engine.freeze_planning(1)
+        with pytest.raises(ValueError, match="scheduler that is not eaglegate's"):
+            await engine.set_depth(1)
+    assert "depths are not planned" in caplog.text
 
 
 async def test_without_the_public_way_in_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
