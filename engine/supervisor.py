@@ -126,17 +126,24 @@ class SupervisedEngine(EnginePool):
         return info
 
     async def set_depth(self, depth: int) -> AppliedDepth:
-        """Bound every request's depth, on this engine and on later ones."""
+        """Bound every request's depth, on this engine and on later ones. Raises ValueError where
+        the engine has none.
+        """
         session = self._session
         if session is None:
             raise ValueError("no engine has started yet")
         if not isinstance(session.engine, SupportsDepth):
             raise ValueError("this engine has no depth to set")
-        self._depth = depth
+        before, self._depth = self._depth, depth
         if not session.lost:
-            with suppress(TimeoutError, EngineError):
+            try:
                 async with asyncio.timeout(BOUND_S):
                     return AppliedDepth(await session.engine.set_depth(depth))
+            except ValueError:
+                self._depth = before
+                raise
+            except (TimeoutError, EngineError):
+                pass
         return AppliedDepth(min(depth, session.info.speculation.depth), pending=True)
 
     async def swap_draft(self, path: str, running: str) -> float:
@@ -332,7 +339,8 @@ class SupervisedEngine(EnginePool):
         applied = None
         async with asyncio.timeout(self.timeouts.hang_s):
             while (wanted := self._depth) is not None and wanted != applied:
-                await engine.set_depth(wanted)
+                with suppress(ValueError):
+                    await engine.set_depth(wanted)
                 applied = wanted
 
     def _serve(self, engine: Engine, info: EngineInfo) -> None:

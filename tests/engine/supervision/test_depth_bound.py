@@ -28,6 +28,35 @@ async def test_a_bound_is_taken_at_once_whether_the_engine_is_there_or_away():
     await engine.aclose()
 
 
+async def test_a_bound_that_an_engine_refuses_ends_no_later_engine():
+    """It is lost or serving when the bound comes: its scheduler has none."""
+    cradle = Cradle(depth=3)
+    real = cradle.make
+
+    def make():
+        life = real()
+
+        async def refuse(depth):
+            raise ValueError("another scheduler")
+
+        life.set_depth = refuse
+        return life
+
+    cradle.make = make
+    engine, _ = supervised(cradle)
+    await engine.start()
+    with pytest.raises(ValueError, match="another scheduler"):
+        await engine.set_depth(2)
+    assert engine._depth is None
+    cradle.start_hangs = {1}
+    cradle.lives[0].kill()
+    await until(lambda: len(cradle.lives) == 2)
+    assert (await engine.set_depth(1)).pending
+    cradle.lives[1].hangs.set()
+    await until(lambda: engine._live_session)
+    await engine.aclose()
+
+
 async def test_a_held_planner_is_held_in_the_next_engine():
     cradle = Cradle(depth=3)
     held: list[tuple[int, int | None]] = []
