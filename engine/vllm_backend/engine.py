@@ -116,7 +116,7 @@ class VllmEngine:
             self._steered = await _is_steered(llm)
             await self._load_adapters(llm)
             await self._warm_up(info)
-            await self._start_planning(info)
+            info = await self._start_planning(info)
         except Exception as error:
             await self.aclose()
             await asyncio.to_thread(self._log.join, LAST_WORDS_S)
@@ -297,15 +297,17 @@ class VllmEngine:
             async for _ in self.generate(_make_warm_up_request(depth, info)):
                 pass
 
-    async def _start_planning(self, info: EngineInfo) -> None:
+    async def _start_planning(self, info: EngineInfo) -> EngineInfo:
         """Where there is a draft, and a scheduler that can plan."""
         if self._planning == "off" or not info.speculation.depth:
-            return
+            return info
         mode = await self.set_planning(self._planning)
         if mode == "off":
             log.warning("depths are not planned: %s", UNPLANNED)
-        elif mode == "auto":
+            return info
+        if mode == "auto":
             await self._profile_steps(info)
+        return replace(info, details={**info.details, "depth": f"{mode}, chosen at every step"})
 
     async def _profile_steps(self, info: EngineInfo) -> None:
         """Let the planner time steps of several sizes, so that its first plans are sensible.

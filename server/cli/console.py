@@ -68,11 +68,11 @@ def format_banner(
     url: str, operator: str, model: str, info: EngineInfo, parsers: AnswerFormat, seconds: float
 ) -> str:
     """URL, model, speculation and why, a line to paste, and where the metrics are."""
-    workers = {"workers": info.details["workers"]} if "workers" in info.details else {}
+    known = {name: info.details[name] for name in ("workers", "depth") if name in info.details}
     facts = {
         "model": f"{model} ({info.model}), context {info.max_model_len} tokens",
-        **workers,
         "speculation": info.speculation.summary or "off",
+        **known,
         "tools": parsers.tool_parser or "no parser",
         "reasoning": parsers.reasoning_parser or "no parser",
         "metrics": f"{operator}/metrics",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from dataclasses import replace
 
 from engine.types import EngineInfo, SpeculationInfo
 from server.cli.console import StartupProgress, format_banner
@@ -46,10 +47,12 @@ def test_a_note_is_not_what_takes_long():
 
 def test_the_banner_says_what_is_served_and_how_to_try_it(lab):
     info = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="EAGLE 3.1: why"))
+    info = replace(info, details={"depth": "auto, chosen at every step"})
     text = format_banner(
         "http://127.0.0.1:8000", "http://127.0.0.1:9000", "demo", info, lab.path().parsers, 12.3
     )
     assert "EAGLE 3.1: why" in text
+    assert "depth        auto, chosen at every step" in text
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in text
     assert "http://127.0.0.1:9000/metrics" in text
     assert "12.3 s" in text
