@@ -45,6 +45,7 @@ OURS = (
     "--worker-extension-cls=engine.vllm_backend.worker.DepthWorker",
     "--middleware=engine.vllm_backend.steering.AllowSteering",
 )
+PLANNING = ("--scheduler-cls=engine.vllm_backend.scheduler.planning_scheduler", *OURS[1:])
 STOCK = ("--per-request-spec-decode-metrics=detailed",)
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.conftest import RunningGateway, serving
-from tests.workers import GATEWAY, WorkerProcess, vllm_worker
+from tests.workers import GATEWAY, PLANNING, WorkerProcess, vllm_worker
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +49,16 @@ def text_gateway(gateway, worker, tmp_path_factory):
     arguments = (*GATEWAY, "--upstream", f"text+{worker.url}")
     with serving(tmp_path_factory.mktemp("text") / "serve.log", arguments) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def planning(tmp_path_factory):
+    """A worker that plans depths, and a gateway before it."""
+    folder = tmp_path_factory.mktemp("planning")
+    with vllm_worker(folder / "worker.log", PLANNING) as running:
+        running.until_healthy()
+        with serving(folder / "serve.log", (*GATEWAY, "--upstream", running.url)) as before:
+            yield running, before
 
 
 def ask(gateway: RunningGateway, prompt: dict, **fields) -> dict:
@@ -119,13 +131,31 @@ def test_fields_that_steer_sampling_pass_beside_a_draft(gateway, demo_gateway, f
 
 
 def test_totals_are_the_workers_own(gateway, worker):
-    idle(worker)
-    before = totals(gateway), theirs(worker)
-    with ThreadPoolExecutor(8) as many:
+    with same_totals(gateway, worker), ThreadPoolExecutor(8) as many:
         list(many.map(lambda prompt: streamed(gateway, prompt), PROMPTS[:16]))
         list(many.map(lambda depth: ask(gateway, LONG, num_speculative_tokens=depth), range(4)))
         list(many.map(lambda most: ask(gateway, LONG, max_tokens=most), range(5, 13)))
         ask(gateway, LONG, structured_outputs={"regex": "[a-z ]{5,40}[.]"})
+
+
+def test_a_worker_that_plans_says_the_same_and_accounts_for_depths_of_its_own(gateway, planning):
+    detailed = {"per_request_spec_decode_metrics": "detailed"}
+    worker, planned = planning
+    with same_totals(planned, worker), ThreadPoolExecutor(4) as many:
+        answers = list(many.map(lambda prompt: ask(planned, prompt, **detailed), PROMPTS))
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert said(answer) == said(ask(gateway, prompt)), prompt["name"]
+    assert len({depth for one in answers for depth in drafts(one)["per_step_drafted"]}) > 1
+    own = drafts(ask(planned, LONG, num_speculative_tokens=1, **detailed))
+    assert set(own["per_step_drafted"]) == {1}
+
+
+@contextmanager
+def same_totals(gateway: RunningGateway, worker: WorkerProcess) -> Iterator[None]:
+    """What the block adds to the gateway's totals is what it adds to the worker's."""
+    idle(worker)
+    before = totals(gateway), theirs(worker)
+    yield
     idle(worker)
     after = totals(gateway), theirs(worker)
     ours, worker_own = (
