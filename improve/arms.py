@@ -95,7 +95,7 @@ class CanaryChange(Protocol):
         ...
 
     async def enter(self, arm: Arm) -> None:
-        """Begin a slot of this arm. Raises Interrupted."""
+        """Begin a slot of this arm. Raises Collapsed and Interrupted."""
         ...
 
     def find_arm(self, record: RequestRecord) -> Arm | None:

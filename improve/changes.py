@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.base import DraftVersion
-from engine.errors import DraftRefused, DraftSwapBusy, EngineError
+from engine.errors import DraftRefused, DraftSwapBusy, EngineDead, EngineError
 from engine.fleet.fleet import Fleet
 from engine.speculation.policy import SpeculationPolicy, SpeculationRules
 from engine.speculation.swap import DraftManager
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from observability.observation import RequestRecord
 
 log = logging.getLogger(__name__)
+
+SERVES_NO_MORE = "the candidate serves no more: an engine restart, or an operator"
 
 
 class DraftChange:
@@ -54,6 +56,8 @@ class DraftChange:
         """Of the candidate, before it served in this canary."""
         self._slot = Totals()
         """Of the candidate, before it served in this slot."""
+        self._arm = Arm.CONTROL
+        """What serves, as long as nothing happens to the engine."""
 
     @property
     def control(self) -> str:
@@ -71,20 +75,26 @@ class DraftChange:
         self._began = self._traffic.total_of(self.candidate)
         if not self._drafts.in_trial:
             raise DraftRefused("The candidate is the promoted draft itself.")
+        self._arm = Arm.CANDIDATE
 
     async def enter(self, arm: Arm) -> None:
-        """Raises Interrupted."""
+        """Raises Interrupted; Collapsed where the engine was lost while the candidate served."""
         serving = self._drafts.serving
         if serving is None or serving.fingerprint not in (self.control, self.candidate):
             raise Interrupted("a draft could not be exchanged: another draft was loaded meanwhile")
         assert self.version is not None
+        if self._arm is Arm.CANDIDATE and serving.fingerprint != self.candidate:
+            raise Collapsed(SERVES_NO_MORE)
         try:
             if arm is Arm.CANDIDATE:
                 await self._drafts.try_again(self.version)
             elif self._drafts.in_trial:
                 await self._drafts.rollback()
         except (EngineError, DraftRefused, DraftSwapBusy) as error:
+            if self._arm is Arm.CANDIDATE and isinstance(error, EngineDead):
+                raise Collapsed(SERVES_NO_MORE) from error
             raise Interrupted(f"a draft could not be exchanged: {error}") from error
+        self._arm = arm
         self._slot = self._traffic.total_of(self.candidate)
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
@@ -98,7 +108,7 @@ class DraftChange:
         """Raises Collapsed."""
         serving = self._drafts.serving
         if serving is None or serving.fingerprint != self.candidate:
-            raise Collapsed("the candidate serves no more: an engine restart, or an operator")
+            raise Collapsed(SERVES_NO_MORE)
         now, control = (self._traffic.total_of(name) for name in (self.candidate, self.control))
         steps, least = now.verify_steps - self._slot.verify_steps, self._limits.steps
         if steps < least or control.verify_steps < least:

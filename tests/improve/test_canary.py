@@ -171,6 +171,18 @@ async def test_an_engine_that_restarts_under_the_candidate_rolls_it_back(scene: 
     assert served(scene) == scene.control
 
 
+async def test_an_engine_that_restarts_before_the_first_slot_is_not_given_the_candidate_again(
+    scene: Scene,
+) -> None:
+    canary = await start(scene, 2.0)
+    scene.manager.choose_path()
+    found = await canary.run()
+    assert found.verdict is CanaryVerdict.ROLL_BACK
+    assert "engine restart" in found.reason
+    assert scene.traffic.slept_s == 0
+    assert served(scene) == scene.control
+
+
 async def test_failing_requests_roll_it_back(scene: Scene) -> None:
     canary = await start(scene, 2.6)
     scene.traffic.fails = lambda draft: draft != scene.control
@@ -189,6 +201,19 @@ async def test_an_equal_candidate_is_not_promoted(scene: Scene) -> None:
 async def test_a_dead_engine_ends_the_canary(scene: Scene) -> None:
     canary = await start(scene, 2.0)
     scene.loader.error = EngineDead("gone")
+    found = await canary.run()
+    assert (found.verdict, found.ended) == (CanaryVerdict.ROLL_BACK, True)
+    assert "engine restart" in found.reason, "it died while the candidate served"
+
+
+async def test_an_engine_that_dies_under_the_promoted_draft_decides_nothing(scene: Scene) -> None:
+    canary = await start(scene, 2.0)
+
+    def interrupt(_: float) -> None:
+        if not scene.manager.in_trial:
+            scene.loader.error = EngineDead("gone")
+
+    scene.traffic.interrupt = interrupt
     found = await canary.run()
     assert (found.verdict, found.ended) == (CanaryVerdict.UNDECIDED, True)
     assert "could not be exchanged" in found.reason
