@@ -1,0 +1,27 @@
+"""The servers that the benchmark of the wire puts beside this gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from benchmarks import wire
+
+
+def test_every_server_is_the_first_of_as_many_rounds() -> None:
+    servers = [wire.Server(name, "", 0) for name in "abc"]
+    rounds = ["".join(one.name for one in wire.take_turns(servers, at)) for at in range(6)]
+    assert rounds == ["abc", "bca", "cab", "cba", "acb", "bac"]
+
+
+@pytest.mark.slow
+def test_the_floor_streams_and_answers() -> None:
+    port = wire.free_port()
+    command = wire.commands(port, Path("nowhere"))["floor"]
+    with wire.started("floor", port, command) as server:
+        assert wire.answers(server.url)
+        cost, chunks = asyncio.run(wire.load(server, wire.Load(2, 2, 24)))
+    assert cost > 0
+    assert 0.2 < chunks <= 1.2
