@@ -130,22 +130,23 @@ class _Planned:
         """The same plan without the requests that have ended, and with new ones where all of them
         verify all that is drafted; None where it does not hold.
         """
-        places = {request: place for place, request in enumerate(self.requests)}
-        found = [places.get(request) for request in requests]
-        new = found.count(None)
-        if new == len(found) or (new and not self.is_full):
+        rows = zip(self.bounds, self.floors, self.plan.widths, strict=True)
+        known = dict(zip(self.requests, rows, strict=True))
+        new = [request for request in requests if request not in known]
+        if len(new) == len(requests) or (new and not self.is_full):
             return None
-        now = list(zip(found, bounds, floors, strict=True))
-        depth, widths = self.plan.depth, self.plan.widths
+        depth = self.plan.depth
+        held = [
+            known.get(request, (bound, min(floor, depth), min(bound, depth)))
+            for request, bound, floor in zip(requests, bounds, floors, strict=True)
+        ]
+        held_bounds, held_floors, widths = map(list, zip(*held, strict=True))
         kept = replace(
             self,
             requests=[*requests],
-            bounds=[bound if at is None else self.bounds[at] for at, bound, _ in now],
-            floors=[min(floor, depth) if at is None else self.floors[at] for at, _, floor in now],
-            plan=replace(
-                self.plan,
-                widths=[min(bound, depth) if at is None else widths[at] for at, bound, _ in now],
-            ),
+            bounds=held_bounds,
+            floors=held_floors,
+            plan=replace(self.plan, widths=widths),
             counted=self.steps,
         )
         return kept if kept.is_for(bounds, floors) else None
@@ -284,6 +285,7 @@ class DepthPlanner:
         return not any(drafted)
 
     def _learn(self) -> None:
+        self._count_steps()
         for requests, steps in groupby(self._observed, key=operator.itemgetter(0)):
             _, drafted, accepted = zip(*steps, strict=True)
             self.survival.observe(requests, drafted, accepted)
@@ -305,7 +307,6 @@ class DepthPlanner:
     def describe(self, recent: int = 0) -> dict[str, object]:
         """What it believes and has decided, in types that JSON has, and the newest steps."""
         self._learn()
-        self._count_steps()
         totals = self.totals
         return {
             "frozen": self.frozen,

@@ -273,6 +273,18 @@ def test_a_new_request_joins_a_plan_in_which_all_verify_all_drafts() -> None:
     assert "a" not in planner.survival
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_the_widths_of_a_request_that_has_ended_count_for_its_slice(again: bool) -> None:
+    planner = profiled(DepthPlanner(DEPTH))
+    planner.begin("a", "story", "")
+    plans = [plan_for(planner, ["a"]) for _ in range(5)]
+    planner.end("a")
+    if again:
+        planner.begin("a", "chat", "")
+    (story,) = [one for one in planner.describe()["slices"] if one["traffic"] == "story"]
+    assert sum(story["requests_by_depth"]) == len(plans)
+
+
 def test_a_new_request_joins_no_plan_that_verifies_less_or_drafts_less_than_it_asks_for() -> None:
     planner = profiled(DepthPlanner(DEPTH))
     for name in ("a", "b", "new", "own"):
