@@ -70,7 +70,7 @@ class SwitchingPlanner(DepthPlanner):
         self._steps = -math.inf
         """Of the lane; it does not end before the first call of ``describe``."""
         self._planned_s = 0.0
-        self._segment: list[Any] = ["auto", 0, 0.0, 0, 0.0]
+        self._segment = make_segment(self._lane)
         self._segments: list[list[Any]] = []
 
     def plan(
@@ -111,7 +111,7 @@ class SwitchingPlanner(DepthPlanner):
     def describe(self, recent: int = 0) -> dict[str, object]:
         """The whole segments since the last call, as lane, tokens, seconds, steps, planning."""
         segments, self._segments = self._segments, []
-        self._steps, self._segment = 0, [self._lane, 0, 0.0, 0, 0.0]
+        self._steps, self._segment = 0, make_segment(self._lane)
         return super().describe(recent) | {"segments": segments}
 
     def _switch(self) -> None:
@@ -120,7 +120,7 @@ class SwitchingPlanner(DepthPlanner):
             self._waiting = list(self._lanes)
             self._draw.shuffle(self._waiting)
         self._lane, self._steps = self._waiting.pop(), 0
-        self._segment = [self._lane, 0, 0.0, 0, 0.0]
+        self._segment = make_segment(self._lane)
         self._fresh = True
 
     def _is_learning(self) -> bool:
@@ -130,6 +130,11 @@ class SwitchingPlanner(DepthPlanner):
         if self._lane == "right":
             return next((d for kind, d in RIGHT.items() if request[0] == kind[0]), MOST)
         return int(self._lane[2:])
+
+
+def make_segment(lane: str) -> list[Any]:
+    """Of a lane: tokens, seconds, steps, and seconds of planning."""
+    return [lane, 0, 0.0, 0, 0.0]
 
 
 def switching_scheduler(*args: Any, **kwargs: Any) -> DepthSchedulerBase:

@@ -312,34 +312,30 @@ def planning_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> De
     return made
 
 
-def set_depth(core: EngineCore, depth: int) -> int | None:
-    """Bound every request's depth from the next step on; returns the bound in force, None where
-    another scheduler knows none.
-    """
+def set_depth(core: EngineCore, depth: int) -> int:
+    """Bound every request's depth from the next step on; returns the bound in force."""
     scheduler = core.scheduler
-    if not isinstance(scheduler, DepthSchedulerBase):
-        return None
     scheduler.ceiling = max(0, min(depth, scheduler.num_spec_tokens))
-    return scheduler.ceiling
+    return int(scheduler.ceiling)
 
 
 def set_planning(core: EngineCore, mode: str) -> str:
     """Choose depths by cost (``auto``), at random (``random``, for tests) or not (``off``)."""
     scheduler = core.scheduler
-    return scheduler.set_planning(mode) if isinstance(scheduler, DepthSchedulerBase) else "off"
+    return str(scheduler.set_planning(mode))
 
 
 def describe_planning(core: EngineCore, recent: int) -> dict[str, object]:
     """What the planner believes and has decided, and the newest steps."""
     scheduler = core.scheduler
-    planned = isinstance(scheduler, DepthSchedulerBase)
-    return scheduler.planning.describe(recent) if planned else {}
+    description: dict[str, object] = scheduler.planning.describe(recent)
+    return description
 
 
 def freeze_planning(core: EngineCore, depth: int | None) -> bool:
     """Hold the planner at ``depth``, or let it choose again; False where there is none."""
     scheduler = core.scheduler
-    return isinstance(scheduler, DepthSchedulerBase) and scheduler.planning.freeze(depth)
+    return bool(scheduler.planning.freeze(depth))
 
 
 EngineCore.set_depth = set_depth
