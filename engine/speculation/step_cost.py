@@ -180,7 +180,7 @@ class StepCostModel:
         own time.
 
         ``slope``: of the logarithm of the time by the weights; by the speed it is 1. In plain
-        Python: for so few numbers, beside a model, numpy takes three times as long.
+        Python: for so few numbers, with cold caches, numpy takes up to half as long again.
         """
         sensitivity = [*slope, 1.0]
         drifts = (WEIGHT_DRIFT * max(pair) for pair in zip(self._weights, GUESS, strict=True))
