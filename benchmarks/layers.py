@@ -19,13 +19,13 @@ import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 import uvloop
 
+from benchmarks.client import StreamClient, write_post
 from benchmarks.variants import (
     ALL,
     CHAT,
@@ -42,44 +42,6 @@ ADDED = {"capture": "all", "store": "responses"}
 """Layers that a variant adds, and to which one; the others are left out of ``all``."""
 
 
-@dataclass
-class Stream(asyncio.Protocol):
-    """One streamed answer: when its parts came. Light, because the client shares the machine."""
-
-    request: bytes
-    ended: asyncio.Future[None]
-    first_s: float = 0.0
-    gaps_s: list[float] = field(default_factory=list)
-    num_chunks: int = 0
-    _last: float = 0.0
-    _tail: bytes = b""
-    _head: bytes = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: Any = transport
-        self._sent = time.perf_counter()
-        self._transport.write(self.request)
-
-    def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        if self._last:
-            self.gaps_s.append(now - self._last)
-        else:
-            self.first_s = now - self._sent
-            self._head = data
-        self._last = now
-        self.num_chunks += data.count(b"\ndata: ")
-        self._tail = (self._tail + data)[-5:]
-        if self._tail == b"0\r\n\r\n":
-            self._transport.close()
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        if not self._head.startswith(b"HTTP/1.1 200"):
-            self.ended.set_exception(RuntimeError(f"the server answered {self._head[:2000]!r}"))
-        elif not self.ended.done():
-            self.ended.set_result(None)
-
-
 def write_request(variant: Variant, text: str) -> bytes:
     if variant.path == CHAT:
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "tools": [TOOL]}
@@ -87,11 +49,7 @@ def write_request(variant: Variant, text: str) -> bytes:
     else:
         asked = {"input": text, "max_output_tokens": TOKENS, "store": variant.store}
     body = orjson.dumps({"model": "demo", "stream": True, **asked})
-    head = (
-        f"POST {variant.path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {KEY}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    return write_post(variant.path, body, KEY)
 
 
 @dataclass(frozen=True)
@@ -109,31 +67,26 @@ class Sample:
 
 async def load(server: ServingProcess, clients: int, text: str = "Tell me a story.") -> Sample:
     request = write_request(server.variant, text)
-    loop = asyncio.get_running_loop()
-    streams = [Stream(request, loop.create_future()) for _ in range(clients)]
     cpu, began = server.cpu_s(), time.perf_counter()
     sizes = [server.rss_bytes()]
     watch = asyncio.create_task(_watch_memory(server, sizes))
-    for stream in streams:
-        await loop.create_connection(_return(stream), "127.0.0.1", server.port)
-    await asyncio.gather(*(stream.ended for stream in streams))
+    streams = [await StreamClient.connect(server.port) for _ in range(clients)]
+    answers = await asyncio.gather(*(stream.send(request) for stream in streams))
     spent, took = server.cpu_s() - cpu, time.perf_counter() - began
     watch.cancel()
-    gaps = sorted(gap for stream in streams for gap in stream.gaps_s) or [0.0]
+    for stream in streams:
+        stream.close()
+    gaps = sorted(gap for answer in answers for gap in answer.gaps_s) or [0.0]
     made = clients * TOKENS
     return Sample(
         us_per_token=spent / made * 1e6,
         ms_per_request=spent / clients * 1e3,
         tokens_per_s=made / took,
-        chunks_per_token=sum(stream.num_chunks for stream in streams) / made,
+        chunks_per_token=sum(answer.num_chunks for answer in answers) / made,
         p99_gap_ms=gaps[int(0.99 * (len(gaps) - 1))] * 1e3,
-        first_ms=statistics.median(stream.first_s for stream in streams) * 1e3,
+        first_ms=statistics.median(answer.first_s for answer in answers) * 1e3,
         kib_per_stream=(max(sizes) - server.idle_bytes) / clients / 1024,
     )
-
-
-def _return(stream: Stream) -> Callable[[], Stream]:
-    return lambda: stream
 
 
 async def _watch_memory(server: ServingProcess, sizes: list[int]) -> None:
@@ -231,7 +184,7 @@ def main() -> None:
     parser.add_argument("what", choices=("table", "saturation", "prompt"))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--clients", type=int, default=16, help="of the table")
-    parser.add_argument("--offered", type=float, default=100_000.0, help="tokens/s of the engine")
+    parser.add_argument("--offered", type=float, default=1_000_000.0, help="tokens/s of the engine")
     options = parser.parse_args()
     match options.what:
         case "table":

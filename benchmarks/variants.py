@@ -59,6 +59,7 @@ WIDE = replace(INFO, max_model_len=1 << 20)
 CHAT, RESPONSES = ("/v1/chat/completions", "/v1/responses")
 TOKENS_PER_STEP = 2.2
 """About what the script has; only for the pace of the engine."""
+TIMER_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Variant:
     capture: bool = False
     store: bool = False
     path: str = CHAT
-    interval_ms: float | None = None
+    interval_ms: float | None = 0.0
     step_s: float = 0.0
     real_template: bool = False
 
@@ -131,7 +132,7 @@ class PacedEngine(ScriptedEngine):
             for _ in range(due - done):
                 self._push_steps()
             done = due
-            await asyncio.sleep(max(0.0, began + done * self._step_s - now()))
+            await asyncio.sleep(_round_up(began + done * self._step_s - now()))
         self._ticking = None
 
     def _push_steps(self) -> None:
@@ -140,6 +141,11 @@ class PacedEngine(ScriptedEngine):
             queue.push(step)
             if step.finish is not None:
                 del self._live[name]
+
+
+def _round_up(seconds: float) -> float:
+    """To what timers of the event loop tell apart: it would turn round and round for less."""
+    return max(seconds, TIMER_S) if seconds > 0 else 0.0
 
 
 class FreeEntry:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.wire [--rounds 6] [--clients 16] [--tokens 256] [--rust FILE] [--other DIR]
     python -m benchmarks.wire --clients 2 --requests 60 --tokens 2      what a request costs alone
+    python -m benchmarks.wire --instant        an engine whose steps take next to no time
 
 All serve the built-in demo with its EAGLE 3.1 draft, K = 3, with tools offered and the tool-call
 and reasoning parsers on; the engine itself runs in a process of its own in each. The rounds
@@ -21,7 +22,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import signal
 import socket
 import statistics
@@ -36,6 +36,9 @@ from pathlib import Path
 
 import httpx
 import orjson
+import uvloop
+
+from benchmarks.client import Answer, StreamClient, write_post
 
 DEMO = Path(__file__).parent.parent / "engine" / "demo"
 DRAFT = {"method": "eagle3", "model": str(DEMO / "eagle3_1"), "num_speculative_tokens": 3}
@@ -50,6 +53,7 @@ ENGINE = [
     "--tool-call-parser=hermes",
     "--enable-auto-tool-choice",
 ]
+INSTANT = ("--worker-cls=benchmarks.instant_worker.InstantWorker", "--max-num-seqs=1024")
 TOOL = {
     "type": "function",
     "function": {
@@ -67,6 +71,10 @@ class Server:
     name: str
     url: str
     pid: int
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
     def cpu_s(self) -> float:
         """User and system time of the server process itself, its children not included."""
@@ -90,11 +98,14 @@ class Elsewhere:
 
     rust: Path
     other: Path
+    engine: tuple[str, ...] = ()
+    """More arguments of the engine."""
 
 
-def commands(port: int, other: Path) -> dict[str, list[str]]:
+def commands(port: int, other: Path, more: Sequence[str] = ()) -> dict[str, list[str]]:
+    """``more`` arguments are the engine's."""
     target = str(DEMO / "target")
-    common = ["--served-model-name=demo", *ENGINE, "--host=127.0.0.1", f"--port={port}"]
+    common = ["--served-model-name=demo", *ENGINE, *more, "--host=127.0.0.1", f"--port={port}"]
     ours = [sys.executable, "-m", "server", "serve", target, *common, "--depth=3"]
     theirs = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={target}"]
     rust = [sys.executable, "-m", "benchmarks.rust_front_end", "serve", target]
@@ -110,7 +121,7 @@ def running(name: str, elsewhere: Elsewhere) -> Iterator[Server]:
     port, is_rust = free_port(), name == "vllm-rust"
     rust = elsewhere.rust
     more = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust)}
-    command = commands(port, elsewhere.other)[name]
+    command = commands(port, elsewhere.other, elsewhere.engine)[name]
     with started(name, port, command, more if is_rust else {}) as server:
         yield replace(server, pid=find_child(server.pid, rust)) if is_rust else server
 
@@ -182,17 +193,6 @@ def request(tokens: int) -> dict[str, object]:
     }
 
 
-async def stream(client: httpx.AsyncClient, url: str, tokens: int) -> tuple[int, int]:
-    """Tokens and chunks of one streamed answer."""
-    raw = b""
-    path = f"{url}/v1/chat/completions"
-    async with client.stream("POST", path, json=request(tokens)) as answer:
-        async for part in answer.aiter_raw():
-            raw += part
-    found = re.findall(rb'"completion_tokens": ?(\d+)', raw)
-    return int(found[-1]), raw.count(b"\ndata: ") + 1
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
     """``clients`` at a time, each of which sends so many ``requests`` for so many ``tokens``."""
@@ -204,18 +204,20 @@ class Load:
 
 async def load(server: Server, asked: Load) -> tuple[float, float]:
     """CPU microseconds per token, and chunks per token, of one round."""
-    limits = httpx.Limits(max_connections=asked.clients)
+    sent = write_post("/v1/chat/completions", orjson.dumps(request(asked.tokens)))
 
-    async def send(client: httpx.AsyncClient) -> list[tuple[int, int]]:
-        return [await stream(client, server.url, asked.tokens) for _ in range(asked.requests)]
+    async def send(client: StreamClient) -> list[Answer]:
+        return [await client.send(sent) for _ in range(asked.requests)]
 
-    async with httpx.AsyncClient(timeout=300, limits=limits) as client:
-        before = server.cpu_s()
-        sent = await asyncio.gather(*(send(client) for _ in range(asked.clients)))
-        spent = server.cpu_s() - before
-    done = [one for answers in sent for one in answers]
-    made = sum(count for count, _ in done)
-    return spent / made * 1e6, sum(chunks for _, chunks in done) / made
+    clients = [await StreamClient.connect(server.port) for _ in range(asked.clients)]
+    before = server.cpu_s()
+    found = await asyncio.gather(*map(send, clients))
+    spent = server.cpu_s() - before
+    for client in clients:
+        client.close()
+    answers = [one for answered in found for one in answered]
+    made = sum(one.count_tokens() for one in answers)
+    return spent / made * 1e6, sum(one.num_chunks for one in answers) / made
 
 
 def main() -> None:
@@ -227,8 +229,9 @@ def main() -> None:
     parser.add_argument("--servers", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--rust", type=Path, default=Path("vllm-rs"), help="vLLM's Rust front end")
     parser.add_argument("--other", type=Path, default=Path("other"), help="another checkout")
+    parser.add_argument("--instant", action="store_true", help="a model that takes no time")
     options = parser.parse_args()
-    elsewhere = Elsewhere(options.rust, options.other)
+    elsewhere = Elsewhere(options.rust, options.other, INSTANT if options.instant else ())
     asked = Load(options.clients, options.requests, options.tokens)
     costs: dict[str, list[float]] = {name: [] for name in options.servers}
     for name, path in (("vllm-rust", options.rust), ("other", options.other)):
@@ -241,10 +244,10 @@ def main() -> None:
     with ExitStack() as alive:
         servers = [alive.enter_context(running(name, elsewhere)) for name in costs]
         for server in servers:
-            asyncio.run(load(server, asked))
+            uvloop.run(load(server, asked))
         for number in range(options.rounds):
             for server in take_turns(servers, number):
-                cost, per_token = asyncio.run(load(server, asked))
+                cost, per_token = uvloop.run(load(server, asked))
                 costs[server.name].append(cost)
                 chunks[server.name].append(per_token)
     report(costs, chunks)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import httpx
 import pytest
 
 from benchmarks.layers import write_request
-from benchmarks.variants import TABLE, Variant, make_app
+from benchmarks.observing import INFO, scripted
+from benchmarks.variants import TABLE, TIMER_S, PacedEngine, Variant, make_app
+from engine.types import EngineRequest, Sampling
 from server.generation import generate
 
 ENDS = ("data: [DONE]", "event: response.completed", "event: response.incomplete")
@@ -26,3 +29,23 @@ async def test_every_variant_answers(
         answer = await client.post(variant.path, content=body, headers=dict(lines))
     assert answer.status_code == 200, answer.text
     assert any(end in answer.text for end in ENDS)
+
+
+async def test_a_paced_engine_sleeps_until_its_next_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would take a core of its own otherwise, and be counted as the gateway's cost."""
+    engine = PacedEngine(scripted(400).script, INFO, 0.0004, None)
+    sleeps: list[float] = []
+    real = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        await real(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    request = EngineRequest("r", (1,), Sampling(max_tokens=400))
+    tokens = [len(step.token_ids) async for step in engine.generate(request)]
+    assert sum(tokens) == 400
+    assert all(seconds == 0 or seconds >= TIMER_S for seconds in sleeps)
+    assert any(sleeps)

@@ -1,0 +1,87 @@
+"""A client of streamed answers that costs little, because it shares the machine with the server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+COUNT = re.compile(rb'"completion_tokens": ?(\d+)')
+END = b"0\r\n\r\n"
+ENOUGH = 4096
+"""Of the end of an answer: its usage is in there."""
+
+
+@dataclass
+class Answer:
+    """One streamed answer: when its parts came."""
+
+    first_s: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)
+    num_chunks: int = 0
+    """Server-sent events, the last one of them ``[DONE]``."""
+    head: bytes = b""
+    tail: bytes = b""
+
+    def count_tokens(self) -> int:
+        """As the usage has them that ``stream_options`` ask for."""
+        return int(COUNT.findall(self.tail)[-1])
+
+
+def write_post(path: str, body: bytes, key: str = "") -> bytes:
+    authorization = f"authorization: Bearer {key}\r\n" if key else ""
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{authorization}"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class StreamClient(asyncio.Protocol):
+    """One connection, on which one request after the other is sent."""
+
+    _answer: Answer
+    _ended: asyncio.Future[None] | None = None
+
+    @classmethod
+    async def connect(cls, port: int) -> StreamClient:
+        _, made = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return made
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+
+    async def send(self, request: bytes) -> Answer:
+        """Raises RuntimeError for anything but a whole answer with status 200."""
+        self._answer = answer = Answer()
+        self._ended = asyncio.get_running_loop().create_future()
+        self._last = self._sent = time.perf_counter()
+        self._transport.write(request)
+        await self._ended
+        if not answer.head.startswith(b"HTTP/1.1 200") or not answer.tail.endswith(END):
+            raise RuntimeError(f"the server answered {answer.head[:2000]!r}")
+        return answer
+
+    def data_received(self, data: bytes) -> None:
+        answer, now = self._answer, time.perf_counter()
+        if answer.head:
+            answer.gaps_s.append(now - self._last)
+        else:
+            answer.first_s, answer.head = now - self._sent, data
+        self._last = now
+        answer.num_chunks += data.count(b"data: {") + data.count(b"data: [")
+        answer.tail = (answer.tail + data)[-ENOUGH:]
+        if answer.tail.endswith(END) or not answer.head.startswith(b"HTTP/1.1 200"):
+            self._end()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def close(self) -> None:
+        self._transport.close()
