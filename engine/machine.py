@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import httpx
+from importlib import import_module
+from typing import Any, Protocol
 
 from engine.vllm_contract import find_vllm
+
+log = logging.getLogger(__name__)
 
 MIB = 1024**2
 GIB = 1024**3
@@ -36,6 +39,26 @@ class Machine:
     cores: int
     free_memory: int
     gpus: tuple[GpuDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU now; None for values this GPU does not report."""
+
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    utilization: float | None
+    """0..1: the share of time in which a kernel ran."""
+    power_watts: float | None
+
+
+class GpuMonitor(Protocol):
+    """One GPU; ``index`` is NVML's, which CUDA_VISIBLE_DEVICES does not change."""
+
+    @property
+    def index(self) -> int: ...
+
+    def read(self) -> GpuReading: ...
 
 
 def inspect_machine() -> Machine:
@@ -116,6 +139,48 @@ def list_gpus() -> tuple[GpuDevice, ...]:
     return tuple(GpuDevice(name, int(total) * MIB, int(free) * MIB) for name, total, free in rows)
 
 
+def find_gpus() -> tuple[GpuMonitor, ...]:
+    """The GPUs that NVML can read; none without a driver or without nvidia-ml-py."""
+    try:
+        nvml = import_module("pynvml")
+    except ImportError:
+        return ()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        log.info("GPU metrics disabled: %s", error)
+        return ()
+    count = nvml.nvmlDeviceGetCount()
+    return tuple(NvmlGpu(nvml, index) for index in range(count))
+
+
+class NvmlGpu:
+    """A GPU behind an initialised ``pynvml``."""
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self.index = index
+        self._nvml = nvml
+        self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def read(self) -> GpuReading:
+        nvml = self._nvml
+        memory = self._query(nvml.nvmlDeviceGetMemoryInfo)
+        load = self._query(nvml.nvmlDeviceGetUtilizationRates)
+        milliwatts = self._query(nvml.nvmlDeviceGetPowerUsage)
+        return GpuReading(
+            memory_used_bytes=None if memory is None else memory.used,
+            memory_total_bytes=None if memory is None else memory.total,
+            utilization=None if load is None else load.gpu / 100,
+            power_watts=None if milliwatts is None else milliwatts / 1000,
+        )
+
+    def _query(self, question: Any) -> Any:
+        try:
+            return question(self._handle)
+        except self._nvml.NVMLError:
+            return None
+
+
 def is_port_free(host: str, port: int) -> bool:
     """Whether a port can be bound; port 0 stands for any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -130,6 +195,7 @@ def is_port_free(host: str, port: int) -> bool:
 
 def check_hub() -> str | None:
     """Why models cannot be downloaded here; None when the hub answers."""
+    import httpx
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from engine.base import DraftSource, DraftSwap, DraftVersion, SupportsPlanning, SupportsUnclaimed
 from engine.events import Observation, RequestFacts
 from engine.fleet.types import WorkerStatus
+from engine.machine import GpuMonitor
 from engine.speculation.totals import Totals
 from engine.types import EngineInfo, EngineRequest
 from observability.capture.capture import RequestCapture
@@ -27,7 +28,6 @@ from observability.labels import (
 )
 from observability.metrics.base import AdmissionQueue, MetricDeclaration, MetricGroup, MetricScope
 from observability.middleware import attach, note_refusal, take_body
-from observability.nvml import GpuMonitor
 from observability.observation import (
     ChoiceObservation,
     PendingMetrics,

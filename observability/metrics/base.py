@@ -17,11 +17,11 @@ from prometheus_client.registry import Collector
 
 from engine.base import DraftSwap
 from engine.fleet.types import WorkerStatus
+from engine.machine import GpuMonitor
 from engine.speculation.totals import Totals
 from engine.types import EngineInfo
 from observability.capture.files import CaptureCounts
 from observability.labels import LABELS, Labels, TelemetrySettings
-from observability.nvml import GpuMonitor
 from observability.observation import DecodeProgress, RequestRecord
 from observability.sequence import MonotonicClock
 from observability.windows import SliceWindows

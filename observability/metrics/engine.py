@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.fleet.types import WorkerState, WorkerStatus
+from engine.machine import GpuReading
 from engine.types import EngineInfo
 from observability.labels import OTHER
 from observability.metrics.base import MetricGroup, Samples
-from observability.nvml import GpuReading
 
 
 class EngineState(MetricGroup):

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from engine.errors import EngineDead
 from engine.fleet.fleet import Fleet
+from engine.machine import find_gpus
 from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
 from engine.supervision.policy import SupervisionTimeouts
 from engine.types import WORKLOADS, EngineInfo
@@ -25,7 +26,6 @@ from observability.engine import InstrumentedEngine, SupervisionObserver
 from observability.labels import TelemetrySettings
 from observability.metrics import GROUPS
 from observability.middleware import AccessLog, NoTracing, TelemetryMiddleware, Tracing
-from observability.nvml import find_gpus
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
 from server.access.admission import Admission, AdmissionLimits

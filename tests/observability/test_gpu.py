@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client import CollectorRegistry
 
+from engine.machine import GpuReading, NvmlGpu, find_gpus
 from observability.labels import TelemetrySettings
 from observability.metrics import GROUPS
-from observability.nvml import GpuReading, NvmlGpu, find_gpus
 from observability.telemetry import Telemetry
 
 
