@@ -14,7 +14,8 @@ has the correction of those that were.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from operator import mul
 from typing import Any
 
@@ -44,6 +45,19 @@ WIDEST = 0.4
 """The largest correction of a cell, as a logarithm."""
 SIZES = 12
 """Classes of batch sizes, by powers of two."""
+LEARNT = (
+    "steps",
+    "_unit",
+    "_weights",
+    "_speed",
+    "_covariance",
+    "_sizes",
+    "_size_steps",
+    "_cells",
+    "_cell_steps",
+    "_shrunk",
+)
+"""What another model goes on from."""
 
 
 class StepCostModel:
@@ -175,6 +189,20 @@ class StepCostModel:
             },
         }
 
+    def export(self) -> dict[str, object]:
+        """What it has learnt, in numbers and lists of them, for ``restore``."""
+        return {name: deepcopy(getattr(self, name)) for name in LEARNT}
+
+    def restore(self, learnt: Mapping[str, object]) -> bool:
+        """Go on from what another model exported. False, and nothing is changed, where that does
+        not fit: it is of another depth, or holds what is not a number.
+        """
+        if not _fits(learnt, self.export()):
+            return False
+        for name in LEARNT:
+            setattr(self, name, deepcopy(learnt[name]))
+        return True
+
     def _filter(self, slope: Row, residual: float, count: int) -> float:
         """Move weights and speed by the mean residual of ``count`` steps. How far that moves their
         own time.
@@ -225,6 +253,19 @@ class StepCostModel:
         self._shrunk[size] = [
             (seen * value + own) / (seen + TIMED) for seen, value in zip(steps, cells, strict=True)
         ]
+
+
+def _fits(value: object, like: object) -> bool:
+    """Whether it has the same keys, lengths and nesting, and all in it are finite numbers."""
+    if isinstance(like, Mapping):
+        if not isinstance(value, Mapping) or value.keys() != like.keys():
+            return False
+        return all(_fits(value[key], like[key]) for key in like)
+    if isinstance(like, list):
+        if not isinstance(value, list) or len(value) != len(like):
+            return False
+        return all(map(_fits, value, like))
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _dot(left: Iterable[float], right: Iterable[float]) -> float:

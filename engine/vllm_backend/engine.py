@@ -24,7 +24,7 @@ from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartErro
 from engine.machine import count_oom_kills, is_stopped
 from engine.speculation.totals import Totals
 from engine.supervision.policy import PostMortem
-from engine.types import EngineInfo, EngineRequest, Health, Sampling, Step
+from engine.types import EngineInfo, EngineRequest, Health, Step
 from engine.vllm_backend.child_process import (
     ChildLog,
     EnginePreload,
@@ -36,6 +36,7 @@ from engine.vllm_backend.child_process import (
 )
 from engine.vllm_backend.public_outputs import Outputs, PublicOutputs
 from engine.vllm_backend.translate import choose_reader, describe_engine
+from engine.vllm_backend.warm_up import PROFILE_BATCHES, StepCosts, time_steps, warm_up
 from engine.vllm_contract import LOST, SCHEDULER, Area, describe_broken, find_broken
 
 if TYPE_CHECKING:
@@ -51,9 +52,6 @@ PING = "is_scheduler_paused"
 """Any method of EngineCore that is answered from the engine's own loop and changes nothing."""
 ERRORED_POLL_S = 0.5
 OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
-WARM_UP_PROMPT = (1, 2, 3, 4)
-PROFILE_BATCHES = (1, 4, 16)
-PROFILE_STEPS = 6
 UNPLANNED = "another scheduler or a table of depths decides, or ranks that must draft alike"
 
 
@@ -69,6 +67,7 @@ class VllmEngine:
 
     ``planning="auto"`` chooses the depth of requests that bring none at every step.
     ``stream_interval_s``: see ``translate.SinkFlusher``. ``preload`` forks the engine process.
+    ``costs``: see ``warm_up.StepCosts``; without, the planner times steps at every start.
     Without ``echo`` the log of vLLM and its child processes is captured for error reports only.
     """
 
@@ -81,6 +80,7 @@ class VllmEngine:
         planning: str = "off",
         stream_interval_s: float | None = None,
         preload: EnginePreload | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self._arguments = arguments
         self._adapters = {
@@ -89,6 +89,7 @@ class VllmEngine:
         }
         self._planning = planning
         self._preload = preload
+        self._costs = costs or StepCosts()
         self._stream_interval_s = stream_interval_s
         self._progress = progress
         self._log = ChildLog(echo=echo)
@@ -115,7 +116,7 @@ class VllmEngine:
             info = self._open_outputs(llm, describe_engine(llm.vllm_config))
             self._steered = await _is_steered(llm)
             await self._load_adapters(llm)
-            await self._warm_up(info)
+            await warm_up(self.generate, info, self._progress)
             info = await self._start_planning(info)
         except Exception as error:
             await self.aclose()
@@ -290,13 +291,6 @@ class VllmEngine:
             self._progress(f"loading adapter {name}")
             await llm.add_lora(adapter)
 
-    async def _warm_up(self, info: EngineInfo) -> None:
-        """Generate past the first drafts at every depth: one that kills the engine does so now."""
-        for depth in range(info.speculation.depth, -1, -1):
-            self._progress(f"warming up at depth {depth}")
-            async for _ in self.generate(_make_warm_up_request(depth, info)):
-                pass
-
     async def _start_planning(self, info: EngineInfo) -> EngineInfo:
         """Where there is a draft, and a scheduler that can plan."""
         if self._planning == "off" or not info.speculation.depth:
@@ -306,25 +300,18 @@ class VllmEngine:
             log.warning("depths are not planned: %s", UNPLANNED)
             return info
         if mode == "auto":
-            await self._profile_steps(info)
+            await self._learn_costs(info)
         return replace(info, details={**info.details, "depth": f"{mode}, chosen at every step"})
 
-    async def _profile_steps(self, info: EngineInfo) -> None:
-        """Let the planner time steps of several sizes, so that its first plans are sensible.
-
-        A batch in which every second request drafts nothing tells verifying from drafting.
-        """
-        limit = self._arguments.max_num_seqs or PROFILE_BATCHES[-1]
-        for batch in sorted({min(size, limit) for size in PROFILE_BATCHES}):
-            self._progress(f"timing steps of {batch} requests")
-            for depth in sorted({0, 1, (info.speculation.depth + 1) // 2, info.speculation.depth}):
-                for other in {depth, 0} if batch > 1 else {depth}:
-                    requests = [
-                        _make_profile_request(f"{at}-{batch}-{depth}-{other}", own, info)
-                        for at in range(batch)
-                        for own in [other if at % 2 else depth]
-                    ]
-                    await asyncio.gather(*(_drain(self.generate(one)) for one in requests))
+    async def _learn_costs(self, info: EngineInfo) -> None:
+        """From the last engine with this draft, or from steps that are timed."""
+        draft = str((self._arguments.speculative_config or {}).get("model"))
+        if await self._costs.hand_over(draft, self._steer):
+            self._progress("step times are known from the last engine")
+            return
+        most = self._arguments.max_num_seqs or max(PROFILE_BATCHES)
+        await time_steps(self.generate, info, most, self._progress)
+        await self._costs.save(draft, self._steer)
 
     def _find_cause(self, error: Exception) -> str:
         """One sentence: the child's own exception if there is one, else ours."""
@@ -334,33 +321,6 @@ class VllmEngine:
 def _find_processes(llm: AsyncLLM) -> tuple[BaseProcess, ...]:
     resources = getattr(llm.engine_core, "resources", None)
     return tuple(getattr(getattr(resources, "engine_manager", None), "processes", ()))
-
-
-def _make_warm_up_request(depth: int, info: EngineInfo) -> EngineRequest:
-    tokens = min(2 * (depth + 1) + 2, info.max_model_len - len(WARM_UP_PROMPT))
-    return EngineRequest(
-        id=f"warm-up-{depth}",
-        prompt=tuple(min(token, info.vocab_size - 1) for token in WARM_UP_PROMPT),
-        sampling=Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True),
-        depth=depth,
-    )
-
-
-def _make_profile_request(name: str, depth: int, info: EngineInfo) -> EngineRequest:
-    """Long enough for ``PROFILE_STEPS`` steps if every draft token is accepted."""
-    tokens = min(PROFILE_STEPS * (depth + 1), info.max_model_len - len(WARM_UP_PROMPT))
-    return replace(
-        _make_warm_up_request(depth, info),
-        id=f"profile-{name}",
-        sampling=Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True),
-        workload="warm-up",
-        tenant="warm-up",
-    )
-
-
-async def _drain(steps: AsyncGenerator[Step, None]) -> None:
-    async for _ in steps:
-        pass
 
 
 async def _ping(llm: AsyncLLM) -> bool:

@@ -133,6 +133,17 @@ class StepPlanning:
         planner = self._planner if isinstance(self._planner, DepthPlanner) else None
         return {"mode": self.mode} | ({} if planner is None else planner.describe(recent))
 
+    def export_costs(self) -> dict[str, object]:
+        """What the planner has learnt of the time of steps; nothing where it knows nothing."""
+        planner = self._planner
+        if not isinstance(planner, DepthPlanner) or not planner.cost.is_known:
+            return {}
+        return planner.cost.export()
+
+    def restore_costs(self, costs: Mapping[str, object]) -> bool:
+        """Take what another engine's planner has learnt; False where it does not fit."""
+        return isinstance(self._planner, DepthPlanner) and self._planner.cost.restore(costs)
+
     def freeze(self, depth: int | None) -> bool:
         """Plan this depth for all requests that bring none; None goes back to choosing."""
         if not isinstance(self._planner, DepthPlanner):

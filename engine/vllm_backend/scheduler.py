@@ -338,10 +338,25 @@ def freeze_planning(core: EngineCore, depth: int | None) -> bool:
     return bool(scheduler.planning.freeze(depth))
 
 
+def export_costs(core: EngineCore) -> dict[str, object]:
+    """What the planner has learnt of the time of steps, for ``restore_costs`` of a later engine."""
+    scheduler = core.scheduler
+    costs: dict[str, object] = scheduler.planning.export_costs()
+    return costs
+
+
+def restore_costs(core: EngineCore, costs: Mapping[str, object]) -> bool:
+    """False where they do not fit, or nothing plans."""
+    scheduler = core.scheduler
+    return bool(scheduler.planning.restore_costs(costs))
+
+
 EngineCore.set_depth = set_depth
 EngineCore.set_planning = set_planning
 EngineCore.swap_draft = draft_reload.swap_draft
 EngineCore.describe_planning = describe_planning
 EngineCore.freeze_planning = freeze_planning
+EngineCore.export_costs = export_costs
+EngineCore.restore_costs = restore_costs
 """The front end reaches the engine process by the names of EngineCore's methods."""
 exit_with_parent()

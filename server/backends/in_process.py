@@ -19,6 +19,7 @@ from engine.types import EngineInfo
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.grammar_probe import GrammarProbe
 from engine.vllm_backend.renderer import VllmRenderer
+from engine.vllm_backend.warm_up import StepCosts
 from engine.vllm_contract import Area, find_broken
 from server.cli.command_line import (
     Arguments,
@@ -43,6 +44,7 @@ class InProcessBackend:
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings = line.settings
         self._preload = line.preload
+        self._costs = StepCosts()
         self._progress = progress
         self._echo = settings.log_level == "debug"
         self._planning = "auto" if settings.depth == "auto" else "off"
@@ -121,6 +123,7 @@ class InProcessBackend:
             self._planning,
             self._stream_interval_s,
             self._preload,
+            self._costs,
         )
 
     def describe(self, info: EngineInfo) -> EngineInfo:

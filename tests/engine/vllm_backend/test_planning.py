@@ -110,3 +110,21 @@ def test_a_slice_is_named_by_workload_phase_context_and_holes() -> None:
     assert name_slice("agent", False, False, 1023) == "agent/answer/1k"
     assert name_slice("agent", True, False, 1024) == "agent/reasoning/2k"
     assert name_slice("chat", False, True, 5000) == "chat/answer/8k/holes"
+
+
+def test_step_costs_go_to_another_engine_and_acceptance_does_not() -> None:
+    first, second = Pretence(), Pretence()
+    assert first.scheduler.planning.export_costs() == {}
+    first.scheduler.set_planning("auto")
+    assert first.scheduler.planning.export_costs() == {}
+    first.add("a", tenant="team-a")
+    finish(first, "a")
+    costs = first.scheduler.planning.export_costs()
+    assert not second.scheduler.planning.restore_costs(costs)
+    second.scheduler.set_planning("auto")
+    assert second.scheduler.planning.restore_costs(costs)
+    assert second.scheduler.planning.export_costs() == costs
+    before, after = (one.scheduler.planning.describe() for one in (first, second))
+    assert after["cost"] == before["cost"]
+    assert not any(map(int, after["steps_by_depth"]))
+    assert (after["slices"], after["recent"], after["committed_tokens"]) == ([], [], 0)

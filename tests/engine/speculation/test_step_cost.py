@@ -1,0 +1,82 @@
+"""What a model of step costs has learnt, given to another one."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.regret_sim import profiled, step_ms
+from engine.speculation.planner import DepthPlanner
+from engine.speculation.step_cost import StepCostModel
+
+DEPTH = 7
+
+
+@pytest.fixture
+def learnt() -> StepCostModel:
+    return profiled(DepthPlanner(DEPTH)).cost
+
+
+def believe(model: StepCostModel) -> list[list[float]]:
+    widths = np.arange(DEPTH + 1)
+    return [model.seconds(batch, widths * float(batch)).tolist() for batch in (1, 4, 16, 64)]
+
+
+def test_another_model_goes_on_from_it(learnt: StepCostModel) -> None:
+    """By way of numbers alone, and neither is changed by what the other learns later."""
+    exported = learnt.export()
+    sent = json.loads(json.dumps(exported))
+    first, second = StepCostModel(DEPTH), StepCostModel(DEPTH)
+    assert not first.is_known
+    assert first.restore(sent) and second.restore(sent)
+    assert first.is_known
+    assert believe(first) == believe(second) == believe(learnt)
+    assert first.steps_at(4).tolist() == learnt.steps_at(4).tolist()
+    for model in (first, learnt):
+        for _ in range(20):
+            model.observe(4, 12, 3, 2e-3 * step_ms(4, 12, 3))
+    assert believe(first) == believe(learnt) != believe(second)
+    assert second.export() == exported
+
+
+def test_a_known_speed_is_found_again_where_the_machine_is_slower(learnt: StepCostModel) -> None:
+    model = StepCostModel(DEPTH)
+    assert model.restore(learnt.export())
+    for _ in range(40):
+        model.observe(4, 12, 3, 3e-3 * step_ms(4, 12, 3))
+    assert model.step_seconds(4, 12, 3) == pytest.approx(3e-3 * step_ms(4, 12, 3), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unit": 1.0},
+        {"_unit": None},
+        {"_speed": math.nan},
+        {"_speed": "fast"},
+        {"_weights": [1.0]},
+        {"_cells": [0.0] * 12},
+        {"_covariance": 0.0},
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(
+    learnt: StepCostModel, change: dict[str, Any]
+) -> None:
+    model = StepCostModel(DEPTH)
+    before = model.export()
+    assert not model.restore(learnt.export() | change)
+    assert model.export() == before
+    assert not model.is_known
+
+
+def test_costs_of_another_depth_are_refused(learnt: StepCostModel) -> None:
+    assert not StepCostModel(DEPTH - 1).restore(learnt.export())
+    assert not StepCostModel(DEPTH).restore({})
+
+
+def test_a_model_that_knows_nothing_gives_nothing_to_go_on_from() -> None:
+    assert not StepCostModel(DEPTH).restore(StepCostModel(DEPTH).export())

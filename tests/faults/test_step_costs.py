@@ -1,0 +1,85 @@
+"""Engines that die under ``--depth auto``: the next one knows what its steps cost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.conftest import ADMIN, serving
+from tests.engine.draft_copies import make_noise
+from tests.faults import engine_process, streams
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 60
+TIMED = "timing steps of 16 requests"
+KNOWN = "step times are known from the last engine"
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory):
+    log = tmp_path_factory.mktemp("step_costs") / "serve.log"
+    with serving(log, (*ADMIN, "--depth", "auto")) as running:
+        yield running
+
+
+def describe_planner(gateway):
+    answer = httpx.get(f"{gateway.operator}/admin/speculation", timeout=60)
+    return answer.json()["planner"]
+
+
+def count_starts(gateway):
+    """Engines that timed steps, and that were given the costs of the last one."""
+    written = gateway.log.read_text()
+    return written.count(TIMED), written.count(KNOWN)
+
+
+def kill_and_answer(gateway):
+    """The text of a stream that the death of the engine interrupts."""
+
+    async def hear():
+        began = asyncio.Event()
+        body = streams.request("chat", 6, TOKENS)
+        task = asyncio.create_task(streams.hear_all(gateway.url, [body], began))
+        await began.wait()
+        assert engine_process.kill(gateway.process.pid)
+        return (await task)[0]
+
+    heard = asyncio.run(hear())
+    assert heard.whole, heard.error
+    return heard.said
+
+
+def test_an_engine_that_takes_the_place_of_another_times_no_steps(gateway):
+    first = describe_planner(gateway)
+    assert sum(first["steps_by_depth"]) > 100
+    assert count_starts(gateway) == (1, 0)
+    said = []
+    for restarts in (1, 2):
+        said.append(kill_and_answer(gateway))
+        assert count_starts(gateway) == (1, restarts)
+        second = describe_planner(gateway)
+        assert second["mode"] == "auto"
+        assert second["cost"]["steps"] > first["cost"]["steps"] / 2
+        assert 0 < sum(second["steps_by_depth"]) <= TOKENS
+        assert gateway.metric("eaglegate_planner_steps_total") <= TOKENS
+        assert second["steps_by_reason"]["cost"] > 0
+    assert said[0] == said[1]
+
+
+def test_an_engine_that_starts_with_another_draft_times_its_steps(gateway, tmp_path):
+    def post(endpoint, **body):
+        answer = httpx.post(f"{gateway.operator}/admin/{endpoint}", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+
+    timed, known = count_starts(gateway)
+    post("draft", path=str(make_noise(tmp_path / "noise")))
+    kill_and_answer(gateway)
+    assert count_starts(gateway) == (timed + 1, known)
+    kill_and_answer(gateway)
+    assert count_starts(gateway) == (timed + 1, known + 1)
+    post("draft/rollback")
+    kill_and_answer(gateway)
+    assert count_starts(gateway) == (timed + 1, known + 2)
