@@ -304,14 +304,13 @@ class VllmEngine:
         return replace(info, details={**info.details, "depth": f"{mode}, chosen at every step"})
 
     async def _learn_costs(self, info: EngineInfo) -> None:
-        """From the last engine with this draft, or from steps that are timed."""
-        draft = str((self._arguments.speculative_config or {}).get("model"))
-        if await self._costs.hand_over(draft, self._steer):
+        """From the last engine, or from steps that are timed."""
+        if await self._costs.hand_over(self._steer):
             self._progress("step times are known from the last engine")
             return
         most = self._arguments.max_num_seqs or max(PROFILE_BATCHES)
         await time_steps(self.generate, info, most, self._progress)
-        await self._costs.save(draft, self._steer)
+        await self._costs.save(self._steer)
 
     def _find_cause(self, error: Exception) -> str:
         """One sentence: the child's own exception if there is one, else ours."""

@@ -122,11 +122,13 @@ class StepPlanning:
         self._widths, self._begun, self._slices, self.mode = {}, set(), {}, mode
 
     def restart(self) -> None:
-        """Forget all that was learnt: another draft serves."""
-        mode = self.mode
+        """Forget what traffic accepts: another draft serves. A step of it takes as long."""
+        mode, costs = self.mode, self.export_costs()
         self.start("off")
         self._paused = "off", None
         self.start(mode)
+        if costs:
+            self.restore_costs(costs)
 
     def describe(self, recent: int = 0) -> dict[str, object]:
         """What the planner believes and has decided; only the mode where there is none."""

@@ -183,7 +183,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         return self.planning.mode
 
     def forget_draft(self) -> None:
-        """Another draft serves: what was learnt of the last one says nothing."""
+        """Another draft serves: what traffic accepted of the last one says nothing."""
         self.planning.restart()
 
     def _take_over_schedule(self) -> bool:

@@ -28,22 +28,21 @@ Steer = Callable[..., Awaitable[Any]]
 
 
 class StepCosts:
-    """What engines have learnt of their steps as they started, by draft. Outlives each of them.
+    """What an engine has learnt of its steps as it started. Outlives it.
 
-    For the engines of one gateway: they differ in nothing else that costs time. What traffic has
-    taught a planner is not handed over.
+    For the engines of one gateway: they differ in nothing that costs time, since a draft that takes
+    the place of another has its shapes. What traffic has taught a planner is not handed over.
     """
 
     def __init__(self) -> None:
-        self._learnt: dict[str, Mapping[str, object]] = {}
+        self._learnt: Mapping[str, object] | None = None
 
-    async def hand_over(self, draft: str, steer: Steer) -> bool:
-        """Give an engine the costs learnt with its draft; False where its steps must be timed."""
-        costs = self._learnt.get(draft)
-        if costs is None:
+    async def hand_over(self, steer: Steer) -> bool:
+        """Give an engine the last one's costs; False where its steps must be timed."""
+        if self._learnt is None:
             return False
         try:
-            if await steer("restore_costs", costs):
+            if await steer("restore_costs", self._learnt):
                 return True
             log.warning("the last engine's step costs do not fit this one")
         except EngineError:
@@ -52,8 +51,8 @@ class StepCosts:
             log.warning("step costs could not be handed over: %s", error)
         return False
 
-    async def save(self, draft: str, steer: Steer) -> None:
-        """Keep what an engine has learnt, for the next one with its draft."""
+    async def save(self, steer: Steer) -> None:
+        """Keep what an engine has learnt, for the next one."""
         try:
             costs = await steer("export_costs")
         except EngineError:
@@ -62,7 +61,7 @@ class StepCosts:
             log.warning("step costs cannot be kept for a later engine: %s", error)
             return
         if costs:
-            self._learnt[draft] = costs
+            self._learnt = costs
 
 
 async def warm_up(generate: Generate, info: EngineInfo, progress: Progress) -> None:

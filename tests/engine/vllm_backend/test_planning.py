@@ -128,3 +128,15 @@ def test_step_costs_go_to_another_engine_and_acceptance_does_not() -> None:
     assert after["cost"] == before["cost"]
     assert not any(map(int, after["steps_by_depth"]))
     assert (after["slices"], after["recent"], after["committed_tokens"]) == ([], [], 0)
+
+
+def test_another_draft_keeps_the_step_costs_and_no_acceptance() -> None:
+    pretence = Pretence()
+    pretence.scheduler.set_planning("auto")
+    pretence.add("a", tenant="team-a")
+    finish(pretence, "a")
+    costs = pretence.scheduler.planning.export_costs()
+    assert pretence.scheduler.planning.describe()["slices"]
+    pretence.scheduler.forget_draft()
+    assert pretence.scheduler.planning.export_costs() == costs
+    assert pretence.scheduler.planning.describe()["slices"] == []

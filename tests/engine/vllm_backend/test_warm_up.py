@@ -34,49 +34,40 @@ class Core:
         return self._fit
 
 
-async def test_the_next_engine_with_the_draft_is_given_them_and_no_other() -> None:
-    costs, first, second, other = StepCosts(), Core(LEARNT), Core(), Core()
-    assert not await costs.hand_over("a", first.steer)
-    await costs.save("a", first.steer)
-    assert await costs.hand_over("a", second.steer)
-    assert not await costs.hand_over("b", other.steer)
-    assert (first.given, second.given, other.given) == ([], [LEARNT], [])
-
-
-async def test_each_draft_keeps_its_own() -> None:
-    """After a promotion an engine starts with another draft, after a rollback with the first."""
-    costs, again = StepCosts(), Core()
-    await costs.save("a", Core(LEARNT).steer)
-    await costs.save("b", Core({"steps": 1}).steer)
-    assert await costs.hand_over("a", again.steer)
-    assert again.given == [LEARNT]
+async def test_every_later_engine_is_given_them() -> None:
+    costs, first, second, third = StepCosts(), Core(LEARNT), Core(), Core()
+    assert not await costs.hand_over(first.steer)
+    await costs.save(first.steer)
+    assert await costs.hand_over(second.steer)
+    assert await costs.hand_over(third.steer)
+    assert (first.given, second.given, third.given) == ([], [LEARNT], [LEARNT])
 
 
 async def test_what_does_not_fit_is_logged_and_timed_anew(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     costs = StepCosts()
-    await costs.save("a", Core(LEARNT).steer)
+    await costs.save(Core(LEARNT).steer)
     with caplog.at_level(logging.WARNING):
-        assert not await costs.hand_over("a", Core(fit=False).steer)
+        assert not await costs.hand_over(Core(fit=False).steer)
     assert "do not fit" in caplog.text
 
 
 async def test_a_failure_is_logged_and_timed_anew(caplog: pytest.LogCaptureFixture) -> None:
     costs, broken = StepCosts(), Core(failure=RuntimeError("no such method"))
     with caplog.at_level(logging.WARNING):
-        await costs.save("a", broken.steer)
-        assert not await costs.hand_over("a", broken.steer)
-        await costs.save("a", Core(LEARNT).steer)
-        assert not await costs.hand_over("a", broken.steer)
+        await costs.save(broken.steer)
+        assert not await costs.hand_over(broken.steer)
+        await costs.save(Core(LEARNT).steer)
+        assert not await costs.hand_over(broken.steer)
     assert caplog.text.count("no such method") == 2
 
 
 @pytest.mark.parametrize("learnt", [None, {}])
 async def test_an_engine_that_knows_nothing_leaves_nothing(learnt: dict[str, object]) -> None:
     costs, later = StepCosts(), Core()
-    await costs.save("a", Core(learnt).steer)
-    assert not await costs.hand_over("a", later.steer)
+    await costs.save(Core(learnt).steer)
+    assert not await costs.hand_over(later.steer)
     assert later.given == []
 
 
@@ -84,7 +75,7 @@ async def test_the_death_of_the_engine_is_no_failure_to_hand_over() -> None:
     """It fails the start."""
     costs, dead = StepCosts(), Core(failure=EngineDead("gone"))
     with pytest.raises(EngineDead):
-        await costs.save("a", dead.steer)
-    await costs.save("a", Core(LEARNT).steer)
+        await costs.save(dead.steer)
+    await costs.save(Core(LEARNT).steer)
     with pytest.raises(EngineDead):
-        await costs.hand_over("a", dead.steer)
+        await costs.hand_over(dead.steer)
