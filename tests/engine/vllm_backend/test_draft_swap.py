@@ -49,13 +49,14 @@ async def run_prompts(
 
 async def check_swaps(engine: VllmEngine, prompts: list[tuple[int, ...]], folder: Path) -> None:
     manager = manage(engine)
+    other = str(make_noise(folder / "noise"))
     before = await run_prompts(engine, prompts, "before")
-    streams = asyncio.create_task(run_prompts(engine, prompts, "during", 200))
+    streams = asyncio.create_task(run_prompts(engine, prompts, "during", 600))
     await asyncio.sleep(0.1)
-    done = [await manager.swap(str(make_noise(folder / "noise")))]
+    done = [await manager.swap(other)]
     assert not streams.done(), "the swap came while streams ran"
     done.append(await manager.rollback())
-    done.append(await manager.swap(str(folder / "noise")))
+    done.append(await manager.swap(other))
     during = await streams
     noise = await run_prompts(engine, prompts, "noise")
     await manager.rollback()
