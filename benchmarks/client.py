@@ -57,7 +57,7 @@ class StreamClient(asyncio.Protocol):
         """Raises RuntimeError for anything but a whole answer with status 200."""
         self._answer = answer = Answer()
         self._ended = asyncio.get_running_loop().create_future()
-        self._last = self._sent = time.perf_counter()
+        self._sent = time.perf_counter()
         self._transport.write(request)
         await self._ended
         if not answer.head.startswith(b"HTTP/1.1 200") or not answer.tail.endswith(END):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from itertools import cycle, islice
+from typing import Any
 
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -24,10 +25,14 @@ ACCEPTED = tuple(min(3, int(DICE.expovariate(0.55))) for _ in range(997))
 class InstantWorker(CPUWorker):  # type: ignore[misc]
     """Loads the model, and never runs it."""
 
-    _made: ModelRunnerOutput | None = None
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._made: ModelRunnerOutput | None = None
+        self._prompts: dict[str, int] = {}
+        """How long they are, by request."""
 
     def execute_model(self, scheduled: SchedulerOutput) -> None:
-        prompts: dict[str, int] = self.__dict__.setdefault("_prompts", {})
+        prompts = self._prompts
         for name in scheduled.finished_req_ids:
             prompts.pop(name, None)
         computed = {}

@@ -93,19 +93,18 @@ def free_port() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """What is not in this checkout: vLLM's Rust front end, and another checkout."""
+class Comparison:
+    """What a run has besides this checkout: vLLM's Rust front end, and another checkout."""
 
     rust: Path
     other: Path
     engine: tuple[str, ...] = ()
-    """More arguments of the engine."""
+    """Arguments of every server's engine beside ``ENGINE``."""
 
 
-def commands(port: int, other: Path, more: Sequence[str] = ()) -> dict[str, list[str]]:
-    """``more`` arguments are the engine's."""
+def commands(port: int, other: Path, engine: Sequence[str] = ()) -> dict[str, list[str]]:
     target = str(DEMO / "target")
-    common = ["--served-model-name=demo", *ENGINE, *more, "--host=127.0.0.1", f"--port={port}"]
+    common = ["--served-model-name=demo", *ENGINE, *engine, "--host=127.0.0.1", f"--port={port}"]
     ours = [sys.executable, "-m", "server", "serve", target, *common, "--depth=3"]
     theirs = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={target}"]
     rust = [sys.executable, "-m", "benchmarks.rust_front_end", "serve", target]
@@ -117,11 +116,11 @@ def commands(port: int, other: Path, more: Sequence[str] = ()) -> dict[str, list
 
 
 @contextmanager
-def running(name: str, elsewhere: Elsewhere) -> Iterator[Server]:
+def running(name: str, comparison: Comparison) -> Iterator[Server]:
     port, is_rust = free_port(), name == "vllm-rust"
-    rust = elsewhere.rust
+    rust = comparison.rust
     more = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust)}
-    command = commands(port, elsewhere.other, elsewhere.engine)[name]
+    command = commands(port, comparison.other, comparison.engine)[name]
     with started(name, port, command, more if is_rust else {}) as server:
         yield replace(server, pid=find_child(server.pid, rust)) if is_rust else server
 
@@ -231,7 +230,7 @@ def main() -> None:
     parser.add_argument("--other", type=Path, default=Path("other"), help="another checkout")
     parser.add_argument("--instant", action="store_true", help="a model that takes no time")
     options = parser.parse_args()
-    elsewhere = Elsewhere(options.rust, options.other, INSTANT if options.instant else ())
+    comparison = Comparison(options.rust, options.other, INSTANT if options.instant else ())
     asked = Load(options.clients, options.requests, options.tokens)
     costs: dict[str, list[float]] = {name: [] for name in options.servers}
     for name, path in (("vllm-rust", options.rust), ("other", options.other)):
@@ -242,7 +241,7 @@ def main() -> None:
         return
     chunks: dict[str, list[float]] = {name: [] for name in costs}
     with ExitStack() as alive:
-        servers = [alive.enter_context(running(name, elsewhere)) for name in costs]
+        servers = [alive.enter_context(running(name, comparison)) for name in costs]
         for server in servers:
             uvloop.run(load(server, asked))
         for number in range(options.rounds):

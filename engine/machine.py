@@ -139,7 +139,7 @@ def list_gpus() -> tuple[GpuDevice, ...]:
     return tuple(GpuDevice(name, int(total) * MIB, int(free) * MIB) for name, total, free in rows)
 
 
-def find_gpus() -> tuple[GpuMonitor, ...]:
+def find_gpu_monitors() -> tuple[GpuMonitor, ...]:
     """The GPUs that NVML can read; none without a driver or without nvidia-ml-py."""
     try:
         nvml = import_module("pynvml")

@@ -191,17 +191,20 @@ class StepCostModel:
 
     def export(self) -> dict[str, object]:
         """What it has learnt, in numbers and lists of them, for ``restore``."""
-        return {name: deepcopy(getattr(self, name)) for name in LEARNT}
+        return deepcopy(self._read_learnt())
 
     def restore(self, learnt: Mapping[str, object]) -> bool:
         """Go on from what another model exported. False, and nothing is changed, where that does
         not fit: it is of another depth, or holds what is not a number.
         """
-        if not _fits(learnt, self.export()):
+        if not _fits(learnt, self._read_learnt()):
             return False
         for name in LEARNT:
             setattr(self, name, deepcopy(learnt[name]))
         return True
+
+    def _read_learnt(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in LEARNT}
 
     def _filter(self, slope: Row, residual: float, count: int) -> float:
         """Move weights and speed by the mean residual of ``count`` steps. How far that moves their

@@ -127,8 +127,7 @@ class StepPlanning:
         self.start("off")
         self._paused = "off", None
         self.start(mode)
-        if costs:
-            self.restore_costs(costs)
+        self.restore_costs(costs)
 
     def describe(self, recent: int = 0) -> dict[str, object]:
         """What the planner believes and has decided; only the mode where there is none."""

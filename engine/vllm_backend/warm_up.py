@@ -1,7 +1,7 @@
 """What a new engine runs before it serves: a request at every depth, and steps that are timed.
 
 Steps are timed so that the depth planner's first plans are sensible. An engine that takes the place
-of a lost one is given the step costs that the last one had learnt by then.
+of a lost one is given the step costs that the first had learnt by then.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StepCosts:
         self._learnt: Mapping[str, object] | None = None
 
     async def hand_over(self, steer: Steer) -> bool:
-        """Give an engine the last one's costs; False where its steps must be timed."""
+        """Give an engine those of the first; False where its steps must be timed."""
         if self._learnt is None:
             return False
         try:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from engine.errors import EngineDead
 from engine.fleet.fleet import Fleet
-from engine.machine import find_gpus
+from engine.machine import find_gpu_monitors
 from engine.speculation.policy import PLAIN, SPECULATIVE, SpeculationPolicy, SpeculationRules
 from engine.supervision.policy import SupervisionTimeouts
 from engine.types import WORKLOADS, EngineInfo
@@ -95,7 +95,7 @@ class ServeCommand:
         self._improving: asyncio.Task[None] | None = None
         capture = open_capture(line.namespace, progress)
         self._telemetry = Telemetry(
-            GROUPS, _make_telemetry_settings(backend, settings), gpus=find_gpus()
+            GROUPS, _make_telemetry_settings(backend, settings), gpus=find_gpu_monitors()
         )
         self._tracing = _open_tracing(settings.otlp_endpoint)
         self._resilient = backend.create_engine(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.machine import GpuReading, NvmlGpu, find_gpus
+from engine.machine import GpuReading, NvmlGpu, find_gpu_monitors
 from observability.labels import TelemetrySettings
 from observability.metrics import GROUPS
 from observability.telemetry import Telemetry
@@ -60,7 +60,7 @@ def test_what_a_driver_does_not_support_is_none():
 
 
 def test_what_is_found_can_be_read():
-    for gpu in find_gpus():
+    for gpu in find_gpu_monitors():
         assert gpu.read().memory_total_bytes != 0
 
 
