@@ -87,6 +87,14 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_chat_extras.py",
         "tests/server/test_admission.py",
     ),
+    "server/parsing/stop.py": ("tests/server/parsing/test_stop.py",),
+    "server/parsing/markers.py": (
+        "tests/server/parsing/test_markers.py",
+        "tests/server/parsing/test_golden.py",
+        "tests/server/parsing/test_parser.py",
+        "tests/server/parsing/test_free_text.py",
+        "tests/server/parsing/test_damaged.py",
+    ),
     "engine/speculation/accounting.py": (
         "tests/engine/speculation/test_accounting.py",
         "tests/observability/test_account_scripted.py",
