@@ -1,10 +1,10 @@
-"""The sequential test of a canary, simulated: its error rates, its power, its rules."""
+"""The sequential test of a canary: its intervals and its rules. The simulations are apart."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,140 +21,9 @@ from improve.sequential import (
     SlotPair,
     find_interval,
 )
+from tests.improve.simulated_sessions import Values
 
-pytestmark = pytest.mark.thorough
-
-RUNS = 200
 RULES = CanaryRules(max_blocks=40)
-Values = dict[str, dict[str, list[float]]]
-
-
-class Traffic:
-    """Sessions that differ, under a load that drifts; requests of one session are alike."""
-
-    def __init__(self, seed: int, gain: float = 1.0, slower: float = 1.0, tools: float = 1.0):
-        self.random = random.Random(seed)
-        self.gain, self.slower, self.tools = gain, slower, tools
-        self.at = 0
-
-    def make_slot(self, candidate: bool) -> Values:
-        out, load = make_values(), self.find_load()
-        for session in range(self.random.randint(5, 11)):
-            self.add_session(out, f"{self.at}-{session}", load, candidate)
-        return out
-
-    def make_span(self, share: float) -> SlotPair:
-        """The arms at the same time, a share of the sessions in the candidate's."""
-        arms, load = [make_values(), make_values()], self.find_load()
-        for session in range(self.random.randint(10, 22)):
-            candidate = self.random.random() < share
-            self.add_session(arms[candidate], f"{self.at}-{session}", load, candidate)
-        return SlotPair(*arms)
-
-    def find_load(self) -> float:
-        self.at += 1
-        return 1 + 0.3 * math.sin(self.at / 7) + 0.02 * self.random.gauss(0, 1)
-
-    def add_session(self, out: Values, name: str, load: float, candidate: bool) -> None:
-        workload = "tools" if self.random.random() < 0.3 else "chat"
-        own = self.random.lognormvariate(0, 0.25) * (2.2 if workload == "tools" else 1)
-        for _ in range(self.random.randint(1, 5)):
-            self.add_request(out, name, workload, own, load, candidate)
-
-    def add_request(
-        self, out: Values, name: str, workload: str, own: float, load: float, candidate: bool
-    ) -> None:
-        gain, slower = (self.gain, self.slower) if candidate else (1.0, 1.0)
-        if candidate and workload == "tools":
-            gain *= self.tools
-        noise = [self.random.lognormvariate(0, 0.1) for _ in range(2)]
-        length = 1 + 1.8 * gain * own * noise[0]
-        out["acceptance"][name].append(length)
-        out["acceptance:" + workload][name].append(length)
-        tpot = slower * load * noise[1] / length
-        for metric in ("tpot", "tpot:" + workload):
-            out[metric][name].append(tpot)
-        out["fallback"][name].append(self.random.betavariate(2, 8))
-        out["failed"][name].append(float(self.random.random() < 0.01))
-        if workload == "tools":
-            out["tool_failed"][name].append(float(self.random.random() < 0.03))
-
-    def make_block(self) -> SlotPair:
-        first = bool(self.random.random() < 0.5)
-        slots = {arm: self.make_slot(arm) for arm in (first, not first)}
-        return SlotPair(slots[False], slots[True])
-
-    def run(
-        self, rules: CanaryRules = RULES, share: float | None = None
-    ) -> tuple[CanaryVerdict, int]:
-        """Looks after every block, and stops at the first verdict."""
-        test = CanaryTest(rules)
-        while True:
-            test.add(self.make_block() if share is None else self.make_span(share))
-            found = test.judge()
-            if found.ended:
-                return found.verdict, found.blocks
-
-
-def make_values() -> Values:
-    return defaultdict(lambda: defaultdict(list))
-
-
-def run_many(
-    runs: int = RUNS, rules: CanaryRules = RULES, share: float | None = None, **change: float
-) -> tuple[Counter[CanaryVerdict], float]:
-    found = [Traffic(seed, **change).run(rules, share) for seed in range(runs)]
-    return Counter(verdict for verdict, _ in found), float(np.median([n for _, n in found]))
-
-
-def test_two_equal_arms_are_neither_promoted_nor_rolled_back() -> None:
-    """At alpha = 0.05, with 40 looks at eight metrics, 200 runs."""
-    verdicts, _ = run_many()
-    assert verdicts[CanaryVerdict.PROMOTE] <= 0.05 * RUNS
-    assert verdicts[CanaryVerdict.ROLL_BACK] <= 0.05 * RUNS
-
-
-def test_a_better_draft_is_promoted() -> None:
-    verdicts, blocks = run_many(40, CanaryRules(max_blocks=120), gain=1.25)
-    assert verdicts[CanaryVerdict.PROMOTE] >= 34
-    assert not verdicts[CanaryVerdict.ROLL_BACK]
-    assert blocks < 80
-
-
-def test_a_worse_draft_is_rolled_back_early() -> None:
-    verdicts, blocks = run_many(60, gain=0.7)
-    assert verdicts[CanaryVerdict.ROLL_BACK] >= 57
-    assert not verdicts[CanaryVerdict.PROMOTE]
-    assert blocks <= 20
-
-
-def test_a_slower_candidate_is_not_promoted() -> None:
-    verdicts, _ = run_many(60, gain=1.1, slower=1.3)
-    assert not verdicts[CanaryVerdict.PROMOTE]
-
-
-def test_a_draft_that_forgets_one_slice_is_not_promoted() -> None:
-    verdicts, _ = run_many(60, gain=1.25, tools=0.6)
-    assert verdicts[CanaryVerdict.PROMOTE] <= 1
-
-
-@pytest.mark.parametrize("share", [None, 0.5])
-def test_rules_of_the_same_effect_are_neither_promoted_nor_rolled_back(
-    share: float | None,
-) -> None:
-    verdicts, _ = run_many(100, CanaryRules.for_tpot(max_blocks=40), share)
-    assert verdicts[CanaryVerdict.PROMOTE] <= 5
-    assert verdicts[CanaryVerdict.ROLL_BACK] <= 5
-
-
-@pytest.mark.parametrize("share", [None, 0.5, 0.3])
-def test_rules_are_judged_by_time(share: float | None) -> None:
-    """Faster by a fifth, though fewer tokens are accepted; and slower, though more are."""
-    rules = CanaryRules.for_tpot(max_blocks=200)
-    verdicts, _ = run_many(20, rules, share, gain=0.8, slower=0.7)
-    assert verdicts[CanaryVerdict.PROMOTE] >= 17
-    verdicts, _ = run_many(20, rules, share, gain=1.2, slower=1.5)
-    assert verdicts[CanaryVerdict.ROLL_BACK] >= 18
 
 
 def test_what_the_traffic_is_made_of_does_not_count() -> None:
@@ -190,10 +59,12 @@ def test_a_loss_within_the_margin_is_no_reason_to_roll_back() -> None:
     assert found.verdict is CanaryVerdict.PROMOTE, found.reason
 
 
+@pytest.mark.thorough
 def test_the_interval_holds_at_all_times_at_once() -> None:
     assert count_misses(lambda draws: np.ones(100)) <= 0.1 * 400
 
 
+@pytest.mark.thorough
 def test_the_interval_holds_where_blocks_differ_in_size() -> None:
     """Tenfold by day and night, and at random."""
     daily = 10 ** np.sin(np.arange(100) / 8)

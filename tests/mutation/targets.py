@@ -120,4 +120,18 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/supervision/test_restarts.py",
         "tests/engine/fleet/test_fleet.py",
     ),
+    "observability/capture/capture.py": ("tests/server/test_capture.py",),
+    "observability/capture/command.py": ("tests/observability/capture/test_command.py",),
+    "observability/capture/files.py": (
+        "tests/observability/capture/test_writer.py",
+        "tests/observability/capture/test_record.py",
+        "tests/observability/capture/test_command.py",
+    ),
+    "observability/capture/record.py": (
+        "tests/observability/capture/test_record.py",
+        "tests/observability/capture/test_command.py",
+        "tests/server/test_capture.py",
+    ),
+    "observability/capture/redaction.py": ("tests/server/test_capture.py",),
+    "improve/sequential.py": ("tests/improve/test_sequential.py",),
 }
