@@ -45,6 +45,7 @@ PYTEST = (
     "-q", "-x", "-s", "-m", "not slow", "--no-header", "--no-summary", "--tb=no",
     "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout",
     "-p", "_hypothesis_pytestplugin", "--hypothesis-seed=0", "--timeout=0", "-k", "not vllm",
+    "-W", "ignore::pytest.PytestAssertRewriteWarning",
 )  # fmt: skip
 """Tests with vLLM's own renderer are left out: it is loaded in every fork, and the clock runs."""
 Mutants = Mapping[str, Sequence[Mutant]]
