@@ -37,16 +37,17 @@ class JsonRepair:
             self._escaped = False
             self._sink(text)
             return
-        text, self._held = self._held + text, ""
-        if not self._started and not self._start(text):
-            self._held = text
-            return
+        if not self._started:
+            text, self._held = self._held + text, ""
+            if not self._start(text):
+                self._held = text
+                return
         if self._encoded is not None:
             text = self._encoded.write(text)
-        elif len(text) <= SHORT and not self._escaped:
+        text, self._held = self._held + text, ""
+        if len(text) <= SHORT and not self._escaped and self._encoded is None:
             self._write_short(text)
-            return
-        if mended := self._without_commas(text):
+        elif mended := self._without_commas(text):
             self._sink(mended)
 
     def _write_short(self, text: str) -> None:

@@ -73,7 +73,16 @@ def _plain() -> Tokenizer:
     return Tokenizer.from_str(_trained())
 
 
-def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> list[int]:
+@cache
+def _letters(text: str) -> list[int]:
+    return [token_id for letter in text for token_id in _encode(letter)]
+
+
+def _encode(text: str) -> list[int]:
+    return _plain().encode(text, add_special_tokens=False).ids
+
+
+def encode(tokenizer: Tokenizer, pieces: Iterable[Piece], *, in_letters: bool = False) -> list[int]:
     """Markers as their one token; text as ordinary tokens, whatever it spells."""
     ids: list[int] = []
     for piece in pieces:
@@ -82,5 +91,5 @@ def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> list[int]:
             assert found is not None, f"{piece.token} is no token of this format"
             ids.append(found)
         else:
-            ids += _plain().encode(piece, add_special_tokens=False).ids
+            ids += _letters(piece) if in_letters else _encode(piece)
     return ids

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from engine.events import Repair, ToolCallEnd
+from engine.events import ParserEvent, Repair, ToolCallEnd
 from engine.types import FinishReason
 from server.parsing.answer import make_parser
 from server.parsing.fold import Folded, fold
@@ -47,16 +48,21 @@ class Damage:
 
 
 def read(case: Damage) -> list[Folded]:
-    """The answer, at several cuttings."""
+    """The answer at every cutting."""
+    return list(map(fold, read_events(case)))
+
+
+def read_events(case: Damage) -> Iterator[list[ParserEvent]]:
+    """The answer in tokens of words and of letters, 1 to 8 of them a step, and all in one."""
     pieces = pieces_of(case.output)
     form = tool_format(case.parser)
     own = (*form.markers, *reasoning_format(case.thinks).markers)
     used = [piece.token for piece in pieces if isinstance(piece, Marker)]
     made = tokenizer(tuple(m for m in dict.fromkeys(used) if m in own or m == form.fragment))
-    ids = encode(made, pieces)
     vocabulary = Vocabulary.from_tokenizers(made)
-    found = []
-    for steps in (every(ids, 1), every(ids, 3), every(ids, len(ids) or 1), randomly(ids, 1)):
+    words, letters = (encode(made, pieces, in_letters=small) for small in (False, True))
+    cuttings = [every(ids, size) for ids in (words, letters) for size in range(1, 9)]
+    for steps in (*cuttings, every(words, len(words) or 1), randomly(words, 1)):
         parser = make_parser(
             vocabulary,
             tool_parser=case.parser,
@@ -66,8 +72,7 @@ def read(case: Damage) -> list[Folded]:
             else [{"name": name, "parameters": schema} for name, schema in case.tools.items()],
         )
         events = [event for step in steps for event in parser.feed(step)]
-        found.append(fold([*events, *parser.flush(case.finish)]))
-    return found
+        yield [*events, *parser.flush(case.finish)]
 
 
 def check(case: Damage) -> None:

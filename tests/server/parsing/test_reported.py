@@ -11,31 +11,40 @@ import yaml
 from engine.types import FinishReason
 from tests.server.parsing.test_damaged import Damage, check
 
-FILES = [
-    yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    for name in ("reported.yaml", "shapes.yaml")
-]
-CASES = [(case, file["tools"]) for file in FILES for case in file["ordinary"] + file["damaged"]]
+
+def _load(name: str) -> dict[str, Any]:
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    loaded: dict[str, Any] = yaml.safe_load(text)
+    return loaded
 
 
-@pytest.mark.parametrize(
-    ("case", "tools"), [pytest.param(*case, id=str(case[0]["name"])) for case in CASES]
-)
-def test_an_answer(case: dict[str, Any], tools: dict[str, Any]) -> None:
+def damage_of(case: dict[str, Any], tools: dict[str, Any]) -> Damage:
+    """A case of the files."""
     calls = [
         (call["name"], call["arguments"], call.get("outcome", "valid"))
         for call in case.get("calls", ())
     ]
-    check(
-        Damage(
-            case["name"],
-            case["parser"],
-            case["output"],
-            tuple(calls),
-            case.get("content", ""),
-            case.get("reasoning", ""),
-            case.get("thinks"),
-            FinishReason(case.get("finish", "stop")),
-            tools,
-        )
+    return Damage(
+        case["name"],
+        case["parser"],
+        case["output"],
+        tuple(calls),
+        case.get("content", ""),
+        case.get("reasoning", ""),
+        case.get("thinks"),
+        FinishReason(case.get("finish", "stop")),
+        tools,
     )
+
+
+REPORTED, SHAPES = _load("reported.yaml"), _load("shapes.yaml")
+CASES = [
+    damage_of(case, file["tools"])
+    for file in (REPORTED, SHAPES)
+    for case in file["ordinary"] + file["damaged"]
+]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in CASES])
+def test_an_answer(case: Damage) -> None:
+    check(case)
