@@ -147,7 +147,7 @@ def _parse_as_vllm(
         tool if "function" in tool else {"type": "function", "function": tool}
         for tool in job.tools or ()
     ]
-    opened = reasoning_format(reasoning).starts if job.starts_in is Phase.REASONING else ()
+    opened = reasoning_format(reasoning).openings if job.starts_in is Phase.REASONING else ()
     prompt = vocabulary.encode(opened[0] if opened else "\n")
     parser = make_fallback_parser(
         vocabulary, parsers.make(offered, prompt), tools=offered, stop=job.stop

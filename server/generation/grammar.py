@@ -246,13 +246,18 @@ class ParserFactory:
     """Reads all answers, where one of the names has no parser here."""
     reasoning: ReasoningFormat = field(init=False)
     """How the model marks its thinking."""
+    _openings: tuple[str, ...] = field(init=False)
+    """Ends of prompts that open the thinking."""
 
     def __post_init__(self) -> None:
         """Raises UnknownParser, which lists the names there are."""
-        if self.fallback is None and self.tool_parser is not None:
-            tool_format(self.tool_parser)
-        name = None if self.fallback else self.reasoning_parser
-        object.__setattr__(self, "reasoning", fit_reasoning(name, self.vocabulary))
+        own = self.fallback is None
+        reasoning = fit_reasoning(self.reasoning_parser if own else None, self.vocabulary)
+        openings = reasoning.openings
+        if own and self.tool_parser is not None:
+            openings = (*openings, *filter(None, [tool_format(self.tool_parser).opening]))
+        object.__setattr__(self, "reasoning", reasoning)
+        object.__setattr__(self, "_openings", openings)
 
     def describe(self) -> list[tuple[str, str, str]]:
         """Purpose and name of each parser, and whose it is."""
@@ -278,7 +283,7 @@ class ParserFactory:
         further up belongs to the conversation.
         """
         end = self.vocabulary.decoder().text(token_ids[-TAIL:]).rstrip()
-        opened = end.endswith(self.reasoning.starts)
+        opened = end.endswith(self._openings)
         phase = Phase.REASONING if opened else Phase.CONTENT
         return Prompt(tuple(token_ids), phase, end.endswith(self.reasoning.ends))
 

@@ -52,6 +52,14 @@ class ReasoningFormat:
     """As in ``ToolFormat``."""
     texts: tuple[str, ...] = ()
     """As in ``ToolFormat``."""
+    opening: str = ""
+    """The end of a prompt that opens the thinking, where that is more than a start marker."""
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """Ends of prompts that open the thinking."""
+        labelled = (start + self.label for start in self.starts if self.label)
+        return tuple(filter(None, (self.opening, *self.starts, *labelled)))
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -86,6 +94,8 @@ class ToolFormat:
     """Reads the whole message, as in ``ReasoningFormat``."""
     head: Callable[[Context], Follow] | None = None
     """What calls without a marker begin with."""
+    opening: str = ""
+    """As in ``ReasoningFormat``, of a format whose ``channels`` read the thinking as well."""
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -160,5 +160,8 @@ def _read_content(context: Context) -> Subgrammar:
     return marker
 
 
-FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels)
-REASONING = ReasoningFormat((), (), framing="", channels=read_channels, inner=MARKERS)
+_OPENING = f"{CHANNEL}analysis{MESSAGE}"
+FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels, opening=_OPENING)
+REASONING = ReasoningFormat(
+    (), (), framing="", channels=read_channels, inner=MARKERS, opening=_OPENING
+)

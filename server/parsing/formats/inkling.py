@@ -99,8 +99,10 @@ def _read_block(kind: str, context: Context) -> Subgrammar:
     return marker
 
 
-FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels)
-REASONING = ReasoningFormat((), (), framing="\n", channels=read_channels, inner=MARKERS)
+FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels, opening=THINKING)
+REASONING = ReasoningFormat(
+    (), (), framing="\n", channels=read_channels, inner=MARKERS, opening=THINKING
+)
 
 FRAMES = {
     "inkling": CallFrame(

@@ -179,5 +179,8 @@ def _after_call(context: Context) -> Follow:
     return {**last, **context.follow({"call tool=": None}, OPEN)}
 
 
-FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels)
-REASONING = ReasoningFormat((), (), framing="", channels=read_channels, inner=MARKERS)
+_OPENING = f"{OPEN}think{SEP}"
+FORMAT = ToolFormat((), no_calls, MARKERS, framing="", channels=read_channels, opening=_OPENING)
+REASONING = ReasoningFormat(
+    (), (), framing="", channels=read_channels, inner=MARKERS, opening=_OPENING
+)

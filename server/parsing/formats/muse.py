@@ -30,6 +30,7 @@ from server.parsing.tags import Tags
 START, MESSAGE, EOM, EOT = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
 MARKERS = (START, MESSAGE, EOM, EOT)
 ENDS = (EOM, EOT, START)
+_OPENING = f"to=self{MESSAGE}"
 _RECIPIENT = re.compile(r"to=([A-Za-z0-9_.\-]+)\s*\Z")
 _HEADER = re.compile(r"\s{0,99}(?:to=|assistant)")
 _HEADER_BEGINS = re.compile(r"\s{0,99}(?:to?|a(?:s(?:s(?:i(?:s(?:t(?:a(?:nt?)?)?)?)?)?)?)?)?\Z")
@@ -57,10 +58,12 @@ class Recipients:
 
     def tools(self) -> ToolFormat:
         inner = (*MARKERS, *_TAGS.format().markers)
-        return ToolFormat((), no_calls, inner, framing="", channels=self.read)
+        return ToolFormat((), no_calls, inner, framing="", channels=self.read, opening=_OPENING)
 
     def reasoning(self) -> ReasoningFormat:
-        return ReasoningFormat((), (), framing="", channels=self.read, inner=MARKERS)
+        return ReasoningFormat(
+            (), (), framing="", channels=self.read, inner=MARKERS, opening=_OPENING
+        )
 
     def read(self, context: Context) -> Grammar:
         """Message after message, from inside the first one's header."""
