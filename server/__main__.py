@@ -26,6 +26,7 @@ from server.cli.command_line import (
     read_engine_arguments,
 )
 from server.cli.console import StartupProgress
+from server.cli.first_read import open_ports, read_first
 from server.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -101,15 +102,18 @@ def _with_settings(command: str, argv: list[str]) -> int:
     progress = StartupProgress()
     try:
         if command == "check":
+            read_first(command, argv)
             line = read_command_line(command, argv, progress)
             progress.close()
             return _check(line)
         gc.disable()  # what a start imports stays; ServeCommand freezes it
+        first = read_first(command, argv)
+        listeners = [] if first is None else open_ports(first)
         preload = _preload_engine(argv)
-        line = replace(read_command_line(command, argv, progress), preload=preload)
+        line = read_command_line(command, argv, progress)
         from server.cli.serve import ServeCommand
 
-        return ServeCommand(line, progress).run()
+        return ServeCommand(replace(line, preload=preload, listeners=listeners), progress).run()
     except (ConfigError, EngineStartError, EngineDead) as error:
         progress.close()
         print(f"eaglegate: {error}", file=sys.stderr)

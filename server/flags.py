@@ -13,9 +13,10 @@ compares this table with vLLM's own parser.
 from __future__ import annotations
 
 import argparse
+import re
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
 import orjson
@@ -55,37 +56,75 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+class Heading(str):
+    """Heading of the settings that follow it in a dataclass, for ``--help``.
+
+    Declared as a class variable between fields: ``KEYS: ClassVar = Heading("API keys")``.
+    """
+
+
+def list_settings(kind: type) -> Iterator[tuple[str, Field[Any]]]:
+    """The fields of ``kind``, each with the heading it stands under."""
+    known = {item.name: item for item in fields(kind)}
+    heading = "gateway"
+    for name in kind.__annotations__:
+        if name in known:
+            yield heading, known[name]
+        elif isinstance(value := getattr(kind, name), Heading):
+            heading = value
+
+
 def add_arguments(parser: argparse.ArgumentParser, kind: type) -> None:
     """Add one flag per field of ``kind``; flags the parser has already are left as they are."""
-    group = parser.add_argument_group("gateway")
     taken = parser._option_string_actions
+    groups = {group.title: group for group in parser._action_groups}
     hints = typing.get_type_hints(kind)
-    for item in fields(kind):
-        if flag(item.name) not in taken:
-            _add_flag(group, item.name, hints[item.name], item.default, item.metadata)
+    for heading, item in list_settings(kind):
+        if flag(item.name) in taken:
+            continue
+        if heading not in groups:
+            groups[heading] = parser.add_argument_group(str(heading))
+        _add_flag(groups[heading], item.name, hints[item.name], item.default, item.metadata)
     if "--config" not in taken:
-        group.add_argument("--config", metavar="FILE", help="YAML file of flags and their values")
+        parser.add_argument("--config", metavar="FILE", help="YAML file of flags and their values")
 
 
 def _add_flag(group: Any, name: str, hint: Any, default: Any, metadata: Mapping[str, Any]) -> None:
-    shown = f" (default: {default})" if default not in (None, (), MISSING) else ""
+    shown = f" (default: {_show(default)})" if default not in (None, (), "", False, MISSING) else ""
     options: dict[str, Any] = {
         "dest": name,
         "default": argparse.SUPPRESS,
-        "help": f"{metadata['help']}{shown} [{ENV_PREFIX}{name.upper()}]".replace("%", "%%"),
+        "help": f"{metadata['help']}{shown}".replace("%", "%%"),
     }
+    origin = typing.get_origin(hint)
     if metadata.get("choices"):
         options["choices"] = metadata["choices"]
-    origin = typing.get_origin(hint)
+    elif hint is not bool:
+        options["metavar"] = metadata.get("metavar") or name_value(name)
     if hint is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif origin is tuple:
         options["nargs"] = "+"
     elif origin is dict:
-        options |= {"type": _parse_json_object, "metavar": "JSON"}
+        options |= {"type": parse_json_object, "metavar": "JSON"}
     else:
-        options |= {"type": _strip_optional(hint), "metavar": metadata.get("metavar", name.upper())}
+        options["type"] = _strip_optional(hint)
     group.add_argument(flag(name), **options)
+
+
+def _show(default: Any) -> str:
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+UNITS = {"s": "SECONDS", "ms": "MS"}
+
+
+def name_value(name: str) -> str:
+    """The last word of a flag's name, as help shows its value: ``--api-key-file FILE``."""
+    last = re.split("[-_]", name)[-1]
+    return UNITS.get(last, last.upper())
 
 
 def _strip_optional(hint: Any) -> Any:
@@ -94,7 +133,7 @@ def _strip_optional(hint: Any) -> Any:
     return inner[0] if inner else hint
 
 
-def _parse_json_object(text: str) -> dict[str, Any]:
+def parse_json_object(text: str) -> dict[str, Any]:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -240,15 +279,15 @@ FLAGS = (
 )  # fmt: skip
 
 
-def add_front_end_flags(parser: argparse.ArgumentParser) -> None:
-    """Every flag of the table the parser does not have yet."""
+def add_front_end_flags(parser: argparse.ArgumentParser, shown: bool = True) -> None:
+    """Add every flag of the table that the parser does not have yet; help shows them or not."""
     group = parser.add_argument_group("vllm serve")
     taken = parser._option_string_actions
     for item in FLAGS:
         if flag(item.name) in taken:
             continue
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
-        options["help"] = f"{item.kind}: {item.why}"
+        options["help"] = f"{item.kind}: {item.why}" if shown else argparse.SUPPRESS
         if item.takes == SWITCH:
             options["action"] = argparse.BooleanOptionalAction
         elif item.takes == MANY:

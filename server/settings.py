@@ -1,6 +1,7 @@
 """Settings of the gateway, and their command-line flags.
 
-A setting is one field; its flag, environment name and help follow from it. The engine's own flags
+A setting is one field; its flag, environment name and help follow from it. It stands under the
+``Heading`` whose heading it has in ``--help``. The engine's own flags
 come through the same parser, so they too can stand in the file and the environment
 (``server.cli.command_line``).
 """
@@ -8,15 +9,16 @@ come through the same parser, so they too can stand in the file and the environm
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
+from engine.errors import redact
 from engine.fleet.types import FleetSettings, RoutingSettings
 from engine.remote.upstream import ConnectionSettings
 from engine.supervision.policy import SupervisionTimeouts
 from server.access.admission import AdmissionLimits
 from server.errors import ConfigError
-from server.flags import flag, read_into, setting, setting_of
+from server.flags import Heading, flag, read_into, setting, setting_of
 from server.http.connection import TlsSettings
 from server.http.cross_origin import CrossOriginPolicy
 from server.http.response import StreamTiming
@@ -32,6 +34,11 @@ POSITIVE = (
     "affinity_block", "affinity_epsilon",
 )  # fmt: skip
 """Settings that must be above 0."""
+SECRETS = (
+    "api_key", "admin_api_key", "encryption_key", "upstream_key", "ssl_keyfile_password",
+    "responses_store",
+)  # fmt: skip
+"""Settings that are, or may hold, a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +48,16 @@ class Settings:
     The default of ``setting_of`` is that of the part which the setting is for.
     """
 
+    SERVER: ClassVar = Heading("Address and model names")
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = setting(8000, "port to listen on; 0 picks a free one")
     served_model_name: tuple[str, ...] = setting(
         (), "names clients may use for the model; the first is the one shown"
     )
+    root_path: str = setting("", "path prefix a proxy serves this gateway under")
+
+    FORMATS: ClassVar = Heading("Formats of the model")
     tool_call_parser: str | None = setting(None, "tool-call format of the model")
-    repair_tool_calls: bool = setting(
-        True, "mend arguments of tool calls where they can mean one thing only; counted"
-    )
-    vllm_parser_fallback: bool = setting(
-        False, "read formats that have no parser here with vLLM's own parser of that name"
-    )
-    enable_auto_tool_choice: bool = setting(
-        False, "accepted as vllm serve has it; a tool-call parser is enough here"
-    )
     reasoning_parser: str | None = setting(None, "reasoning format of the model")
     reasoning_field: str = setting(
         "both",
@@ -63,8 +65,8 @@ class Settings:
         choices=("both", "reasoning", "reasoning_content"),
     )
     chat_template: str | None = setting(None, "chat template: a file or the template itself")
-    trust_request_chat_template: bool = setting(
-        False, "requests may bring a chat template; it runs in a process with limits"
+    default_chat_template_kwargs: dict[str, Any] = setting(
+        {}, "JSON object given to the chat template with every request"
     )
     chat_template_content_format: str = setting(
         "auto",
@@ -77,14 +79,20 @@ class Settings:
         "or parsed as the token, as vllm serve does",
         choices=("text", "parse"),
     )
-    default_chat_template_kwargs: dict[str, Any] = setting(
-        {}, "JSON object given to the chat template with every request"
+    trust_request_chat_template: bool = setting(
+        False, "requests may bring a chat template; it runs in a process with limits"
     )
-    stream_interval_ms: float | None = setting(
-        None,
-        "milliseconds in which steps of a stream are sent together; 0 sends each at once; without "
-        "it they are joined only while the event loop lags",
+    repair_tool_calls: bool = setting(
+        True, "mend arguments of tool calls where they can mean one thing only; counted"
     )
+    vllm_parser_fallback: bool = setting(
+        False, "read formats that have no parser here with vLLM's own parser of that name"
+    )
+    enable_auto_tool_choice: bool = setting(
+        False, "accepted as vllm serve has it; a tool-call parser is enough here"
+    )
+
+    SPECULATION: ClassVar = Heading("Speculation")
     depth: str | None = setting(
         None,
         "draft tokens per step of requests that ask for none: a number, or `auto` to choose it at "
@@ -104,6 +112,21 @@ class Settings:
     preflight: bool = setting(
         True, "refuse to start when the checks of `eaglegate check` find an obstacle"
     )
+
+    KEYS: ClassVar = Heading("API keys and operators")
+    api_key: tuple[str, ...] = setting(
+        (), "API keys clients may use; better in the environment or a file than on a command line"
+    )
+    api_key_file: str | None = setting(
+        None, "YAML file of hashed API keys with names and limits; read again on SIGHUP"
+    )
+    admin_api_key: str | None = setting(None, "an API key that opens operator paths, too")
+    admin_port: int | None = setting(
+        None, "serve operator paths (/, /metrics, /debug, /admin) on this port and there alone"
+    )
+    admin_host: str = setting("127.0.0.1", "address of --admin-port")
+
+    WORKERS: ClassVar = Heading("Workers in place of an engine")
     upstream: str | None = setting(
         None,
         "vLLM servers that generate in place of an engine of this process: "
@@ -133,16 +156,6 @@ class Settings:
     upstream_start_s: float = setting_of(
         FleetSettings, "start_s", "seconds a worker that is loading is waited for"
     )
-    unknown_fields: str = setting(
-        "ignore",
-        "unknown request fields: ignored and named in a response header, or refused with 400",
-        choices=("ignore", "refuse"),
-    )
-    history_media: str = setting(
-        "placeholder",
-        "images and files in earlier messages and in results of tools: a placeholder, or a 400",
-        choices=("placeholder", "refuse"),
-    )
     session_header: str = setting(
         "x-session-id", "header that names a session, whose requests go to the same worker"
     )
@@ -159,9 +172,70 @@ class Settings:
     affinity_slack: float = setting_of(
         RoutingSettings, "slack", "load in tokens below which no worker is passed over"
     )
+
+    LIMITS: ClassVar = Heading("Limits")
+    max_running: int = setting_of(AdmissionLimits, "running", "sequences in the engine at a time")
+    max_queued: int = setting_of(
+        AdmissionLimits, "queued", "requests that may wait; more are refused with 429"
+    )
+    max_queued_tokens: int = setting_of(
+        AdmissionLimits, "queued_tokens", "prompt tokens that may wait; more are refused"
+    )
+    max_body_bytes: int = setting(8 << 20, "largest request body in bytes")
+    request_timeout_s: float = setting(
+        0.0, "seconds a request may take; 0 for as long as it needs; x-request-timeout may say less"
+    )
+    body_timeout_s: float = setting(30.0, "seconds a request's body may take to come in")
+    reader_timeout_s: float = setting_of(
+        StreamTiming, "reader_s", "seconds a client may leave a stream unread before it is cut off"
+    )
+    drain_s: float = setting(
+        30.0, "seconds running requests have left after SIGTERM before they are ended"
+    )
+    memory_limit: int | None = setting(
+        None,
+        "bytes of memory this gateway may use before it sheds; 0 for no watch; without one "
+        "the control group's limit, else the machine's memory",
+    )
+    max_connections: int | None = setting(
+        None, "connections of clients at a time; as many as open files allow, at most 16384"
+    )
+    max_connections_per_client: int | None = setting(
+        None, "connections of one address; half of --max-connections"
+    )
+
+    REQUESTS: ClassVar = Heading("Requests and streams")
+    stream_interval_ms: float | None = setting(
+        None,
+        "milliseconds in which steps of a stream are sent together; 0 sends each at once; without "
+        "it they are joined only while the event loop lags",
+    )
+    first_event_grace_s: float = setting_of(
+        StreamTiming,
+        "first_event_grace_s",
+        "seconds a status line waits for the first token, so that errors keep their status",
+    )
+    keep_alive_s: float = setting_of(
+        StreamTiming, "keep_alive_s", "seconds of silence in a stream before a comment is sent"
+    )
+    unknown_fields: str = setting(
+        "ignore",
+        "unknown request fields: ignored and named in a response header, or refused with 400",
+        choices=("ignore", "refuse"),
+    )
+    history_media: str = setting(
+        "placeholder",
+        "images and files in earlier messages and in results of tools: a placeholder, or a 400",
+        choices=("placeholder", "refuse"),
+    )
     workloads: tuple[str, ...] = setting(
         (), "more workload names clients may give in x-eaglegate-workload"
     )
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, "serve /tokenizer_info: the tokenizer's configuration and the chat template"
+    )
+
+    STORE: ClassVar = Heading("Stored responses and conversations")
     responses_store: str = setting(
         "auto",
         "where responses are kept: a database URL as SQLAlchemy has it, none, or auto: "
@@ -187,26 +261,8 @@ class Settings:
     encryption_key_file: str | None = setting(
         None, "a file of such keys, one per line; without any, one is made beside the SQLite store"
     )
-    max_body_bytes: int = setting(8 << 20, "largest request body in bytes")
-    first_event_grace_s: float = setting_of(
-        StreamTiming,
-        "first_event_grace_s",
-        "seconds a status line waits for the first token, so that errors keep their status",
-    )
-    keep_alive_s: float = setting_of(
-        StreamTiming, "keep_alive_s", "seconds of silence in a stream before a comment is sent"
-    )
-    api_key: tuple[str, ...] = setting(
-        (), "API keys clients may use; better in the environment or a file than on a command line"
-    )
-    api_key_file: str | None = setting(
-        None, "YAML file of hashed API keys with names and limits; read again on SIGHUP"
-    )
-    admin_api_key: str | None = setting(None, "an API key that opens operator paths, too")
-    admin_port: int | None = setting(
-        None, "serve operator paths (/, /metrics, /debug, /admin) on this port and there alone"
-    )
-    admin_host: str = setting("127.0.0.1", "address of --admin-port")
+
+    BROWSERS: ClassVar = Heading("Browsers and proxies")
     allowed_hosts: tuple[str, ...] = setting_of(
         CrossOriginPolicy,
         "hosts",
@@ -229,38 +285,8 @@ class Settings:
     forwarded_allow_ips: tuple[str, ...] = setting(
         (), "addresses or networks of proxies whose X-Forwarded-For and -Proto are believed"
     )
-    max_connections: int | None = setting(
-        None, "connections of clients at a time; as many as open files allow, at most 16384"
-    )
-    max_connections_per_client: int | None = setting(
-        None, "connections of one address; half of --max-connections"
-    )
-    enable_tokenizer_info_endpoint: bool = setting(
-        False, "serve /tokenizer_info: the tokenizer's configuration and the chat template"
-    )
-    memory_limit: int | None = setting(
-        None,
-        "bytes of memory this gateway may use before it sheds; 0 for no watch; without one "
-        "the control group's limit, else the machine's memory",
-    )
-    root_path: str = setting("", "path prefix a proxy serves this gateway under")
-    max_running: int = setting_of(AdmissionLimits, "running", "sequences in the engine at a time")
-    max_queued: int = setting_of(
-        AdmissionLimits, "queued", "requests that may wait; more are refused with 429"
-    )
-    max_queued_tokens: int = setting_of(
-        AdmissionLimits, "queued_tokens", "prompt tokens that may wait; more are refused"
-    )
-    request_timeout_s: float = setting(
-        0.0, "seconds a request may take; 0 for as long as it needs; x-request-timeout may say less"
-    )
-    body_timeout_s: float = setting(30.0, "seconds a request's body may take to come in")
-    reader_timeout_s: float = setting_of(
-        StreamTiming, "reader_s", "seconds a client may leave a stream unread before it is cut off"
-    )
-    drain_s: float = setting(
-        30.0, "seconds running requests have left after SIGTERM before they are ended"
-    )
+
+    TLS: ClassVar = Heading("TLS")
     ssl_certfile: str | None = setting_of(
         TlsSettings, "certfile", "TLS certificate; HTTPS with one, HTTP without"
     )
@@ -276,6 +302,8 @@ class Settings:
         "certificates of those who sign clients' certificates, which then are required",
     )
     ssl_ciphers: str = setting_of(TlsSettings, "ciphers", "ciphers as OpenSSL names them")
+
+    SUPERVISION: ClassVar = Heading("When the engine fails")
     engine_start_s: float = setting_of(
         SupervisionTimeouts,
         "start_s",
@@ -311,11 +339,13 @@ class Settings:
         "continuations",
         "engine failures in a row one request may survive without a new token",
     )
-    otlp_endpoint: str | None = setting(
-        None, "where traces go over OTLP/HTTP, such as http://localhost:4318; off without"
-    )
+
+    LOGS: ClassVar = Heading("Logs and traces")
     log_level: str = setting(
         "info", "what the gateway logs", choices=("debug", "info", "warning", "error")
+    )
+    otlp_endpoint: str | None = setting(
+        None, "where traces go over OTLP/HTTP, such as http://localhost:4318; off without"
     )
 
     def __post_init__(self) -> None:
@@ -345,3 +375,18 @@ class Settings:
 def read_settings(namespace: argparse.Namespace) -> Settings:
     """Raises ConfigError."""
     return read_into(Settings, namespace)
+
+
+def describe_changes(settings: Settings) -> dict[str, str]:
+    """Flag -> value of each setting that differs from its default; secrets are not shown."""
+    standard = Settings()
+    values = {item.name: getattr(settings, item.name) for item in fields(Settings)}
+    return {
+        flag(name): "(secret)" if name in SECRETS else redact(_format(value))
+        for name, value in values.items()
+        if value != getattr(standard, name)
+    }
+
+
+def _format(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -127,11 +127,11 @@ def _ready(process: subprocess.Popen[str], log: Path) -> RunningGateway:
     for line in process.stdout:
         banner += line
         if line.strip().startswith("-d "):
-            url = re.search(r"http://[^/\s]+", banner)
+            url = re.search(r"eaglegate serves (http://[^/\s]+)", banner)
             operator = re.search(r"(http://[^/\s]+)/metrics", banner)
             assert url is not None
             assert operator is not None
-            return RunningGateway(url[0], operator[1], banner, process, log)
+            return RunningGateway(url[1], operator[1], banner, process, log)
     process.wait()
     raise AssertionError(f"the gateway did not start:\n{banner}\n{log.read_text()[-3000:]}")
 

@@ -23,8 +23,6 @@ from engine.vllm_backend import prepare_cpu, prepare_offline
 from engine.vllm_contract import SCHEDULER, WORKER, Area, declare_depths, find_broken
 
 GIB = 1024**3
-GATEWAY = "gateway"
-"""Title of the argument group that is not the engine's."""
 DEMO = Path(__file__).parent.parent / "demo"
 DEMO_DEPTH = 3
 DEMO_SPECULATION: dict[str, Any] = {
@@ -49,31 +47,9 @@ CPU_DEFAULTS: dict[str, Any] = {
 DEMO_CPU_DEFAULTS: dict[str, Any] = CPU_DEFAULTS | {"kv_cache_memory_bytes": GIB}
 
 
-class EngineParser(FlexibleArgumentParser):  # type: ignore[misc]
-    """``--help`` shows ``GATEWAY`` flags in full and vLLM's 250 by group; ``--help=all`` all."""
-
-    def format_help(self) -> str:
-        if self._search_keyword is not None:
-            return str(super().format_help())
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        formatter.add_text(self.description)
-        engine_groups = []
-        for group in self._action_groups:
-            if group.title == GATEWAY:
-                formatter.start_section(group.title)
-                formatter.add_arguments(group._group_actions)
-                formatter.end_section()
-            elif group.title and group.title.endswith("Config"):
-                engine_groups.append(group.title)
-        formatter.add_text("engine, as in `vllm serve`: " + ", ".join(engine_groups))
-        formatter.add_text(self.epilog)
-        return str(formatter.format_help())
-
-
 def make_engine_parser(**settings: Any) -> argparse.ArgumentParser:
     """A parser that understands vLLM's spellings: underscores, ``--flag.key value``, ``-O3``."""
-    parser: argparse.ArgumentParser = EngineParser(**settings)
+    parser: argparse.ArgumentParser = FlexibleArgumentParser(**settings)
     return parser
 
 

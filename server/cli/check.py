@@ -26,7 +26,7 @@ def check(plan: EnginePlan, wanted: GatewayPlan, machine: Machine | None = None)
     stops = [*found.obstacles, *wanted.unknown, *check_port(wanted)]
     lines = ["engine", *align(found.facts)]
     lines += ["", "speculation", *format_speculation(found.draft)]
-    lines += ["", "parsers", *align(wanted.parsers)]
+    lines += ["", "parsers", *align(wanted.parsers), *format_settings(wanted)]
     lines += ["", *conclude(stops, found.remarks)]
     return CheckReport("\n".join(lines), 1 if stops else 0)
 
@@ -43,7 +43,7 @@ def check_workers(
     lines = ["model", *align(model)]
     for address, answer in workers.items():
         lines += ["", f"worker {address}", *_format_worker(answer)]
-    lines += ["", "parsers", *align(wanted.parsers)]
+    lines += ["", "parsers", *align(wanted.parsers), *format_settings(wanted)]
     lines += ["", *conclude(stops, remarks)]
     return CheckReport("\n".join(lines), 1 if stops else 0)
 
@@ -60,6 +60,12 @@ def _format_worker(answer: EngineInfo | EngineStartError) -> list[str]:
             **details,
         }
     )
+
+
+def format_settings(wanted: GatewayPlan) -> list[str]:
+    if not wanted.settings:
+        return ["", "settings", "  all have their defaults (eaglegate serve --help)"]
+    return ["", "settings that differ from their defaults", *align(wanted.settings)]
 
 
 def check_port(wanted: GatewayPlan) -> Iterator[str]:

@@ -6,11 +6,13 @@ import argparse
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import orjson
 import yaml
@@ -19,6 +21,7 @@ from server.cli.observing import CaptureSettings
 from server.errors import ConfigError
 from server.flags import (
     ENV_PREFIX,
+    Heading,
     add_arguments,
     add_front_end_flags,
     check_front_end_flags,
@@ -26,7 +29,7 @@ from server.flags import (
     read_into,
     setting,
 )
-from server.settings import Settings, read_settings
+from server.settings import Settings, describe_changes, read_settings
 
 if TYPE_CHECKING:
     from engine.vllm_backend.child_process import EnginePreload
@@ -43,27 +46,47 @@ SERVICE_LINK = re.compile(r"service_(host|port)(_\w+)?|port_\d+_(tcp|udp|sctp)(_
 def gather_arguments(
     parser: argparse.ArgumentParser, argv: Sequence[str], environ: Mapping[str, str]
 ) -> list[str]:
-    """File, environment and command line as one argument list; what comes later wins.
+    """File, environment and command line as one argument list, each name from one of them.
 
-    Raises ConfigError for a file that cannot be read and for names no flag has.
+    The command line counts more than the environment, and that more than the file. ``--config``
+    itself is left out: vLLM's parser would read the file again. Raises ConfigError for a file that
+    cannot be read and for names no flag has.
     """
     path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
     known = _list_flags(parser)
-    return [
-        *(_read_file_arguments(Path(path), known) if path else ()),
-        *_read_environment(environ, known),
-        *argv,
-    ]
+    given = _list_names(argv)
+    if argv and not argv[0].startswith("-"):
+        given.add("model_tag")
+    environment = _read_environment(environ, known)
+    arguments = {**(_read_file_arguments(Path(path), known) if path else {}), **environment}
+    kept = (words for name, words in arguments.items() if name not in given)
+    return [*chain.from_iterable(kept), *_drop_config(argv)]
 
 
 def list_given_names(argv: Sequence[str], environ: Mapping[str, str]) -> set[str]:
     """Every setting that is given somewhere, before any parser knows which there are."""
     path = _find_config_path(argv) or environ.get(ENV_PREFIX + "CONFIG")
-    flags = (arg[2:].partition("=")[0] for arg in argv if arg.startswith("--"))
-    names = {name.replace("-", "_") for name in (*flags, *(_read_file(Path(path)) if path else ()))}
-    return names | {
-        key.removeprefix(ENV_PREFIX).lower() for key in environ if key.startswith(ENV_PREFIX)
-    }
+    names = {name.replace("-", "_") for name in (_read_file(Path(path)) if path else ())}
+    return (
+        _list_names(argv)
+        | names
+        | {key.removeprefix(ENV_PREFIX).lower() for key in environ if key.startswith(ENV_PREFIX)}
+    )
+
+
+def _list_names(argv: Sequence[str]) -> set[str]:
+    """Names of the flags of a command line, negated switches under their own name, too."""
+    flags = {arg[2:].partition("=")[0].replace("-", "_") for arg in argv if arg.startswith("--")}
+    return flags | {name.removeprefix("no_") for name in flags}
+
+
+def _drop_config(argv: Sequence[str]) -> Iterator[str]:
+    words = iter(argv)
+    for word in words:
+        if word == "--config":
+            next(words, None)
+        elif not word.startswith("--config="):
+            yield word
 
 
 def _find_config_path(argv: Sequence[str]) -> str | None:
@@ -93,34 +116,37 @@ def _read_file(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def _read_file_arguments(path: Path, known: Mapping[str, argparse.Action]) -> list[str]:
-    out: list[str] = []
+def _read_file_arguments(path: Path, known: Mapping[str, argparse.Action]) -> dict[str, list[str]]:
+    """The words of each name. Raises ConfigError."""
+    out: dict[str, list[str]] = {}
     for key, value in _read_file(path).items():
         name = key.replace("-", "_")
         if name != "model_tag" and name not in known:
-            raise ConfigError(f"--config {path}: there is no flag --{key}")
+            raise ConfigError(f"--config {path}: there is no flag --{key}{_suggest(name, known)}")
         if name == "model_tag":
-            out.append(str(value))
+            out[name] = [str(value)]
         else:
-            out += _to_arguments(name, value, known[name], f"--config {path}: {key}")
+            out[name] = _to_arguments(name, value, known[name], f"--config {path}: {key}")
     return out
 
 
 def _read_environment(
     environ: Mapping[str, str], known: Mapping[str, argparse.Action]
-) -> list[str]:
-    """An empty value counts as not given. Raises ConfigError."""
-    out: list[str] = []
+) -> dict[str, list[str]]:
+    """The words of each name. An empty value counts as not given. Raises ConfigError."""
+    out: dict[str, list[str]] = {}
     for key, value in environ.items():
         ours = key.startswith(ENV_PREFIX) or key in ALIASES
         name = ALIASES.get(key, key.removeprefix(ENV_PREFIX).lower())
         if not ours or name == "config" or not value or _is_service_link(name, value):
             continue
         if name not in known:
-            raise ConfigError(f"{key}: there is no flag {flag(name)}{_suggest(name, known)}")
+            raise ConfigError(
+                f"{key}: there is no flag {flag(name)}{_suggest(name, known, ENV_PREFIX)}"
+            )
         action = known[name]
         parsed = value.split(",") if action.nargs in ("+", "*") else value
-        out += _to_arguments(name, parsed, action, key)
+        out[name] = _to_arguments(name, parsed, action, key)
     return out
 
 
@@ -129,9 +155,12 @@ def _is_service_link(name: str, value: str) -> bool:
     return bool(SERVICE_LINK.fullmatch(name)) or (name == "port" and "://" in value)
 
 
-def _suggest(name: str, known: Mapping[str, argparse.Action]) -> str:
+def _suggest(name: str, known: Mapping[str, argparse.Action], environment: str = "") -> str:
     found = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {ENV_PREFIX}{found[0].upper()}?" if found else ""
+    if not found:
+        return ""
+    near = environment + found[0].upper() if environment else found[0].replace("_", "-")
+    return f"; did you mean {near}?"
 
 
 def _parse_switch(value: Any, where: str) -> bool:
@@ -189,6 +218,7 @@ def load_backend(place: str) -> Any:
 class ModelArguments:
     """What a gateway without vLLM must know of the model; names as in ``vllm serve``."""
 
+    MODEL: ClassVar = Heading("Model of the workers")
     model: str = setting("", "folder or hub name of the model the workers serve")
     tokenizer: str | None = setting(None, "folder or hub name of its tokenizer, if elsewhere")
     revision: str | None = setting(None, "branch, tag or commit on the hub")
@@ -214,6 +244,8 @@ class CommandLine:
     backend: str = VLLM
     preload: EnginePreload | None = None
     """Forks the engine processes of this gateway."""
+    listeners: Sequence[socket.socket] = ()
+    """The ports of the API and the operator, where they are bound already."""
 
     @property
     def remote(self) -> bool:
@@ -230,11 +262,7 @@ def read_command_line(
     from engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
 
     parser = make_engine_parser(
-        prog=f"eaglegate {command}",
-        usage=f"eaglegate {command} [MODEL] [options]",
-        description="MODEL is a folder or a hub name; without one, the built-in demo.",
-        epilog="Every engine flag of `vllm serve` works here unchanged (docs/flags.md). "
-        "--help=ModelConfig shows one group, --help=max-model-len one flag, --help=all everything.",
+        prog=f"eaglegate {command}", usage=f"eaglegate {command} [MODEL] [options]"
     )
     add_engine_arguments(parser)
     add_arguments(parser, Settings)
@@ -325,6 +353,8 @@ class GatewayPlan:
     """What a parser is for -> its name."""
     unknown: Sequence[str] = ()
     """A sentence for each name there is no parser for."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Flag -> value, for each setting that differs from its default."""
 
 
 def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
@@ -345,7 +375,7 @@ def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
         except ValueError as error:
             shown[purpose] = f"{name} (unknown)"
             unknown.append(str(error))
-    return GatewayPlan(settings.host, settings.port, shown, unknown)
+    return GatewayPlan(settings.host, settings.port, shown, unknown, describe_changes(settings))
 
 
 def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -> None:

@@ -67,7 +67,7 @@ EXAMPLE = "What is 84 - 37?"
 def format_banner(
     url: str, operator: str, model: str, info: EngineInfo, parsers: AnswerFormat, seconds: float
 ) -> str:
-    """URL, model, speculation and why, a line to paste, and where the metrics are."""
+    """Addresses of the dashboard and the API, model, speculation and why, and a line to paste."""
     known = {name: info.details[name] for name in ("workers", "depth") if name in info.details}
     facts = {
         "model": f"{model} ({info.model}), context {info.max_model_len} tokens",
@@ -80,9 +80,8 @@ def format_banner(
     }
     width = max(map(len, facts))
     lines = [f"  {name:<{width}}  {value}" for name, value in facts.items()]
-    return "\n".join(
-        ["", f"eaglegate serves {url}/v1", "", *lines, "", *_format_example(url, model), ""]
-    )
+    head = [f"Dashboard: {operator}/", f"eaglegate serves {url}/v1"]
+    return "\n".join(["", *head, "", *lines, "", *_format_example(url, model), ""])
 
 
 def _format_example(url: str, model: str) -> list[str]:

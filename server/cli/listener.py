@@ -113,7 +113,7 @@ def bind_listeners(settings: Settings) -> list[socket.socket]:
     return listeners
 
 
-def find_admin_port(listeners: list[socket.socket]) -> int | None:
+def find_admin_port(listeners: Sequence[socket.socket]) -> int | None:
     return None if len(listeners) == 1 else int(listeners[1].getsockname()[1])
 
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from improve.config import ConfigInvalid, read_config
 from improve.process import ImproveProcess
@@ -14,7 +15,7 @@ from observability.capture.files import CaptureFolder, CaptureLimits, make_ciphe
 from observability.capture.redaction import Redactor, SaltedHashes, load_salt
 from server.apis.responses.encryption import read_keys
 from server.errors import ConfigError
-from server.flags import make_part, read_into, setting, setting_of
+from server.flags import Heading, make_part, read_into, setting, setting_of
 from server.settings import Settings
 
 SMALLEST_BYTES = 1 << 20
@@ -24,6 +25,7 @@ SMALLEST_BYTES = 1 << 20
 class CaptureSettings:
     """Off without ``capture``."""
 
+    CAPTURE: ClassVar = Heading("Capture of traffic")
     capture: str | None = setting(
         None, "folder to capture requests in, prompts and answers included", metavar="DIR"
     )

@@ -85,7 +85,7 @@ class ServeCommand:
         keys = load_key_ring(settings)
         self._tls = make_part(TlsSettings, settings)
         self._tls.check()
-        self._listeners = bind_listeners(settings)
+        self._listeners = line.listeners or bind_listeners(settings)
         if warning := describe_exposure(settings, keys):
             progress(warning)
         backend: Backend = load_backend(line.backend)(line, progress)

@@ -85,3 +85,13 @@ def test_adapters_are_looked_at(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "adapters" in said
     assert "the adapter sql cannot be loaded: its rank is 64" in said
+
+
+def test_settings_in_effect_are_shown_without_secrets():
+    given = Settings(max_running=7, api_key=("sk-very-secret",), upstream="http://me:pw@worker:1")
+    text = check(plan(), plan_gateway(given, None), LAPTOP).text
+    assert "--max-running  7" in text
+    assert "--api-key      (secret)" in text
+    assert "sk-very-secret" not in text
+    assert "me:pw" not in text
+    assert "all have their defaults" in check(plan(), plan_gateway(Settings(), None), LAPTOP).text

@@ -91,7 +91,8 @@ def test_every_setting_has_help():
     parser = argparse.ArgumentParser()
     add_arguments(parser, Settings)
     text = parser.format_help()
-    assert "EAGLEGATE_MAX_BODY_BYTES" in text
+    assert "--max-body-bytes BYTES" in text
+    assert all(item.metadata["help"] for item in fields(Settings))
 
 
 @pytest.mark.parametrize(

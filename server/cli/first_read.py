@@ -1,0 +1,196 @@
+"""Read the command line of ``serve`` and ``check`` before vLLM is imported, which takes seconds.
+
+Help, a flag that does not exist, a wrong value, a broken configuration file and a model folder that
+is not there are answered from here. vLLM's own parser reads the line again afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine import vllm_flags
+from engine.speculation.inspection.checkpoint import (
+    NotInspectable,
+    locate,
+    looks_like_hub_id,
+    read_config,
+)
+from engine.speculation.inspection.weights import InvalidCheckpoint
+from engine.vllm_contract import find_vllm
+from server.access.keys import load_keys
+from server.cli.command_line import find_backend, gather_arguments, list_given_names
+from server.cli.observing import CaptureSettings
+from server.errors import ConfigError
+from server.flags import (
+    add_arguments,
+    add_front_end_flags,
+    flag,
+    make_part,
+    name_value,
+    parse_json_object,
+)
+from server.http.connection import TlsSettings
+from server.settings import Settings, read_settings
+
+COMMON = {
+    "speculative-config": "the draft: its method, model and num_speculative_tokens, as JSON",
+    "tensor-parallel-size": "GPUs that share the model",
+    "max-model-len": "longest sequence, prompt and answer, in tokens",
+    "max-num-seqs": "sequences that the engine runs at a time",
+    "gpu-memory-utilization": "share of each GPU's memory that the engine may use",
+    "dtype": "data type of weights and activations",
+    "quantization": "how the weights are quantized",
+    "enable-lora": "serve LoRA adapters, which --lora-modules names",
+    "enforce-eager": "run without compilation and CUDA graphs",
+    "trust-remote-code": "run code that comes with the model",
+}
+"""Engine flags that most people look for first."""
+USAGE = "eaglegate {} [MODEL] [options]"
+OPTIMIZATION = re.compile(r"-O=?\w+")
+NO_VLLM = (
+    "vLLM is not installed: pip install 'eaglegate[cpu]' or 'eaglegate[cuda]', or name servers "
+    "that generate with --upstream URL"
+)
+SEARCH = "--help="
+"""vLLM's parser answers it: one group of flags, one flag, or all."""
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Names the closest flag in the error about one that does not exist."""
+
+    def refuse_unknown(self, unknown: Sequence[str]) -> None:
+        """Print the error and exit with status 2 where there is anything unknown."""
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggest(unknown)}")
+
+    def _suggest(self, unknown: Sequence[str]) -> str:
+        names = [option for option in self._option_string_actions if option.startswith("--")]
+        given = (word.partition("=")[0] for word in unknown if word.startswith("--"))
+        found = {near for name in given for near in difflib.get_close_matches(name, names, n=1)}
+        return f"; did you mean {' or '.join(sorted(found))}?" if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRead:
+    """``model`` is the one that the line names, or None for the demo."""
+
+    settings: Settings
+    model: str | None
+
+
+def read_first(command: str, argv: Sequence[str]) -> FirstRead | None:
+    """Read the gateway's own options. None where an engine's own parser must be asked.
+
+    Prints help or the usage error and exits, as argparse does. Raises ConfigError.
+    """
+    given = list_given_names(argv, os.environ)
+    if find_backend(given) or any(word.startswith(SEARCH) for word in argv):
+        return None
+    parser = make_option_parser(command)
+    arguments = list(_spell_plainly(gather_arguments(parser, argv, os.environ)))
+    namespace, unknown = parser.parse_known_args(arguments)
+    found = find_vllm()
+    if found is None:
+        raise ConfigError(NO_VLLM)
+    if found[1].partition("+")[0] == vllm_flags.VERSION:
+        parser.refuse_unknown(unknown)
+    named = namespace.model_tag or getattr(namespace, "model", None)
+    first = FirstRead(read_settings(namespace), named)
+    _check_files(first)
+    return first
+
+
+def make_option_parser(command: str) -> OptionParser:
+    parser = OptionParser(
+        prog=f"eaglegate {command}",
+        usage=USAGE.format(command),
+        description="MODEL is a folder or a hub name; without one, the built-in demo is served.",
+        epilog="Every option can also stand in the environment (EAGLEGATE_MAX_RUNNING=64) or in "
+        "the file of --config (max-running: 64). Every engine flag of `vllm serve` works unchanged "
+        "(docs/flags.md). --help=all shows them all, --help=max-model-len one of them, and "
+        f"--help=GROUP one group: {', '.join(vllm_flags.GROUPS)}.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model_tag", nargs="?", default=None, help=argparse.SUPPRESS)
+    common = parser.add_argument_group("engine, most used")
+    for name, text in COMMON.items():
+        _add_engine_flag(common, parser, name, text)
+    add_arguments(parser, Settings)
+    add_arguments(parser, CaptureSettings)
+    add_front_end_flags(parser, shown=False)
+    for name in vllm_flags.NAMES:
+        _add_engine_flag(parser, parser, name, argparse.SUPPRESS)
+    return parser
+
+
+def _add_engine_flag(group: Any, parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """Add a stand-in, so that the flag's value is not taken for the model's name."""
+    spellings = (flag(name), *(key for key, long in vllm_flags.SHORT.items() if long == name))
+    free = [spelling for spelling in spellings if spelling not in parser._option_string_actions]
+    if not free:
+        return
+    options: dict[str, Any] = {"dest": name.replace("-", "_"), "default": argparse.SUPPRESS}
+    if name in vllm_flags.SWITCHES:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options |= {"nargs": vllm_flags.NARGS.get(name), "metavar": name_value(name)}
+    if name == "speculative-config":
+        options |= {"type": parse_json_object, "metavar": "JSON"}
+    group.add_argument(*free, help=text, **options)
+
+
+def _spell_plainly(arguments: Sequence[str]) -> Iterator[str]:
+    """Undo ``--a_b`` and leave out ``-O3`` and ``--a.b 1``, which only vLLM's parser takes."""
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word == "-O":
+            yield "--optimization-level"
+        elif OPTIMIZATION.fullmatch(word):
+            continue
+        elif not word.startswith("--"):
+            yield word
+        elif "." not in name:
+            yield name.replace("_", "-") + equals + value
+        elif not equals:
+            next(words, None)
+
+
+def _check_files(first: FirstRead) -> None:
+    """Check the files that the line names, as far as it takes no time. Raises ConfigError."""
+    settings = first.settings
+    load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
+    make_part(TlsSettings, settings).check()
+    if first.model is not None and settings.preflight and not _may_be_on_the_hub(first.model):
+        _check_folder(first.model)
+
+
+def _may_be_on_the_hub(model: str) -> bool:
+    return looks_like_hub_id(model) and not Path(model).exists()
+
+
+def _check_folder(model: str) -> None:
+    try:
+        read_config(locate(model))
+    except NotInspectable:
+        return
+    except InvalidCheckpoint as fault:
+        raise ConfigError(
+            f"the model cannot be read: {fault.found}; {fault.advice} "
+            "(--no-preflight tries all the same)"
+        ) from None
+
+
+def open_ports(first: FirstRead) -> list[socket.socket]:
+    """Bind the port of the API, and the operator's where it has one. Raises ConfigError."""
+    from server.cli.listener import bind_listeners
+
+    return bind_listeners(first.settings)

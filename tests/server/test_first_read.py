@@ -1,0 +1,189 @@
+"""What needs no vLLM is answered before vLLM is imported."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engine import vllm_flags
+from engine.vllm_contract import find_vllm
+from server.cli.first_read import make_option_parser, read_first
+from server.errors import ConfigError
+from server.flags import Heading, flag, list_settings
+from server.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "engine" / "demo"
+needs_vllm = pytest.mark.skipif(find_vllm() is None, reason="reads the line on behalf of vLLM")
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+
+
+def refuse(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The last line of a usage error."""
+    with pytest.raises(SystemExit) as found:
+        read_first("serve", argv)
+    assert found.value.code == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "argv",
+    [["serve", "--help"], ["check", "-h"], ["serve", "--prot", "80"], ["serve", "/nowhere"]],
+)
+def test_vllm_is_not_imported(argv: Sequence[str]) -> None:
+    code = f"""
+import sys
+from server.__main__ import main
+try:
+    status = main({argv!r})
+except SystemExit as ended:
+    status = ended.code
+print(sorted({{"vllm", "torch", "transformers"}} & sys.modules.keys()), status)
+"""
+    assert run(code).stdout.splitlines()[-1].startswith("[] ")
+
+
+def test_help_is_in_sections_and_shows_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as found:
+        read_first("serve", ["--help"])
+    assert found.value.code == 0
+    text = capsys.readouterr().out
+    headings = ["engine, most used:", "Address and model names:", "Speculation:", "API keys"]
+    places = [text.index(heading) for heading in headings]
+    assert places == sorted(places)
+    assert "--log-level {debug,info,warning,error}" in text
+    assert "--tensor-parallel-size" in text
+    assert "EAGLEGATE_MAX_RUNNING=64" in text
+    assert "--lora-dtype" not in text, "an engine flag that few people need"
+
+
+def test_every_setting_stands_under_a_heading() -> None:
+    headings = [heading for heading, _ in list_settings(Settings)]
+    assert all(isinstance(heading, Heading) for heading in headings)
+    together = [h for at, h in enumerate(headings) if at == 0 or headings[at - 1] != h]
+    assert len(together) == len(set(together)), "a heading stands twice"
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--prot", "80"], "unrecognized arguments: --prot; did you mean --port?"),
+        (["--tensor-paralel-size=2"], "did you mean --tensor-parallel-size?"),
+        (["--port", "x"], "argument --port: invalid int value: 'x'"),
+        (["--log-level", "loud"], "invalid choice: 'loud'"),
+        (["--speculative-config", "{x"], "argument --speculative-config/-sc: not JSON"),
+        (["one", "two"], "unrecognized arguments: two"),
+    ],
+)
+def test_a_wrong_flag(capsys: pytest.CaptureFixture[str], argv: list[str], words: str) -> None:
+    assert words in refuse(capsys, *argv)
+
+
+@needs_vllm
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist; name the folder"):
+        read_first("serve", [str(tmp_path / "nowhere")])
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        read_first("serve", [str(tmp_path)])
+    assert read_first("serve", [str(tmp_path), "--no-preflight"]) is not None
+    file = tmp_path / "gateway.yaml"
+    file.write_text("prot: 80\n")
+    with pytest.raises(ConfigError, match=r"there is no flag --prot; did you mean port\?"):
+        read_first("serve", ["--config", str(file)])
+    with pytest.raises(ConfigError, match="--api-key-file"):
+        read_first("serve", ["--api-key-file", str(tmp_path / "keys")])
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["-tp", "2", "--enforce-eager", "a/model"],
+        ["a/model", "-O3", "--speculative-config.method", "eagle3", "--max_model_len", "1k"],
+        ["--speculative-config.num_speculative_tokens=3", "a/model"],
+        ["--served-model-name", "x", "y", "--seed", "-1", "--model", "a/model"],
+        ["a/model", "--hf-token", "--port", "0"],
+    ],
+)
+def test_a_line_that_vllm_takes(argv: list[str]) -> None:
+    found = read_first("serve", argv)
+    assert found is not None
+    assert found.model == "a/model"
+
+
+@needs_vllm
+def test_a_model_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("model_tag: their/model\nport: 1\n")
+    found = read_first("serve", ["our/model", "--config", str(file), "--port", "2"])
+    assert found is not None
+    assert (found.model, found.settings.port) == ("our/model", 2)
+
+
+@pytest.mark.thorough
+def test_the_table_of_flags_is_vllms() -> None:
+    pytest.importorskip("vllm")
+    from engine.vllm_backend.arguments import add_engine_arguments, make_engine_parser
+
+    theirs = make_engine_parser(prog="eaglegate")
+    add_engine_arguments(theirs)
+    parser = make_option_parser("serve")
+    ours = parser._option_string_actions
+    groups = [group.title for group in theirs._action_groups if (group.title or "").endswith("fig")]
+    assert tuple(groups) == vllm_flags.GROUPS
+    for action in theirs._actions:
+        if action.dest in ("help", "model_tag"):
+            continue
+        for spelling in action.option_strings:
+            assert _num_values(ours[spelling]) == _num_values(action), spelling
+    known = {spelling for action in theirs._actions for spelling in action.option_strings}
+    assert {flag(name) for name in vllm_flags.NAMES} <= known
+    assert vllm_flags.SHORT.keys() <= known
+
+
+def _num_values(action: argparse.Action) -> str:
+    return {"*": "+", None: "1"}.get(action.nargs, str(action.nargs))  # type: ignore[arg-type]
+
+
+@pytest.mark.thorough
+def test_a_correct_file_starts_in_silence(tmp_path: Path) -> None:
+    """vLLM's parser would read the file a second time, and warn of duplicate keys."""
+    pytest.importorskip("vllm")
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"model_tag: {DEMO / 'target'}\nport: 1\nmax-model-len: 512\n")
+    code = f"""
+from server.cli.command_line import read_command_line
+line = read_command_line("serve", ["--config", {str(file)!r}, "--port", "0"], lambda _: None)
+print(line.settings.port, line.namespace.max_model_len)
+"""
+    done = run(code)
+    assert done.stdout.splitlines()[-1] == "0 512"
+    assert "duplicate" not in done.stdout + done.stderr
+
+
+@needs_vllm
+@pytest.mark.thorough
+def test_a_port_in_use_is_found_before_vllm_is_loaded() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run(
+            f"import sys; from server.__main__ import main; main(['serve', '--port', '{port}']); "
+            "print('vllm' in sys.modules)"
+        )
+    assert f"port {port} on 127.0.0.1 is in use" in done.stderr
+    assert done.stdout == "False\n"
