@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
@@ -66,14 +67,37 @@ class HttpConnection(HttpToolsProtocol):
         self.watched.clear()
 
     def data_received(self, data: bytes) -> None:
+        """uvicorn's, except that an offer to upgrade is declined."""
         self._unparsed += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                data = self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
         if self.transport.is_closing():
             return
         if self._unparsed > self._limits.head_bytes:
             self.send_400_response("")
         elif self._waiting and self._timer is None:
             self._start_timer()
+
+    def _parse(self, data: bytes) -> bytes:
+        """What is left behind a head that offered another protocol; such a parser has ended."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self.parser.get_method() == b"CONNECT":
+                return b""
+            head = write_head_without_upgrade(self.parser, self.url, self.headers)
+            self.parser = make_parser(self)
+            self.parser.feed_data(head)
+            return data[offer.args[0] :]
+        return b""
+
+    def _is_declined(self) -> bool:
+        """Whether this head comes again, without the offer to upgrade."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def on_message_begin(self) -> None:
         self._head_bytes = self._num_headers = self._unparsed = 0
@@ -99,6 +123,8 @@ class HttpConnection(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._is_declined():
+            return
         self._unparsed = 0
         self._stop_timer()
         self._waiting = False
@@ -108,6 +134,10 @@ class HttpConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_declined():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -154,6 +184,30 @@ class HttpConnection(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(build_response(error, self.server_state.default_headers))
         self.transport.close()
+
+
+def make_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    """Set up as uvicorn sets up a connection's first parser."""
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+UPGRADE_HEADERS = frozenset((b"upgrade", b"http2-settings"))
+
+
+def write_head_without_upgrade(
+    parser: httptools.HttpRequestParser, url: bytes, headers: Sequence[tuple[bytes, bytes]]
+) -> bytes:
+    """The head of a request that offers another protocol, without the offer.
+
+    RFC 9110 lets a server ignore ``Upgrade``. httptools would take the body of such a request for
+    the other protocol's bytes. Java's HttpClient offers h2c with the first request of a connection.
+    """
+    version = parser.get_http_version().encode()
+    lines = [b"%b %b HTTP/%b" % (parser.get_method(), url, version)]
+    lines += [b"%b: %b" % header for header in headers if header[0] not in UPGRADE_HEADERS]
+    return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)

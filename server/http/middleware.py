@@ -117,12 +117,34 @@ class FastWriteMiddleware:
         if (kind.__module__, kind.__name__) != CYCLE:
             await self._app(scope, receive, send)
             return
+        if scope["type"] == "http" and scope["http_version"] == "1.0":
+            await self._app(scope, receive, close_delimited(cycle, send))
+            return
         given = scope.get("extensions", {})
         scope["extensions"] = {**given, EXTENSION: CycleWriter(cycle)}
         try:
             await self._app(scope, receive, send)
         finally:
             scope["extensions"] = given  # the cycle has the scope: all of it would be garbage
+
+
+def close_delimited(cycle: Any, send: Send) -> Send:
+    """Sends a body of unknown length as it is: a client of HTTP/1.0 knows no chunks, and takes the
+    end of the connection for the end of the body."""
+    unbounded = False
+
+    async def send_plain(message: Message) -> None:
+        nonlocal unbounded
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            unbounded = b"content-length" not in names
+            if unbounded:
+                cycle.chunked_encoding = False
+        elif unbounded:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return send_plain
 
 
 class CycleWriter:
