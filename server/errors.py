@@ -8,6 +8,7 @@ GatewayError              500  server_error
  |    +-- Conflict         409
  |    +-- RequestTimeout   408
  |    +-- UnsupportedMediaType 415
+ |    |    +-- UnsupportedEncoding 415
  |    +-- HeadersTooLarge  431
  +-- Unauthenticated      401  authentication_error
  +-- Forbidden            403  permission_error
@@ -22,6 +23,7 @@ A message names the rule, the given value and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
@@ -40,11 +42,14 @@ class GatewayError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
+        """``details`` is what Anthropic's clients read to recover by themselves."""
         super().__init__(message)
         self.param = param
         self.code = code or self.code
         self.retry_after_s = retry_after_s
+        self.details = details
 
     def headers(self) -> dict[str, str]:
         """Headers that belong to the answer, such as Retry-After in whole seconds."""
@@ -91,6 +96,13 @@ class RequestTimeout(InvalidRequest):
 class UnsupportedMediaType(InvalidRequest):
     status = 415
     code = "unsupported_media_type"
+
+
+class UnsupportedEncoding(UnsupportedMediaType):
+    code = "unsupported_content_encoding"
+
+    def headers(self) -> dict[str, str]:
+        return {"accept-encoding": "identity"}
 
 
 class HeadersTooLarge(InvalidRequest):
@@ -172,7 +184,8 @@ def anthropic_body(error: GatewayError) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(error.status)
     if kind is None:
         kind = "invalid_request_error" if error.status < 500 else "api_error"
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    details = {} if error.details is None else {"details": dict(error.details)}
+    return {"type": "error", "error": {"type": kind, "message": str(error), **details}}
 
 
 def error_body(path: str, error: GatewayError) -> dict[str, Any]:

@@ -271,7 +271,8 @@ class Settings:
     allowed_origins: tuple[str, ...] = setting_of(
         CrossOriginPolicy,
         "origins",
-        "origins whose web pages may use the API, such as https://app.example; * for all",
+        "origins whose pages and applications may use the API, such as https://app.example, or "
+        "vscode-webview://* for all of a scheme; * for all",
     )
     allow_credentials: bool = setting_of(
         CrossOriginPolicy, "credentials", "CORS: pages of allowed origins may send credentials"

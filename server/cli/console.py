@@ -65,9 +65,18 @@ EXAMPLE = "What is 84 - 37?"
 
 
 def format_banner(
-    url: str, operator: str, model: str, info: EngineInfo, parsers: AnswerFormat, seconds: float
+    url: str,
+    operator: str,
+    model: str,
+    info: EngineInfo,
+    parsers: AnswerFormat,
+    seconds: float,
+    clients: str = "",
 ) -> str:
-    """Addresses of the dashboard and the API, model, speculation and why, and a line to paste."""
+    """Addresses of the dashboard and the API, model, speculation and why, and a line to paste.
+
+    ``clients`` says who may use the gateway.
+    """
     known = {name: info.details[name] for name in ("workers", "depth") if name in info.details}
     facts = {
         "model": f"{model} ({info.model}), context {info.max_model_len} tokens",
@@ -76,6 +85,7 @@ def format_banner(
         "tools": parsers.tool_parser or "no parser",
         "reasoning": parsers.reasoning_parser or "no parser",
         "metrics": f"{operator}/metrics",
+        **({"clients": clients} if clients else {}),
         "ready": f"after {seconds:.1f} s",
     }
     width = max(map(len, facts))
@@ -108,6 +118,16 @@ def describe_exposure(settings: Settings, keys: KeyRing) -> str:
     return (
         f"WARNING: --host {settings.host} without API keys: everyone who reaches this address may "
         "use the model and read /metrics. Configure keys (--api-key-file), or listen on 127.0.0.1."
+    )
+
+
+def describe_clients(keys: KeyRing) -> str:
+    """Who gets a 403 where no key is asked for, and how to let them in; empty with keys."""
+    if keys:
+        return ""
+    return (
+        "this machine's names and addresses; others with --allowed-hosts NAME, web pages, "
+        "extensions and desktop applications with --allowed-origins ORIGIN"
     )
 
 

@@ -38,7 +38,13 @@ from server.apis.shared.gateway import Controls, Gateway
 from server.app import create_app
 from server.backends import Backend
 from server.cli.command_line import CommandLine, load_backend, read_again
-from server.cli.console import StartupProgress, describe_exposure, format_banner, open_log
+from server.cli.console import (
+    StartupProgress,
+    describe_clients,
+    describe_exposure,
+    format_banner,
+    open_log,
+)
 from server.cli.listener import (
     LAST_WORDS_S,
     Drain,
@@ -229,7 +235,9 @@ class ServeCommand:
         url = format_url(self._listeners[0], self._tls)
         operator = format_url(self._listeners[-1], self._tls)
         name, seconds = self._gateway.models[0], self._progress.elapsed_s
-        print(format_banner(url, operator, name, info, self._parsers, seconds), flush=True)
+        clients = describe_clients(self._gateway.keys)
+        banner = format_banner(url, operator, name, info, self._parsers, seconds, clients)
+        print(banner, flush=True)
         if self._improve is not None:
             self._improving = asyncio.create_task(self._improve.run(operator))
 

@@ -69,8 +69,8 @@ class CrossOriginPolicy:
         if not (_is_address(host) or self._is_known_name(host)):
             raise Forbidden(
                 "Without API keys this gateway answers to addresses and to names of this machine; "
-                f"the Host header says '{host[:80]}'. Allow the name with --allowed-hosts, or "
-                "configure API keys.",
+                f"the Host header says '{host[:80]}'. Start it with --allowed-hosts {host[:80]} "
+                "(or EAGLEGATE_ALLOWED_HOSTS) to allow the name, or configure API keys.",
                 code="host_not_allowed",
             )
 
@@ -86,20 +86,16 @@ class CrossOriginPolicy:
             return
         if site in OWN_SITE or ANY in allowed:
             return
-        if origins and set(origins) <= set(allowed):
+        if origins and all(_is_allowed(origin, allowed) for origin in origins):
             return
-        raise Forbidden(
-            f"A web page of another origin ({', '.join(origins)[:80] or site}) may not use this "
-            "gateway without an API key. Allow the origin with --allowed-origins, or configure "
-            "API keys.",
-            code="origin_not_allowed",
-        )
+        raise _refuse_origin(origins[0] if len(origins) == 1 else "", site or "")
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """``app`` with the headers that let pages of the allowed origins read its answers."""
         return CORSMiddleware(
             app,
-            allow_origins=self.origins,
+            allow_origins=[origin for origin in self.origins if not _is_scheme(origin)],
+            allow_origin_regex=_match_schemes(self.origins),
             allow_methods=self.methods,
             allow_headers=self.headers,
             allow_credentials=self.credentials,
@@ -185,6 +181,40 @@ def parse_names(given: Sequence[str]) -> tuple[str, ...]:
             f"a list of names must be a JSON array; given {joined}: {error}"
         ) from None
     return tuple(str(name) for name in names)
+
+
+def _refuse_origin(origin: str, site: str) -> Forbidden:
+    """Extensions and desktop applications have origins as pages do: vscode-webview://, app://."""
+    named = f" --allowed-origins {origin}" if SHOWN_ORIGIN.fullmatch(origin) else ""
+    flag = f"Start it with{named}" if named else "List the origin in --allowed-origins"
+    return Forbidden(
+        "A web page, a browser extension or a desktop application of another origin "
+        f"({origin[:80] or site}) may not use this gateway without an API key. {flag} (or "
+        "EAGLEGATE_ALLOWED_ORIGINS) to allow it, or configure API keys.",
+        code="origin_not_allowed",
+    )
+
+
+SHOWN_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.:_-]{1,80}")
+"""``null`` is not one to recommend: every page can have that origin."""
+SCHEME = re.compile(r"(?!https?:)([a-z][a-z0-9+.-]*)://\*")
+"""Every origin of one scheme, but for the web's own: applications make up their hosts."""
+
+
+def _is_scheme(allowed: str) -> bool:
+    return SCHEME.fullmatch(allowed) is not None
+
+
+def _is_allowed(origin: str, allowed: Iterable[str]) -> bool:
+    return any(
+        origin == one or (_is_scheme(one) and origin.startswith(one[:-1])) for one in allowed
+    )
+
+
+def _match_schemes(origins: Iterable[str]) -> str | None:
+    """A regular expression of the origins of whole schemes."""
+    schemes = [re.escape(origin[:-1]) + ".*" for origin in origins if _is_scheme(origin)]
+    return "|".join(schemes) or None
 
 
 def _has_body(headers: RequestHeaders) -> bool:

@@ -32,6 +32,7 @@ from tests.server.test_chat import WEATHER, fold
         ({"top_logprobs": 2}, "top_logprobs", "needs 'logprobs'"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs 'stream'"),
         ({"stop": ""}, "stop", "must not be empty"),
+        ({"stop": ["x"] * 17}, "stop", "at most 16 items"),
         ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "alternate"),
     ],
 )

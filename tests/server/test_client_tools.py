@@ -90,8 +90,8 @@ async def test_one_can_be_demanded_and_strict(lab):
     assert '"command"' in lab.engine.requests[-1].constraint.value
 
 
-async def test_the_toolset_of_members_is_left_out(lab):
-    """``computer_toolset_20260801`` has calls of another shape."""
-    lab.says("x")
+async def test_a_toolset_whose_calls_cannot_be_written_is_refused(lab):
+    """``computer_toolset_20260801`` is the client's, and has calls of another shape."""
     answer = await ask(lab, tools=[{"type": "computer_toolset_20260801"}])
-    assert answer.headers[HEADER] == "tools[computer_toolset_20260801]"
+    assert answer.status == 400
+    assert "computer_toolset_20260801" in answer.json["error"]["message"]

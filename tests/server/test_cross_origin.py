@@ -47,6 +47,15 @@ async def test_no_page_of_another_origin_changes_or_spends_anything(open_lab):
     assert not open_lab.engine.requests
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br, gzip", "zstd"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize"])
+async def test_an_encoded_body_is_refused_as_such(open_lab, encoding, path):
+    answer = await post(open_lab, path, b"\x1f\x8b", content_encoding=encoding)
+    assert (answer.status, answer.headers["accept-encoding"]) == (415, "identity")
+    assert encoding in answer.json["error"]["message"]
+    assert (await post(open_lab, content_encoding="identity")).status == 200
+
+
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 async def test_what_a_browser_says_of_itself_counts_without_an_origin(open_lab, site):
     assert (await post(open_lab, sec_fetch_site=site)).status == 403
@@ -66,6 +75,31 @@ async def test_what_a_browser_says_of_itself_counts_without_an_origin(open_lab, 
 )
 async def test_the_gateway_s_own_pages_and_programs_are_served(open_lab, headers):
     assert (await post(open_lab, **headers)).status == 200
+
+
+@pytest.mark.parametrize("origin", ["app://obsidian.md", "vscode-webview://1a2b", "null"])
+async def test_a_refusal_names_what_would_allow_it(open_lab, origin):
+    refused = await post(open_lab, origin=origin, sec_fetch_site="cross-site")
+    message = refused.json["error"]["message"]
+    assert refused.status == 403
+    assert "EAGLEGATE_ALLOWED_ORIGINS" in message
+    assert (f"--allowed-origins {origin} " in message) == (origin != "null")
+    refused = await post(open_lab, host="model")
+    assert "--allowed-hosts model " in refused.json["error"]["message"]
+
+
+async def test_a_scheme_of_applications_is_allowed_as_a_whole(open_lab):
+    allow(open_lab, origins=("vscode-webview://*", "https://*"))
+    for origin, status in (
+        ("vscode-webview://1a2b", 200),
+        ("vscode-webviewer://1a2b", 403),
+        ("chrome-extension://1a2b", 403),
+        (EVIL, 403),
+    ):
+        open_lab.says("x")
+        answer = await post(open_lab, origin=origin, sec_fetch_site="cross-site")
+        assert answer.status == status, origin
+        assert ("access-control-allow-origin" in answer.headers) == (status == 200)
 
 
 @pytest.mark.thorough

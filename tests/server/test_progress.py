@@ -7,7 +7,8 @@ import threading
 from dataclasses import replace
 
 from engine.types import EngineInfo, SpeculationInfo
-from server.cli.console import StartupProgress, format_banner
+from server.access.keys import KeyRing, load_keys
+from server.cli.console import StartupProgress, describe_clients, format_banner
 
 
 class Page(io.StringIO):
@@ -49,10 +50,14 @@ def test_the_banner_says_what_is_served_and_how_to_try_it(lab):
     info = EngineInfo("demo", 4096, 2048, SpeculationInfo("eagle3.1", 3, summary="EAGLE 3.1: why"))
     info = replace(info, details={"depth": "auto, chosen at every step"})
     text = format_banner(
-        "http://127.0.0.1:8000", "http://127.0.0.1:9000", "demo", info, lab.path().parsers, 12.3
-    )
+        "http://127.0.0.1:8000", "http://127.0.0.1:9000", "demo", info, lab.path().parsers, 12.3,
+        describe_clients(KeyRing()),
+    )  # fmt: skip
     assert "EAGLE 3.1: why" in text
     assert "depth        auto, chosen at every step" in text
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in text
     assert "http://127.0.0.1:9000/metrics" in text
     assert "12.3 s" in text
+    assert "--allowed-hosts NAME" in text
+    assert "--allowed-origins ORIGIN" in text
+    assert describe_clients(load_keys(None, ["x" * 20])) == ""

@@ -4,13 +4,16 @@ their content blocks are as messages of a chat template."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.apis.shared.fields import Many, OpenModel, RequestModel, SpeculationMetrics
 from server.apis.shared.request import MAX_MESSAGES, MAX_TOOLS
 from server.apis.shared.template import MediaPolicy, is_newest, join
+from server.errors import InvalidRequest
+
+TOOL_CHANGES = ("tool_addition", "tool_removal")
 
 
 class TextBlock(OpenModel):
@@ -73,17 +76,37 @@ Block = Annotated[
 
 
 class InputMessage(OpenModel):
+    """``clear_at`` says when a system message is no longer shown."""
+
     role: Literal["user", "assistant", "system"]
     content: str | Many[Block]
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_output_config(self) -> Self:
+        if self.output_config:
+            raise InvalidRequest(
+                "'output_config' is not supported in a message: it holds for the whole request. "
+                "Give it beside 'messages'.",
+                param="messages[].output_config",
+                code="unsupported_parameter",
+            )
+        return self
 
 
 class MessageTool(OpenModel):
-    """``type`` names a tool of Anthropic's, or is absent or custom for a function."""
+    """``type`` names a tool of Anthropic's, or is absent or custom for a function.
+
+    ``allowed_callers`` may name code that Anthropic runs, beside the model.
+    """
 
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    input_examples: Many[dict[str, Any]] | None = None
+    allowed_callers: Many[str] | None = None
     strict: bool | None = None
 
 
@@ -109,6 +132,15 @@ class OutputConfig(RequestModel):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
+    refused: ClassVar[Mapping[str, str]] = {
+        "task_budget": "no budget is counted across requests; use 'max_tokens'",
+    }
+
+
+class Container(OpenModel):
+    id: str | None = None
+    skills: Many[dict[str, Any]] | None = None
+
 
 class CountTokensRequest(RequestModel):
     """The fields that determine the prompt."""
@@ -120,13 +152,16 @@ class CountTokensRequest(RequestModel):
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """As older clients write ``output_config.format``."""
     cache_control: dict[str, Any] | None = None
     speed: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     refused: ClassVar[Mapping[str, str]] = {
-        "watermarking": "this engine adds no watermark",
+        "mcp_servers": "this gateway calls no MCP servers; connect to them in the client",
         "prefill": "send the beginning as the last assistant message",
+        "watermarking": "this engine adds no watermark",
     }
 
 
@@ -144,9 +179,33 @@ class MessagesRequest(CountTokensRequest):
     context_management: dict[str, Any] | None = None
     diagnostics: dict[str, Any] | None = None
     inference_geo: str | None = None
+    container: str | Container | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
     per_request_spec_decode_metrics: SpeculationMetrics | None = None
+
+    refused: ClassVar[Mapping[str, str]] = {
+        **CountTokensRequest.refused,
+        "compaction": "this gateway summarizes no conversations; ask for a summary in a message",
+        "thread": "this gateway keeps no conversations; send all messages",
+    }
+    refusal_details: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+    }
+    """Anthropic's tool runners then send the whole conversation, without ``thread``."""
+
+
+UNSHOWN = ("fallback", "mcp_tool_listing", *TOOL_CHANGES)
+"""Blocks that Anthropic's models are not shown, either."""
+
+
+def _list_shown(messages: Sequence[InputMessage]) -> Iterator[tuple[int, InputMessage]]:
+    """The messages that the model sees, with their places in the request."""
+    last_user = max((at for at, one in enumerate(messages) if one.role == "user"), default=-1)
+    for at, message in enumerate(messages):
+        if message.clear_at == "next_user_message" and at < last_user:
+            continue
+        yield at, message
 
 
 def system_message(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
@@ -160,7 +219,7 @@ def template_messages(request: CountTokensRequest, replaces: bool) -> Iterator[d
     """``replaces``: non-text content becomes a placeholder. Raises InvalidRequest."""
     given = request.messages
     newest = is_newest([message.role for message in given])
-    for at, message in enumerate(given):
+    for at, message in _list_shown(given):
         path = f"messages[{at}].content"
         if isinstance(message.content, str):
             yield {"role": message.role, "content": message.content}
@@ -177,6 +236,8 @@ def _assistant(blocks: Sequence[Block], path: str, media: MediaPolicy) -> dict[s
     calls: list[dict[str, Any]] = []
     for at, block in enumerate(blocks):
         match block:
+            case OtherBlock() if block.type in UNSHOWN:
+                pass
             case TextBlock():
                 text.append(block.text)
             case ThinkingBlock():
@@ -211,7 +272,7 @@ def _user_messages(
                 yield {"role": message.role, "content": "\n".join(text)}
                 text = []
             yield _result(block, f"{path}[{at}].content", in_results)
-        else:
+        elif block.type not in UNSHOWN:
             text.append(_text(block, f"{path}[{at}]", media))
     if text:
         yield {"role": message.role, "content": "\n".join(text)}
@@ -222,6 +283,8 @@ def _result(block: ToolResultBlock, path: str, media: MediaPolicy) -> dict[str, 
     if not isinstance(content, str):
         texts = [_text(part, f"{path}[{at}]", media) for at, part in enumerate(content or ())]
         content = "\n".join(texts)
+    if block.is_error and not content.lower().startswith("error"):
+        content = f"Error: {content}"
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
@@ -233,9 +296,12 @@ def _text(block: OpenModel, path: str, media: MediaPolicy) -> str:
 
 
 def _extract_text(block: dict[str, Any]) -> str | None:
-    """The text of a document, a search result or a tool reference; None if it has none."""
+    """The text of a document, a search result, a summary or a tool reference; None if there is
+    none."""
     if block.get("type") == "tool_reference":
         return _lines(block.get("tool_name")) or None
+    if block.get("type") == "compaction" and isinstance(block.get("content"), str):
+        return str(block["content"])
     if block.get("type") == "search_result":
         return _lines(block.get("title"), block.get("source"), _join_texts(block.get("content")))
     source = block.get("source")
@@ -244,7 +310,8 @@ def _extract_text(block: dict[str, Any]) -> str | None:
     text = (
         source.get("data") if source.get("type") == "text" else _join_texts(source.get("content"))
     )
-    return _lines(block.get("title"), text) if isinstance(text, str) else None
+    given = (block.get("title"), block.get("context"), text)
+    return _lines(*given) if isinstance(text, str) else None
 
 
 def _join_texts(content: Any) -> str | None:

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.types import Sampling
+from engine.types import Constraint, Sampling
 from server.apis.messages.request import (
+    Container,
     CountTokensRequest,
     MessagesRequest,
     MessageTool,
     system_message,
     template_messages,
 )
+from server.apis.messages.tool_changes import list_tools
 from server.apis.shared import tools
 from server.apis.shared.constraints import NO_CONSTRAINT, schema_constraint
+from server.apis.shared.request import ignore
 from server.apis.shared.template import (
     effort_kwargs,
     own_template,
@@ -46,8 +49,8 @@ def make_messages_job(
     model = resolve_model(request.model, served)
     policy = _make_policy(request, served)
     talk = make_conversation(request, policy, served)
-    shape = request.output_config.format if request.output_config else None
-    wanted = schema_constraint(shape.schema_, f"{FORMAT}.schema", strict=True) if shape else None
+    param, wanted = _read_format(request)
+    _check_container(request)
     job = make_job(
         request,
         served,
@@ -57,7 +60,7 @@ def make_messages_job(
         sampling=_sampling(request, served),
         prompts=(talk,),
         policy=policy,
-        constraint=(FORMAT, wanted) if wanted else NO_CONSTRAINT,
+        constraint=(param, wanted) if wanted else NO_CONSTRAINT,
         reasons=request.thinking is not None and request.thinking.type != "disabled",
         workload=workload,
     )
@@ -67,6 +70,34 @@ def make_messages_job(
         wants_prompt=True,
         affinity=_affinity(request),
     )
+
+
+def _read_format(request: MessagesRequest) -> tuple[str, Constraint | None]:
+    """Where the format of the answer was given, and its grammar. Raises InvalidRequest."""
+    configured = request.output_config.format if request.output_config else None
+    if configured is not None and request.output_format is not None:
+        raise InvalidRequest(
+            f"'output_format' and '{FORMAT}' are mutually exclusive; give one.",
+            param="output_format",
+        )
+    shape = configured or request.output_format
+    param = FORMAT if configured else "output_format"
+    wanted = schema_constraint(shape.schema_, f"{param}.schema", strict=True) if shape else None
+    return param, wanted
+
+
+def _check_container(request: MessagesRequest) -> None:
+    """A container is for tools that Anthropic runs; its skills are instructions to the model."""
+    container = request.container
+    if isinstance(container, Container) and container.skills:
+        raise InvalidRequest(
+            "'container.skills' is not supported: this gateway has no skills. Give instructions in "
+            "'system'.",
+            param="container.skills",
+            code="unsupported_parameter",
+        )
+    if container is not None:
+        ignore("container")
 
 
 def _affinity(request: MessagesRequest) -> str | None:
@@ -143,7 +174,7 @@ def _list_offers(request: CountTokensRequest) -> tuple[list[dict[str, Any]], dic
     """The tools the client runs itself, as functions; the types of the hosted ones by name."""
     offered: list[dict[str, Any]] = []
     hosted: dict[str, str] = {}
-    for at, tool in enumerate(request.tools or ()):
+    for at, tool in enumerate(list_tools(request)):
         function = _function(tool, f"tools[{at}].name")
         if function is not None:
             offered.append({"type": "function", "function": function})
@@ -158,11 +189,25 @@ def _function(tool: MessageTool, param: str) -> dict[str, Any] | None:
     if tool.name is None:
         if tool.type in FUNCTION_TYPES:
             raise InvalidRequest(f"'{param}' is missing: a tool needs a name.", param=param)
+        if TOOLSET.fullmatch(str(tool.type)):
+            raise InvalidRequest(
+                f"'{param.removesuffix('.name')}' is of type '{str(tool.type)[:64]}', whose tools "
+                "the client runs, but whose calls this gateway cannot write. Offer the tools one "
+                "by one, or a 'computer_20251124'.",
+                param=param.removesuffix(".name"),
+                code="unsupported_parameter",
+            )
         return None
+    if tool.allowed_callers and "direct" not in tool.allowed_callers:
+        raise InvalidRequest(
+            f"'{param.removesuffix('name')}allowed_callers' must contain 'direct': the model calls "
+            f"tools itself here; given {tool.allowed_callers[:4]}.",
+            param=f"{param.removesuffix('name')}allowed_callers",
+        )
     function: dict[str, Any] | None = {
         "name": tool.name,
         "description": tool.description,
-        "parameters": tool.input_schema,
+        "parameters": _with_examples(tool.input_schema, tool.input_examples),
     }
     if tool.type not in FUNCTION_TYPES:
         function = client_function(str(tool.type), tool.name, tool.model_extra or {})
@@ -172,6 +217,14 @@ def _function(tool: MessageTool, param: str) -> dict[str, Any] | None:
     return {key: value for key, value in given.items() if value is not None}
 
 
+def _with_examples(
+    schema: dict[str, Any] | None, examples: Sequence[dict[str, Any]] | None
+) -> dict[str, Any] | None:
+    """JSON Schema's own word for examples, so that a template shows them."""
+    return {**(schema or {}), "examples": [*examples]} if examples else schema
+
+
+TOOLSET = re.compile(r"(browser|computer)_toolset_\d{8}")
 VERSIONED = re.compile(r"(bash|text_editor|computer|memory)_(\d{8})")
 TEXT = {"type": "string"}
 WHOLE = {"type": "integer"}

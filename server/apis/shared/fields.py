@@ -42,6 +42,8 @@ class RequestModel(BaseModel):
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Known fields that cannot be served, and why; None, False and empty values are allowed."""
+    refusal_details: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """What the error says to programs, beside the reason, by field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,6 +59,7 @@ class RequestModel(BaseModel):
                     f"'{name}' is not supported: {cls.refused[name]}.",
                     param=name,
                     code="unsupported_parameter",
+                    details=cls.refusal_details.get(name),
                 )
         known = {name: value for name, value in data.items() if name not in refused}
         return coerce_fields(cls, known)

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.budget import charge
 from server.apis.shared.fields import RequestModel
-from server.errors import BodyTooLarge, InvalidRequest
+from server.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
@@ -174,6 +174,7 @@ def find_header(request: Request, name: bytes) -> str | None:
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body, charged. Raises BodyTooLarge as soon as it passes ``limit`` bytes."""
+    _check_encoding(find_header(request, b"content-encoding"))
     current = charge.get()
     declared = find_header(request, b"content-length") or "0"
     if declared.isdecimal() and int(declared) > limit:
@@ -193,6 +194,15 @@ async def read_body(request: Request, limit: int) -> bytes:
         chunks.append(chunk)
     current.estimate()
     return b"".join(chunks)
+
+
+def _check_encoding(given: str | None) -> None:
+    """Raises UnsupportedEncoding: a few bytes of gzip can become gigabytes."""
+    if given is not None and given.strip().lower() not in ("", "identity"):
+        raise UnsupportedEncoding(
+            f"The body has the content encoding '{given[:40]}'; send it as it is, without the "
+            "header 'content-encoding'."
+        )
 
 
 def _body_too_large(limit: int, given: int) -> BodyTooLarge:
@@ -233,8 +243,12 @@ def validate(data: Any, model: type[Model]) -> Model:
 
 
 def _explain(error: ValidationError) -> InvalidRequest:
-    """The error message of the first problem; for unions of the deepest."""
-    problem = max(error.errors(include_url=False), key=lambda item: len(item["loc"]))
+    """The error message of the first problem; for unions of the deepest, in the branch that the
+    value has the type of."""
+    problem = max(
+        error.errors(include_url=False),
+        key=lambda item: (len(item["loc"]), not item["type"].endswith("_type")),
+    )
     path = _path(problem["loc"])
     if problem["type"] == "extra_forbidden":
         return InvalidRequest(f"Unrecognized request argument supplied: {path}", param=path)

@@ -1,0 +1,57 @@
+"""Tools that a conversation adds and removes on its way, as blocks of system messages.
+
+The answer is made with the tools that are there at its end: a chat template lists tools once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from server.apis.messages.request import (
+    TOOL_CHANGES,
+    CountTokensRequest,
+    MessageTool,
+    OtherBlock,
+)
+from server.errors import InvalidRequest
+
+
+def list_tools(request: CountTokensRequest) -> list[MessageTool]:
+    """The tools of the request, less the removed ones, and those defined on the way."""
+    offered = list(request.tools or ())
+    removed: set[str] = set()
+    for path, block in _find_changes(request):
+        named = (block.model_extra or {}).get("tool")
+        tool = named if isinstance(named, dict) else {}
+        if tool.get("type") == "tool_definition":
+            offered.append(_define(tool.get("definition"), f"{path}.tool.definition"))
+        elif tool.get("type") != "tool_reference" or not isinstance(tool.get("name"), str):
+            raise InvalidRequest(
+                f"'{path}.tool' must be a tool_reference with a name, or a tool_definition: this "
+                "gateway has no MCP servers.",
+                param=f"{path}.tool",
+            )
+        elif block.type == "tool_removal":
+            removed.add(tool["name"])
+        else:
+            removed.discard(tool["name"])
+    return [tool for tool in offered if tool.name not in removed]
+
+
+def _find_changes(request: CountTokensRequest) -> Iterator[tuple[str, OtherBlock]]:
+    for at, message in enumerate(request.messages):
+        if isinstance(message.content, str):
+            continue
+        for place, block in enumerate(message.content):
+            if isinstance(block, OtherBlock) and block.type in TOOL_CHANGES:
+                yield f"messages[{at}].content[{place}]", block
+
+
+def _define(definition: Any, path: str) -> MessageTool:
+    try:
+        return MessageTool.model_validate(definition)
+    except ValidationError:
+        raise InvalidRequest(f"'{path}' must be a tool as 'tools' takes it.", param=path) from None
