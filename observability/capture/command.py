@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,8 +16,10 @@ from cryptography.fernet import MultiFernet
 
 from observability.capture.files import (
     add_key_file_argument,
+    is_gzipped,
     list_files,
     load_cipher,
+    read_file,
     read_lines,
     read_records,
     write_records,
@@ -68,10 +70,17 @@ def _make_parser() -> argparse.ArgumentParser:
     chosen = delete.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--key", metavar="NAME", help="the public name of an API key")
     chosen.add_argument("--session", metavar="HASH", help="a session, as `show` prints it")
+    delete.add_argument(
+        "--unreadable",
+        action="store_true",
+        help="delete what cannot be read as well: damaged lines, and those of keys that are gone",
+    )
     chosen.add_argument("--all", action="store_true", help="every file, and the salt of hashes")
     return parser
 
 
+MOST_NAMED = 10
+"""Unreadable parts that an error names."""
 MOONCAKE, OPENAI_BATCH = "mooncake", "openai-batch"
 
 
@@ -238,7 +247,10 @@ def read_foreign(line: bytes) -> CaptureRecord:
 
 
 def delete_records(options: argparse.Namespace, cipher: MultiFernet | None) -> None:
-    """A gateway that writes to a file deleted or replaced here goes on in a new one."""
+    """Raises CaptureError before anything is deleted where a line cannot be read.
+
+    A gateway that writes to a file deleted or replaced here goes on in a new one.
+    """
     files = list_files(options.file)
     if options.all:
         salt = options.file / "salt" if options.file.is_dir() else None
@@ -252,33 +264,68 @@ def delete_records(options: argparse.Namespace, cipher: MultiFernet | None) -> N
             return bool(record.key == options.key)
         return bool(options.session == record.session)
 
-    gone = sum(rewrite_file(file, is_deleted, cipher) for file in files)
-    print(f"{gone} requests deleted", file=sys.stderr)
+    if not options.unreadable:
+        check_readable(files, cipher)
+    counts: Counter[str] = Counter()
+    for file in files:
+        counts += rewrite_file(file, is_deleted, cipher, options.unreadable)
+    print(f"{counts[DELETED]} requests deleted", file=sys.stderr)
+    if options.unreadable:
+        print(f"{counts[UNREADABLE]} unreadable parts deleted", file=sys.stderr)
+
+
+DELETED, UNREADABLE = "deleted", "unreadable"
+
+
+def check_readable(files: Sequence[Path], cipher: MultiFernet | None) -> None:
+    """Raises CaptureError, which names what cannot be read."""
+    unreadable: list[str] = []
+    for file in files:
+        deque(read_file(file, cipher, unreadable.append), maxlen=0)
+    if unreadable:
+        raise CaptureError(
+            f"nothing was deleted, because {len(unreadable)} parts of the capture cannot be read "
+            "and may belong to what is to be deleted:\n  "
+            + "\n  ".join(unreadable[:MOST_NAMED])
+            + "\nGive all keys with --key-file, the retired ones too, or delete these parts as "
+            "well with --unreadable."
+        )
 
 
 def rewrite_file(
-    file: Path, is_deleted: Callable[[CaptureRecord], bool], cipher: MultiFernet | None
-) -> int:
-    """The file without these records, replaced at once; damaged lines go, too."""
-    count = 0
+    file: Path,
+    is_deleted: Callable[[CaptureRecord], bool],
+    cipher: MultiFernet | None,
+    unreadable: bool,
+) -> Counter[str]:
+    """Replace the file by one without these records, at once; what is gone.
+
+    What cannot be read goes as well where ``unreadable`` says so. Raises CaptureError otherwise.
+    """
+    counts: Counter[str] = Counter()
+
+    def skip(why: str) -> None:
+        if not unreadable:
+            raise CaptureError(f"{why}; this file and those after it are as they were")
+        _warn(why)
+        counts[UNREADABLE] += 1
 
     def keep() -> Iterator[CaptureRecord]:
-        nonlocal count
-        for record in read_records(file, cipher, _warn):
+        for record in read_file(file, cipher, skip):
             if is_deleted(record):
-                count += 1
+                counts[DELETED] += 1
             else:
                 yield record
 
     fresh = file.with_name(f".{file.name}.new")
     os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
     try:
-        left = write_records(fresh, keep(), cipher)
-        if left and count:
+        left = write_records(fresh, keep(), cipher, compress=is_gzipped(file))
+        if left and counts:
             os.utime(fresh, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
             fresh.replace(file)
-        elif count:
+        elif counts:
             file.unlink()
     finally:
         fresh.unlink(missing_ok=True)
-    return count
+    return counts

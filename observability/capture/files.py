@@ -13,12 +13,15 @@ may be gzipped. This module and ``record.py`` are the format; they import nothin
 from __future__ import annotations
 
 import argparse
+import gzip
 import logging
 import os
+import stat
 import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -58,6 +61,7 @@ KEY_FILE_VARIABLE = "EAGLEGATE_CAPTURE_KEY_FILE"
 _TOKEN = b"gAAAA"
 """How every Fernet token begins."""
 _GZIP = b"\x1f\x8b"
+CHUNK_BYTES = 1 << 20
 
 
 def make_cipher(keys: Sequence[str]) -> MultiFernet | None:
@@ -87,11 +91,14 @@ def load_cipher(key_file: Path | None) -> MultiFernet | None:
 
 
 def write_records(
-    path: Path, records: Iterable[CaptureRecord], cipher: MultiFernet | None = None
+    path: Path,
+    records: Iterable[CaptureRecord],
+    cipher: MultiFernet | None = None,
+    compress: bool = False,
 ) -> int:
     """A new file of these records; how many there are."""
     count = 0
-    with path.open("wb") as file:
+    with gzip.open(path, "wb") if compress else path.open("wb") as file:
         for record in records:
             line = format_record(record)
             file.write((cipher.encrypt(line) if cipher else line) + b"\n")
@@ -116,16 +123,20 @@ def read_records(
     """
     for file in list_files(path):
         whole = 0
-        for number, line in enumerate(read_lines(file), 1):
-            try:
-                record = parse_record(decrypt_line(line, cipher, file))
-            except DamagedRecord as error:
-                skip(f"{file.name}:{number}: {error}")
-                continue
+        for record in read_file(file, cipher, skip):
             whole += 1
             yield record
         if not whole and path == file:
             raise CaptureError(f"{file} holds no capture record")
+
+
+def read_file(file: Path, cipher: MultiFernet | None, skip: Skip) -> Iterator[CaptureRecord]:
+    """See ``read_records``; a file without any record is empty."""
+    for number, line in enumerate(read_lines(file, skip), 1):
+        try:
+            yield parse_record(decrypt_line(line, cipher, file))
+        except DamagedRecord as error:
+            skip(f"{file.name}:{number}: {error}")
 
 
 def list_files(path: Path) -> list[Path]:
@@ -137,29 +148,40 @@ def list_files(path: Path) -> list[Path]:
     return [path]
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
+def read_lines(path: Path, skip: Skip = _ignore) -> Iterator[bytes]:
     """Lines that are not empty; the last may be cut."""
     rest = b""
-    for chunk in _read_chunks(path):
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from (line for line in lines if line.strip())
+    with path.open("rb") as file:
+        chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
+        if is_gzipped(path):
+            chunks = _inflate(chunks, lambda why: skip(f"{path.name}: {why}"))
+        for chunk in chunks:
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from (line for line in lines if line.strip())
     if rest.strip():
         yield rest
 
 
-def _read_chunks(path: Path) -> Iterator[bytes]:
+def is_gzipped(path: Path) -> bool:
     with path.open("rb") as file:
-        first = file.read(1 << 20)
-        inflate = zlib.decompressobj(wbits=31) if first.startswith(_GZIP) else None
-        while first:
-            if inflate is None:
-                yield first
-            else:
-                try:
-                    yield inflate.decompress(first)
-                except zlib.error:
-                    return
-            first = file.read(1 << 20)
+        return file.read(len(_GZIP)) == _GZIP
+
+
+def _inflate(chunks: Iterable[bytes], skip: Skip) -> Iterator[bytes]:
+    """One member after the other, as of files that were gzipped apart and put together."""
+    member = None
+    for chunk in chunks:
+        rest = chunk
+        while rest := rest if member else rest.lstrip(b"\0"):
+            member = member or zlib.decompressobj(wbits=31)
+            try:
+                yield member.decompress(rest)
+            except zlib.error:
+                skip("its gzip data is damaged: what follows cannot be read")
+                return
+            rest, member = member.unused_data, None if member.eof else member
+    if member:
+        skip("its gzip data is cut: what followed cannot be read")
 
 
 def decrypt_line(line: bytes, cipher: MultiFernet | None, file: Path) -> bytes:
@@ -186,6 +208,31 @@ class CaptureLimits:
         return max(1, min(LARGEST_PART, self.max_bytes // PARTS))
 
 
+def make_private(directory: Path) -> None:
+    """Make the folder, or take it and its captures from other users. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _tighten(directory, 0o700)
+    for path in directory.iterdir():
+        if path.name.endswith(SUFFIXES):
+            _tighten(path, 0o600)
+
+
+def _tighten(path: Path, mode: int) -> None:
+    if not is_open_to_others(path):
+        return
+    with suppress(PermissionError):
+        path.chmod(mode)
+    if is_open_to_others(path):
+        raise OSError(
+            f"{path} is open to other users, and its mode cannot be changed to {mode:o}: "
+            "give a folder that belongs to the gateway's user, or one that does not exist yet"
+        )
+
+
+def is_open_to_others(path: Path) -> bool:
+    return bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
+
+
 class CaptureFolder:
     """The files of one writer, and the age and size of all files in its folder."""
 
@@ -193,7 +240,7 @@ class CaptureFolder:
         self, directory: Path, limits: CaptureLimits, wall: Callable[[], float] = time.time
     ) -> None:
         """Raises OSError."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
         self._directory = directory
         self.limits = limits
         self._wall = wall

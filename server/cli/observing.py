@@ -11,7 +11,12 @@ from typing import ClassVar
 from improve.config import ConfigInvalid, read_config
 from improve.process import ImproveProcess
 from observability.capture.capture import FULL, HASHES, MODES, RequestCapture
-from observability.capture.files import CaptureFolder, CaptureLimits, make_cipher
+from observability.capture.files import (
+    CaptureFolder,
+    CaptureLimits,
+    is_open_to_others,
+    make_cipher,
+)
 from observability.capture.redaction import Redactor, SaltedHashes, load_salt
 from server.apis.responses.encryption import read_keys
 from server.errors import ConfigError
@@ -81,13 +86,14 @@ def open_capture(
     except ValueError as error:
         raise ConfigError(f"--capture-redact and --capture-drop: {error}") from None
     limits = make_part(CaptureLimits, settings)
+    was_open = directory.is_dir() and is_open_to_others(directory)
     try:
         folder = CaptureFolder(directory, limits)
         hashes = SaltedHashes(load_salt(directory))
     except OSError as error:
         raise ConfigError(f"--capture {directory}: {error}") from None
-    if directory.stat().st_mode & 0o077:
-        progress(f"note: --capture {directory} is open to other users of this machine")
+    if was_open:
+        progress(f"note: --capture {directory} was open to other users; its mode is 0700 now")
     progress(
         f"note: {settings.capture_share:.0%} of sessions are captured in {directory}"
         + (", as hashes" if anonymous else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from measure import drafts_command, replay_command
+from observability.capture import command
 from observability.capture.command import main
 from observability.capture.files import (
     CaptureFolder,
@@ -20,7 +22,7 @@ from observability.capture.files import (
     read_records,
     write_records,
 )
-from observability.capture.record import format_record
+from observability.capture.record import format_record, parse_record
 from tests.observability.capture.test_record import RECORD
 
 SECOND = replace(RECORD, id="req-2", key="others", session="s2", session_id="s2", arrived=1.7e9)
@@ -100,6 +102,87 @@ def test_the_requests_of_a_key_are_deleted(tmp_path: Path, encrypted: bool) -> N
 def test_a_session_is_deleted(folder: Path) -> None:
     assert main(["delete", str(folder), "--session", "s1"]) == 0
     assert list(read_records(folder)) == [SECOND]
+
+
+def read_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def make_unreadable(folder: Path, kind: str) -> Path:
+    """A folder whose second of three files cannot be read in part; the key file that is left."""
+    old, new = (Fernet.generate_key().decode() for _ in range(2))
+    key_file = folder.parent / "key"
+    key_file.write_text(new)
+    folder.mkdir()
+    for name in "abc":
+        cipher = make_cipher([old if (name, kind) == ("b", "rotated") else new])
+        write_records(folder / f"{name}.jsonl", [RECORD, SECOND], cipher)
+    damaged = folder / "b.jsonl"
+    if kind == "damaged":
+        damaged.write_bytes(damaged.read_bytes()[:-9])
+    if kind == "gzip":
+        damaged.write_bytes(gzip.compress(damaged.read_bytes())[:-30])
+    if kind == "empty":
+        damaged.write_bytes(b"")
+    return key_file
+
+
+@pytest.mark.parametrize("kind", ["rotated", "damaged", "gzip"])
+def test_nothing_is_deleted_while_a_part_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    folder = tmp_path / "c"
+    command = ["delete", str(folder), "--key", "agents"]
+    command += ["--key-file", str(make_unreadable(folder, kind))]
+    before = read_bytes(folder)
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "nothing was deleted" in said and "b.jsonl" in said and "--unreadable" in said
+    assert "a.jsonl" not in said
+    assert read_bytes(folder) == before
+
+
+@pytest.mark.parametrize("kind", ["rotated", "damaged", "gzip"])
+def test_what_cannot_be_read_is_deleted_on_demand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    folder = tmp_path / "c"
+    key_file = make_unreadable(folder, kind)
+    options = ["--key", "agents", "--key-file", str(key_file), "--unreadable"]
+    assert main(["delete", str(folder), *options]) == 0
+    assert "unreadable parts deleted" in capsys.readouterr().err
+    named: list[str] = []
+    left = list(read_records(folder, make_cipher([key_file.read_text()]), named.append))
+    assert left and all(record == SECOND for record in left) and not named
+
+
+def test_an_empty_file_stops_no_deletion(tmp_path: Path) -> None:
+    """A gateway has just begun it."""
+    folder = tmp_path / "c"
+    key_file = make_unreadable(folder, "empty")
+    assert main(["delete", str(folder), "--key", "agents", "--key-file", str(key_file)]) == 0
+    assert list(read_records(folder, make_cipher([key_file.read_text()]))) == [SECOND] * 2
+
+
+def test_a_gzipped_file_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    write_records(path, [RECORD, SECOND], compress=True)
+    assert main(["delete", str(tmp_path), "--key", "agents"]) == 0
+    assert parse_record(gzip.decompress(path.read_bytes())) == SECOND
+
+
+def test_a_file_that_becomes_unreadable_meanwhile_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that has read a new key file writes to it."""
+    monkeypatch.setattr(command, "check_readable", lambda *_: None)
+    folder = tmp_path / "c"
+    key_file = make_unreadable(folder, "rotated")
+    before = read_bytes(folder)
+    assert main(["delete", str(folder), "--key", "agents", "--key-file", str(key_file)]) == 1
+    assert "b.jsonl:1" in capsys.readouterr().err
+    after = read_bytes(folder)
+    assert after.keys() == before.keys() and after["b.jsonl"] == before["b.jsonl"]
 
 
 def test_everything_is_deleted_with_the_salt(folder: Path) -> None:

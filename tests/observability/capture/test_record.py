@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
+from observability.capture import files
 from observability.capture.files import make_cipher, read_records, write_records
 from observability.capture.record import (
     OURS,
@@ -101,6 +102,38 @@ def test_a_file_cut_anywhere_is_readable_to_its_last_whole_record(
             assert len(found) in (at // line, (at + 1) // line)
     (tmp_path / name).write_bytes(stored)
     assert read(tmp_path, cipher=cipher) == [RECORD] * 4
+
+
+def test_a_file_of_several_gzip_members_is_read_whole(tmp_path: Path) -> None:
+    """As of ``cat a.jsonl.gz b.jsonl.gz``; tapes and some tools put zeros behind a member."""
+    line = format_record(RECORD) + b"\n"
+    members = [gzip.compress(line * count) for count in (1, 2, 3)]
+    named: list[str] = []
+    for padding in (b"", bytes(512)):
+        (tmp_path / "a.jsonl.gz").write_bytes(padding.join((*members, b"")))
+        assert read(tmp_path, skip=named.append) == [RECORD] * 6
+    assert not named
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_members_are_found_wherever_they_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(files, "CHUNK_BYTES", chunk)
+    line = format_record(RECORD) + b"\n"
+    (tmp_path / "a.jsonl.gz").write_bytes(bytes(3).join([gzip.compress(line)] * 3))
+    assert read(tmp_path) == [RECORD] * 3
+
+
+@pytest.mark.parametrize(
+    ("behind", "why"), [(b"no gzip", "damaged"), (gzip.compress(b"x" * 99)[:20], "cut")]
+)
+def test_what_is_lost_of_a_gzipped_file_is_named(tmp_path: Path, behind: bytes, why: str) -> None:
+    stored = gzip.compress(format_record(RECORD) + b"\n") + behind
+    (tmp_path / "a.jsonl.gz").write_bytes(stored)
+    named: list[str] = []
+    assert read(tmp_path, skip=named.append)[0] == RECORD
+    assert named[0].startswith("a.jsonl.gz: its gzip data is " + why)
 
 
 def test_a_damaged_line_is_skipped_and_named(tmp_path: Path) -> None:

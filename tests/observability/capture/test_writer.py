@@ -32,6 +32,29 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_folder_that_others_can_read_is_taken_from_them(tmp_path: Path) -> None:
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    for name in ("old.jsonl", "old.jsonl.gz", "notes.txt"):
+        (folder / name).touch()
+        (folder / name).chmod(0o644)
+    folder.chmod(0o755)
+    CaptureFolder(folder, CaptureLimits())
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert modes == {"old.jsonl": 0o600, "old.jsonl.gz": 0o600, "notes.txt": 0o644}
+
+
+def test_a_folder_that_stays_open_to_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that belongs to root, or on a disk without modes."""
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)
+    with pytest.raises(OSError, match="is open to other users"):
+        CaptureFolder(tmp_path, CaptureLimits())
+
+
 def test_files_are_bounded_in_size_and_the_oldest_go_first(tmp_path: Path) -> None:
     limits = CaptureLimits(max_bytes=64 * len(LINE))
     folder = CaptureFolder(tmp_path, limits)
