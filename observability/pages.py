@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
@@ -18,6 +19,7 @@ from starlette.routing import Route
 from engine.fleet.types import WorkerStatus
 from engine.speculation.totals import Totals
 from engine.types import EngineInfo
+from observability.judgement import find_problem
 from observability.metrics.engine import summarize_planner
 from observability.telemetry import Telemetry
 from observability.windows import ALL, KINDS, SlidingWindow, WindowSums
@@ -74,6 +76,7 @@ def summarize_speculation(telemetry: Telemetry) -> Row:
     }
     whole = slices.pop(ALL).get("", summarize_window(_make_empty_window(telemetry), now))
     return {
+        "version": version("eaglegate"),
         "window_s": telemetry.settings.window_s,
         "running": telemetry.num_running,
         "tokens_per_s": compute_throughput(telemetry, now),
@@ -106,6 +109,9 @@ def summarize_window(window: SlidingWindow, now: float) -> Row:
         "fallback_ratio": totals.fallback_ratio,
         "fallback_by_reason": totals.fallback_by_reason,
         "tpot_s": sums.tpot,
+        "ttft_s": sums.ttft,
+        "failed": sums.failed,
+        "problem": find_problem(totals),
     }
 
 
@@ -193,6 +199,7 @@ def _describe_worker(worker: WorkerStatus) -> Row:
         "continued": worker.continued,
         "openings": worker.openings,
         "acceptance_length": None if counted is None else counted.acceptance_length,
+        "problem": None if counted is None else find_problem(counted),
     }
 
 
@@ -203,6 +210,8 @@ def _summarize_bucket(age: float, sums: WindowSums, bucket_s: float) -> Row:
         "fallback_ratio": sums.totals.fallback_ratio,
         "tpot_s": sums.tpot,
         "tokens_per_s": sums.totals.tokens / bucket_s,
+        "ttft_s": sums.ttft,
+        "failed": sums.failed,
     }
 
 

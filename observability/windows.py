@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 
-from engine.events import Phase
+from engine.events import Ending, Phase
 from engine.speculation.totals import Totals
 from observability.labels import Labels, TelemetrySettings
 from observability.observation import DecodeProgress, RequestRecord, SliceNames
 from observability.sequence import PhaseShare
 
 BUCKETS = 30
+FAILED = (Ending.TIMEOUT, Ending.ENGINE)
+"""Ends of requests that are nobody's fault but the server's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,12 @@ class WindowSums:
     timed_tokens: int = 0
     seconds: float = 0.0
     totals: Totals = field(default_factory=Totals)
+    failed: int = 0
+    """Requests that the engine or a deadline of the gateway ended."""
+    started: int = 0
+    """Requests that had a first token..."""
+    waited_s: float = 0.0
+    """... and the seconds from their arrival to it."""
 
     def __add__(self, other: WindowSums) -> WindowSums:
         return WindowSums(
@@ -35,12 +43,20 @@ class WindowSums:
             self.timed_tokens + other.timed_tokens,
             self.seconds + other.seconds,
             self.totals + other.totals,
+            self.failed + other.failed,
+            self.started + other.started,
+            self.waited_s + other.waited_s,
         )
 
     @property
     def tpot(self) -> float | None:
         """Pooled: the time all decode steps took / the tokens they delivered."""
         return self.seconds / self.timed_tokens if self.timed_tokens else None
+
+    @property
+    def ttft(self) -> float | None:
+        """Mean time to the first token, in seconds."""
+        return self.waited_s / self.started if self.started else None
 
 
 class SlidingWindow:
@@ -123,7 +139,9 @@ class SliceWindows:
             self._get_slice((PHASE, phase.value)).add(_to_sums(share), now)
 
     def add_records(self, slices: SliceNames, records: list[RequestRecord], now: float) -> None:
-        count = WindowSums(requests=len(records))
+        waits = [record.ttft for record in records if record.ttft is not None]
+        failed = sum(record.ending in FAILED for record in records)
+        count = WindowSums(len(records), failed=failed, started=len(waits), waited_s=sum(waits))
         for window in self._select_windows(slices):
             window.add(count, now)
         phases = Counter(phase for record in records for phase in _collect_phases(record))

@@ -13,6 +13,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -234,7 +235,28 @@ async def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(tmp_path):
             await shoot(page, tmp_path / f"{device}-{scheme}.png")
         await page.value("[...document.querySelectorAll('nav button')].at(-1).click()")
         assert "9f86d081" in await page.value("document.querySelector('#slices tbody').innerText")
-        assert await page.value("document.querySelectorAll('polyline').length") == 4
+        assert await page.value("document.querySelectorAll('polyline').length") == 5
+        assert page.problems == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium (.ci/packages)")
+async def test_the_page_turns_red_where_a_draft_is_wrong_from_the_start(tmp_path):
+    clock = Clock()
+    telemetry = Telemetry(
+        GROUPS, TelemetrySettings(models=("m",)), CollectorRegistry(), clock=clock
+    )
+    for at in range(20):
+        one(telemetry, clock, random.Random(at), at, "chat", odds=0.05)
+    bad = Totals(verify_steps=5335, proposed=16005, accepted=210)
+    telemetry.watch_workers(lambda: [replace(WORKERS[0], counted=bad)])
+    async with asyncio.timeout(60), serving(telemetry) as url, browser(tmp_path / "p") as page:
+        await show(page, url, "phone", "light")
+        said = await page.value("document.getElementById('problem').innerText")
+        assert said.count("hardly any draft token is right") == 2
+        assert "http://10.0.0.5:8000: Acceptance length is 1.04 over 5335 verify steps" in said
+        color = "getComputedStyle(document.querySelector('.tile b')).color"
+        assert await page.value(color) == "rgb(192, 43, 43)"
+        await shoot(page, tmp_path / "wrong.png")
         assert page.problems == []
 
 

@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from engine.events import ContentDelta, Ending, Finish, ReasoningDelta, RequestFacts, Usage
 from engine.speculation.totals import Totals
 from engine.types import DecodeStep, Step
+from observability.judgement import find_problem
 from observability.labels import TelemetrySettings
 from observability.metrics import GROUPS
 from observability.pages import MIN_AT_RISK, compute_conditional_slope, make_routes
@@ -73,6 +74,8 @@ async def test_every_slice_with_its_own_numbers(telemetry, now):
     assert slices["workload"]["chat"]["requests"] == 1
     assert slices["context"]["513-2k"]["tokens"] == 61
     assert slices["phase"]["content"]["acceptance_length"] == 3
+    assert (data["all"]["failed"], data["all"]["problem"]) == (0, None)
+    assert data["all"]["ttft_s"] is not None
     assert slices["phase"]["reasoning"]["acceptance_length"] is None
     assert slices["template"]["none"]["fallback_ratio"] == 0
     assert sum(point["acceptance_length"] is not None for point in data["history"]) == 1
@@ -128,3 +131,15 @@ def test_slope_needs_steps_that_got_there():
     assert compute_conditional_slope(position_totals((few, 0), (few, few))) is None
     assert compute_conditional_slope(position_totals((few, 0), (1000, 1000))) is None
     assert orjson.dumps(position_totals((1,), (1,)).conditional_acceptance) == b"[1.0]"
+
+
+@pytest.mark.parametrize(
+    ("steps", "accepted", "found"), [(199, 0, False), (200, 0, True), (200, 40, False)]
+)
+def test_a_draft_that_is_wrong_from_the_start_is_a_problem(steps, accepted, found):
+    problem = find_problem(Totals(verify_steps=steps, accepted=accepted))
+    assert (problem is not None) is found
+
+
+def test_bad_drafts_that_the_planner_avoids_are_no_problem():
+    assert find_problem(Totals(verify_steps=200, off=201)) is None

@@ -1,0 +1,27 @@
+"""Judge speculation without a baseline: a draft that was wrong from the start has none."""
+
+from __future__ import annotations
+
+from engine.speculation.totals import Totals
+
+MIN_VERIFY_STEPS = 200
+"""Verify steps below which nothing is said."""
+WORTHLESS = 1.2
+"""Acceptance length under which a draft can hardly pay for itself at any depth."""
+
+
+def find_problem(totals: Totals) -> str | None:
+    """A sentence about speculation that cannot be worth its cost, or None.
+
+    There is no problem where most decode steps have no drafts: the planner knows already.
+    """
+    length = totals.acceptance_length
+    if length is None or totals.verify_steps < MIN_VERIFY_STEPS or length >= WORTHLESS:
+        return None
+    if totals.off > totals.verify_steps:
+        return None
+    return (
+        f"Acceptance length is {length:.2f} over {totals.verify_steps} verify steps: hardly any "
+        "draft token is right, so speculation costs time. Check that the draft was made for this "
+        "model and chat template (eaglegate check); workers on a CPU need --enforce-eager."
+    )
