@@ -70,9 +70,12 @@ class KeyRing:
 
     keys: tuple[ApiKey, ...] = ()
     clock: Callable[[], float] = field(default=time.time, compare=False)
+    required: bool = False
+    """A key is asked for even where there is none: then nobody may enter."""
 
     def __bool__(self) -> bool:
-        return bool(self.keys)
+        """Whether a key is asked for."""
+        return self.required or bool(self.keys)
 
     def find(self, given: str | None) -> ApiKey:
         """Raises Unauthenticated. Takes the same time whichever key it is, if any."""
@@ -89,13 +92,27 @@ class KeyRing:
             raise Unauthenticated("The API key has expired.", code="expired_api_key")
         return found[0]
 
-    def resume_quotas(self, earlier: KeyRing) -> None:
-        """Keys that were there before continue with what they have used of their minute."""
+    def succeed(self, earlier: KeyRing) -> KeyRing:
+        """This ring in the place of ``earlier``.
+
+        Keys that were there before continue with what they have used of their minute, and a gateway
+        that asked for keys goes on asking, whatever became of its keys.
+        """
         quotas = {key.name: key.quota for key in earlier.keys}
         for key in self.keys:
             before = quotas.get(key.name)
             if key.quota is not None and before is not None:
                 key.quota.resume(before)
+        return replace(self, required=bool(self or earlier))
+
+    def describe_lockout(self) -> str:
+        """A warning where a key is asked for and there is none; empty otherwise."""
+        if self.keys or not self.required:
+            return ""
+        return (
+            "WARNING: there are no API keys, and this gateway asks for one: every request to the "
+            "API is refused with 401. Add a key to --api-key-file and send SIGHUP."
+        )
 
     @property
     def classes(self) -> frozenset[Priority]:
@@ -156,13 +173,16 @@ class KeyFile(BaseModel):
 
 
 def load_keys(path: str | None, plain: Iterable[str] = (), admin: str | None = None) -> KeyRing:
-    """Keys of the file, then those given in plain text. Raises ConfigError."""
+    """Keys of the file, then those given in plain text. Raises ConfigError.
+
+    A file without keys lets nobody in.
+    """
     keys = [] if path is None else _read_file(Path(path))
     keys += [_make_unnamed_key(key, f"API key {at}") for at, key in enumerate(plain, 1)]
     if admin is not None:
         keys.append(replace(_make_unnamed_key(admin, "the admin's API key"), **ADMIN))
     _check_unique(keys)
-    return KeyRing(tuple(keys))
+    return KeyRing(tuple(keys), required=path is not None or bool(keys))
 
 
 def _make_unnamed_key(key: str, where: str) -> ApiKey:
@@ -180,7 +200,7 @@ def _read_file(path: Path) -> list[ApiKey]:
     try:
         content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         entries = KeyFile.model_validate(content).keys
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]

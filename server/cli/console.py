@@ -107,7 +107,7 @@ def _format_example(url: str, model: str) -> list[str]:
 def describe_exposure(settings: Settings, keys: KeyRing) -> str:
     """A loud word about what strangers could reach; empty when there is nothing to say."""
     if keys:
-        return ""
+        return keys.describe_lockout()
     if "*" in parse_names(settings.allowed_origins):
         return (
             "WARNING: --allowed-origins * without API keys: every web page opened on this network "

@@ -7,7 +7,7 @@ import gc
 import multiprocessing
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -29,7 +29,7 @@ from observability.middleware import AccessLog, NoTracing, TelemetryMiddleware, 
 from observability.pages import make_routes
 from observability.telemetry import Telemetry
 from server.access.admission import Admission, AdmissionLimits
-from server.access.keys import KeyRing, load_keys
+from server.access.keys import KeyRing
 from server.access.memory import MemoryMonitor, find_sources
 from server.apis.responses import encryption, route
 from server.apis.responses.background import BackgroundRuns
@@ -37,7 +37,7 @@ from server.apis.responses.service import maintain_store
 from server.apis.shared.gateway import Controls, Gateway
 from server.app import create_app
 from server.backends import Backend
-from server.cli.command_line import CommandLine, load_backend, read_again
+from server.cli.command_line import CommandLine, load_backend
 from server.cli.console import (
     StartupProgress,
     describe_clients,
@@ -55,6 +55,7 @@ from server.cli.listener import (
     serve,
 )
 from server.cli.observing import open_capture, open_improve
+from server.cli.reload import load_encryption_keys, load_key_ring, read_reloaded
 from server.errors import ConfigError
 from server.flags import make_part
 from server.generation.grammar import ParserFactory
@@ -242,21 +243,9 @@ class ServeCommand:
             self._improving = asyncio.create_task(self._improve.run(operator))
 
     async def _reload(self) -> dict[str, Any]:
-        """Read keys and limits anew; what runs goes on."""
-        line = await asyncio.to_thread(read_again, self._line.argv)
-        fresh, ring = line.settings, load_key_ring(line.settings)
-        ring.resume_quotas(self._gateway.keys)
-        self._gateway.keys, self._admission.bounds = ring, make_part(AdmissionLimits, fresh)
-        self._admission.classes = ring.classes
-        self._gateway.settings = replace(
-            self._gateway.settings,
-            request_timeout_s=fresh.request_timeout_s,
-            body_timeout_s=fresh.body_timeout_s,
-        )
-        if named := _read_encryption_keys(fresh):
-            self._gateway.cipher = encryption.ReasoningCipher(named)
-        self._policy.rules = replace(self._policy.rules, key_depths=ring.depths)
-        return {"keys": len(ring.keys), "bounds": asdict(self._admission.bounds)}
+        """Read keys and limits anew; what runs goes on. Raises ConfigError."""
+        fresh = await asyncio.to_thread(read_reloaded, self._line.argv)
+        return fresh.apply(self._gateway, self._admission, self._policy)
 
     async def _aclose(self) -> None:
         self._gateway.stop()
@@ -282,11 +271,6 @@ def _open_tracing(endpoint: str | None) -> Tracing:
             f"--otlp-endpoint needs {error.name}: pip install 'eaglegate[otel]'"
         ) from error
     return OpenTelemetry.for_endpoint(endpoint)
-
-
-def load_key_ring(settings: Settings) -> KeyRing:
-    """Raises ConfigError."""
-    return load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
 
 
 def limits(line: CommandLine, files: int) -> ConnectionLimits:
@@ -322,14 +306,9 @@ def _open_store(settings: Settings, progress: StartupProgress) -> ResponseStore 
         return SqlResponseStore("sqlite://", retention, limits)
 
 
-def _read_encryption_keys(settings: Settings) -> list[str]:
-    """Raises ConfigError."""
-    return encryption.read_configured_keys(settings.encryption_key, settings.encryption_key_file)
-
-
 def _open_cipher(settings: Settings, progress: StartupProgress) -> encryption.ReasoningCipher:
     """Raises ConfigError for keys that were named and cannot be used."""
-    if named := _read_encryption_keys(settings):
+    if named := load_encryption_keys(settings):
         return encryption.ReasoningCipher(named)
     store = settings.responses_store
     directory = sqlite_directory(default_url() if store == "auto" else store)

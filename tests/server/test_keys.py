@@ -166,12 +166,24 @@ def test_a_date_counts_to_its_end_and_a_time_without_a_zone_is_utc(
         KeyRing((key,), clock=lambda: at + 1).find("k" * 20)
 
 
-def test_an_open_address_without_keys_is_said_aloud():
+def test_an_open_address_without_keys_is_said_aloud(tmp_path):
     assert describe_exposure(Settings(), KeyRing()) == ""
     assert "WARNING" in describe_exposure(Settings(host="0.0.0.0"), KeyRing())
     assert describe_exposure(Settings(host="0.0.0.0"), load_keys(None, ["x" * 20])) == ""
+    (tmp_path / "none.yaml").write_text("keys: []")
+    nobody = load_keys(str(tmp_path / "none.yaml"))
+    assert "every request to the API is refused" in describe_exposure(Settings(), nobody)
     assert "--allowed-origins" in describe_exposure(Settings(allowed_origins=('["*"]',)), KeyRing())
     assert describe_exposure(Settings(allowed_origins=("https://a.example",)), KeyRing()) == ""
+
+
+def test_a_file_without_keys_lets_nobody_in(tmp_path):
+    ring = load_keys(write(tmp_path, "keys: []"))
+    assert ring
+    for given in (None, "", "k" * 20):
+        with pytest.raises(Unauthenticated):
+            ring.find(given)
+    assert not load_keys(None)
 
 
 def test_a_key_in_plain_text_is_the_same_wherever_it_stands():
@@ -216,7 +228,7 @@ def test_reading_the_file_again_gives_no_quota_back(tmp_path):
     for _ in range(2):
         before.find("k" * 20).quota.take()
     after = load_keys(write(tmp_path, entry.format(digest=hash_key("n" * 20).hex())))
-    after.resume_quotas(before)
+    after = after.succeed(before)
     with pytest.raises(Unauthenticated):
         after.find("k" * 20)
     with pytest.raises(TooManyRequests):

@@ -1,0 +1,71 @@
+"""Keys and limits of a running gateway, read again: all of them take effect, or none does."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from engine.speculation.policy import SpeculationPolicy
+from server.access.admission import Admission, AdmissionLimits
+from server.access.keys import KeyRing, load_keys
+from server.apis.responses.encryption import ReasoningCipher, read_configured_keys
+from server.apis.shared.gateway import Gateway
+from server.cli.command_line import read_again
+from server.flags import make_part
+from server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadedSettings:
+    """What a reload may change. Making one has done everything that can fail."""
+
+    keys: KeyRing
+    bounds: AdmissionLimits
+    request_timeout_s: float
+    body_timeout_s: float
+    cipher: ReasoningCipher | None
+    """None leaves the one there is: no encryption keys are named."""
+
+    def apply(
+        self, gateway: Gateway, admission: Admission, policy: SpeculationPolicy
+    ) -> dict[str, Any]:
+        """Swap in everything at once; what is in force then."""
+        keys = self.keys.succeed(gateway.keys)
+        rules = replace(policy.rules, key_depths=keys.depths)
+        settings = replace(
+            gateway.settings,
+            request_timeout_s=self.request_timeout_s,
+            body_timeout_s=self.body_timeout_s,
+        )
+        gateway.keys, gateway.settings, policy.rules = keys, settings, rules
+        gateway.cipher = self.cipher or gateway.cipher
+        admission.bounds, admission.classes = self.bounds, keys.classes
+        if warning := keys.describe_lockout():
+            log.warning("%s", warning)
+        return {"keys": len(keys.keys), "bounds": asdict(self.bounds)}
+
+
+def read_reloaded(argv: list[str]) -> ReloadedSettings:
+    """Read the command line, the environment and all files again. Raises ConfigError."""
+    settings = read_again(argv).settings
+    encryption = load_encryption_keys(settings)
+    return ReloadedSettings(
+        load_key_ring(settings),
+        make_part(AdmissionLimits, settings),
+        settings.request_timeout_s,
+        settings.body_timeout_s,
+        ReasoningCipher(encryption) if encryption else None,
+    )
+
+
+def load_key_ring(settings: Settings) -> KeyRing:
+    """Raises ConfigError."""
+    return load_keys(settings.api_key_file, settings.api_key, settings.admin_api_key)
+
+
+def load_encryption_keys(settings: Settings) -> list[str]:
+    """Raises ConfigError."""
+    return read_configured_keys(settings.encryption_key, settings.encryption_key_file)
