@@ -37,8 +37,6 @@ from server.apis.shared.route import (
 from server.errors import (
     GatewayError,
     InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
     anthropic_body,
     error_body,
     openai_body,
@@ -46,6 +44,7 @@ from server.errors import (
 from server.generation.prompt import render
 from server.http.auth import ApiCorsMiddleware, AuthMiddleware
 from server.http.middleware import HeadMiddleware, RootPathMiddleware
+from server.http.routing import method_error, path_error
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +73,13 @@ def create_app(
     """
     prefix = gateway.settings.root_path.rstrip("/")
     servers = [{"url": prefix}] if prefix else None
-    app = FastAPI(title="eaglegate", docs_url=None, redoc_url=None, servers=servers)
+    app = FastAPI(
+        title="eaglegate",
+        docs_url=None,
+        redoc_url=None,
+        servers=servers,
+        redirect_slashes=False,  # a redirect goes where the client's Host header says
+    )
     for routes in (
         admin.router(gateway),
         _make_generation_routes(gateway),
@@ -214,20 +219,11 @@ def _add_error_handlers(app: FastAPI, gateway: Gateway) -> Refuse:
 
 
 def _from_http(error: HTTPException, request: Request) -> GatewayError:
-    where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return NotFound(f"There is no {where}.")
+        return path_error(request.app.routes, request.scope)
     if error.status_code == 405:
-        return _wrong_method(where, (error.headers or {}).get("Allow", ""))
+        return method_error(request.app.routes, request.scope)
     return InvalidRequest(str(error.detail))
-
-
-def _wrong_method(where: str, allowed: str) -> MethodNotAllowed:
-    methods = {method.strip() for method in allowed.split(",") if method.strip()}
-    methods |= {"HEAD"} if "GET" in methods else set()
-    error = MethodNotAllowed(f"{where} is not allowed; use {' or '.join(sorted(methods))}.")
-    error.allowed = ", ".join(sorted(methods))
-    return error
 
 
 def _from_validation(error: RequestValidationError) -> GatewayError:

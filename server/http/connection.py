@@ -31,7 +31,7 @@ CLOSE_S = 5
 """Connections still open this long after the last answer are cut."""
 
 
-class HeadTooLarge(Exception):
+class HeadRefused(Exception):
     """Ends the parsing of a request."""
 
 
@@ -107,7 +107,7 @@ class HttpConnection(HttpToolsProtocol):
         self._unparsed = 0
         self._head_bytes += len(url)
         if self._head_bytes > self._limits.head_bytes:
-            self._refuse_head()
+            self._refuse_head(self._head_too_large())
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -116,10 +116,12 @@ class HttpConnection(HttpToolsProtocol):
         self._num_headers += 1
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > self._limits.head_bytes or self._num_headers > self._limits.headers:
-            self._refuse_head()
+            self._refuse_head(self._head_too_large())
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._refuse_head(_transfer_encoding_error(value))
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -152,9 +154,9 @@ class HttpConnection(HttpToolsProtocol):
         error = self._refused or InvalidRequest(msg, code="invalid_http")
         self._refuse(error)
 
-    def _refuse_head(self) -> NoReturn:
-        self._refused = self._head_too_large()
-        raise HeadTooLarge
+    def _refuse_head(self, error: GatewayError) -> NoReturn:
+        self._refused = error
+        raise HeadRefused
 
     def _head_too_large(self) -> HeadersTooLarge:
         limits = self._limits
@@ -208,6 +210,15 @@ def write_head_without_upgrade(
     lines = [b"%b %b HTTP/%b" % (parser.get_method(), url, version)]
     lines += [b"%b: %b" % header for header in headers if header[0] not in UPGRADE_HEADERS]
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _transfer_encoding_error(value: bytes) -> InvalidRequest:
+    """The end of such a body could not be found."""
+    given = value.decode("latin-1")[:40]
+    return InvalidRequest(
+        f"The transfer encoding of a body must be 'chunked'; given '{given}'.",
+        code="unsupported_transfer_encoding",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class CrossOriginPolicy:
         if site is None and not origins:
             return
         host = headers.get("host", "").lower()
-        if site is None and all(_read_netloc(origin) == host for origin in origins):
+        if site is None and host and all(_read_netloc(origin) == host for origin in origins):
             return
         if site in OWN_SITE or ANY in allowed:
             return

@@ -239,6 +239,7 @@ class _EventStream:
         self._timer: asyncio.TimerHandle | None = None
         self._opener: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._stopped = False
         self.begun = False
         """Whether the status line is sent, or about to be."""
 
@@ -252,7 +253,8 @@ class _EventStream:
 
     async def open(self) -> None:
         if self._opener is None:
-            self.stop()
+            if self._timer is not None:
+                self._timer.cancel()
             await self._begin()
         else:
             await self._opener
@@ -262,13 +264,17 @@ class _EventStream:
         start = {"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)}
         await self._send(start)
         self._last = self._clock()
-        self._timer = self._loop.call_later(self._timing.keep_alive_s, self._keep_alive)
+        if not self._stopped:  # the answer may have ended while the status line was being sent
+            self._timer = self._loop.call_later(self._timing.keep_alive_s, self._keep_alive)
 
     def stop(self) -> None:
+        """End what was started beside the answer; nothing is started after it."""
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._keeper is not None:
-            self._keeper.cancel()
+        for task in (self._opener, self._keeper):
+            if task is not None:
+                task.cancel()
 
     async def write(self, data: bytes) -> None:
         if not data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import orjson
 import pytest
@@ -86,6 +87,14 @@ async def test_an_error_before_the_first_token_keeps_its_status(lab, stream, err
     assert ("retry-after" in answer.headers) == (status in (429, 503))
 
 
+SCOPE = {
+    "type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
+    "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    "http_version": "1.1", "scheme": "http", "root_path": "",
+    "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+}  # fmt: skip
+
+
 async def test_an_error_in_mid_stream_is_a_frame(lab):
     lab.says("one two three", [1, 1, 1])
     lab.engine.script = [*lab.engine.script[:2], EngineDead("gone")]
@@ -103,6 +112,48 @@ async def test_a_slow_first_token_does_not_hold_the_status_line(lab):
     assert answer.status == 200
     assert b": keep-alive\n\n" in answer.sends
     assert fold(answer.chunks)["content"] == "late"
+
+
+async def test_a_client_that_leaves_while_a_late_stream_opens_leaves_no_timer(lab, monkeypatch):
+    """A timer that outlived the answer would write into a connection that is closed, or another's."""
+    leave, opening, open_now = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    lab.engine.script = lambda _request: iter([Pause(60)])
+    lab.gateway.timing = StreamTiming(first_event_grace_s=0, keep_alive_s=3600)
+    loop = asyncio.get_running_loop()
+    timers, call_later = [], loop.call_later
+
+    def remember(*given, **named):
+        timers.append(call_later(*given, **named))
+        return timers[-1]
+
+    monkeypatch.setattr(loop, "call_later", remember)
+    sent, body = [], {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+    given = [{"type": "http.request", "body": orjson.dumps(body | {"stream": True})}]
+
+    async def receive():
+        if given:
+            return given.pop()
+        await leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        opening.set()
+        with suppress(asyncio.CancelledError):  # a server that has begun to write goes on
+            await open_now.wait()
+        sent.append(message)
+
+    async with asyncio.timeout(5):
+        answer = asyncio.create_task(lab.app(SCOPE, receive, send))
+        await opening.wait()
+        leave.set()
+        await answer
+        open_now.set()
+        while not sent:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    far = [timer for timer in timers if timer.when() > loop.time() + 60 and not timer.cancelled()]
+    assert not far
+    assert [message["type"] for message in sent] == ["http.response.start"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -278,6 +278,26 @@ async def test_what_is_no_request_is_refused_in_the_api_s_shape():
         assert b'"code":"invalid_http"' in said
 
 
+@pytest.mark.parametrize("coding", [b"xchunked", b"gzip, chunked", b"identity", b"chunked\x0b", b""])
+async def test_a_transfer_encoding_without_a_known_end_is_refused_at_once(coding):
+    async with serving(replace(SMALL, head_s=60)) as served:
+        reader, _ = await served.connect(HEAD, b"transfer-encoding: " + coding + b"\r\n\r\n{}")
+        said = await rest(reader)
+        assert said.startswith(b"HTTP/1.1 400"), said
+        assert b'"code":"unsupported_transfer_encoding"' in said or b"invalid_http" in said
+        await settled(served.gate, 0)
+
+
+@pytest.mark.parametrize("coding", [b"chunked", b"Chunked "])
+async def test_a_chunked_body_is_read(coding):
+    async with serving(SMALL) as served:
+        served.answer.set()
+        reader, _ = await served.connect(
+            HEAD, b"transfer-encoding: " + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+        )
+        assert (await answered(reader)).startswith(b"HTTP/1.1 200")
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     path = tmp_path_factory.mktemp("tls") / "both.pem"

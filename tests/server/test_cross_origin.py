@@ -217,7 +217,14 @@ async def test_a_request_names_its_host_once(open_lab):
     assert await raw(open_lab.app, [], version="1.0") == 200
 
 
-async def raw(app, headers, version="1.1"):
+@pytest.mark.parametrize("origin", [b"null", b"", b"file://", b"https:", EVIL.encode()])
+async def test_an_origin_is_not_the_gateway_s_own_because_neither_has_a_name(open_lab, origin):
+    for version, host in (("1.0", []), ("1.1", [(b"host", b"localhost")])):
+        headers = [*host, (b"origin", origin)]
+        assert await raw(open_lab.app, headers, version, "POST") == 403, version
+
+
+async def raw(app, headers, version="1.1", method="GET"):
     sent = []
 
     async def send(message):
@@ -227,7 +234,7 @@ async def raw(app, headers, version="1.1"):
         return {"type": "http.request", "body": b"", "more_body": False}
 
     scope = {
-        "type": "http", "method": "GET", "path": "/v1/models", "headers": headers,
+        "type": "http", "method": method, "path": "/v1/models", "headers": headers,
         "query_string": b"", "http_version": version, "scheme": "http", "root_path": "",
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
     }  # fmt: skip

@@ -1,0 +1,65 @@
+"""Paths and methods that do not exist: what the answer says, and where it never leads."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.conftest import call
+from tests.server.test_door import routes
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/v1/responses/resp_1", "DELETE, GET, HEAD"),
+        ("PUT", "/v1/conversations/conv_1", "DELETE, GET, HEAD, POST"),
+        ("PUT", "/v1/conversations/conv_1/items/item_1", "DELETE, GET, HEAD"),
+        ("DELETE", "/v1/conversations/conv_1/items", "GET, HEAD, POST"),
+        ("GET", "/v1/chat/completions", "POST"),
+        ("PATCH", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/ping", "GET, HEAD, POST"),
+    ],
+)
+async def test_all_methods_of_a_path_are_named(lab, method, path, allowed):
+    answer = await lab.call(method, path, {})
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+    assert f"use {allowed.replace(', ', ' or ')}." in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "meant"),
+    [
+        ("POST", "/chat/completions", "/v1/chat/completions"),
+        ("POST", "/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
+        ("POST", "/completions", "/v1/completions"),
+        ("POST", "/responses", "/v1/responses"),
+        ("POST", "/v1/v1/v1/messages", "/v1/messages"),
+        ("GET", "/models", "/v1/models"),
+        ("GET", "/models/demo", "/v1/models/demo"),
+        ("GET", "/health/", "/health"),
+    ],
+)
+async def test_a_path_without_its_prefix_is_told_the_right_one(lab, method, path, meant):
+    answer = await lab.call(method, path, {})
+    assert answer.status == 404
+    assert f"Did you mean {meant}?" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/nothing"), ("GET", "/chat/completions"), ("GET", "//")]
+)
+async def test_what_leads_nowhere_has_no_hint(lab, method, path):
+    answer = await lab.call(method, path, {})
+    assert answer.status == 404
+    assert "Did you mean" not in answer.json["error"]["message"]
+
+
+async def test_nothing_redirects(lab):
+    """A redirect would go where the Host header says, which a client or a cache may be fooled by."""
+    evil = {"host": "127.0.0.1:9"}
+    for method, path in routes(lab.app):
+        for given in (path + "/", path.rstrip("/"), "/" + path):
+            answer = await call(lab.app, method, given, b"{}", headers=evil)
+            assert not 300 <= answer.status < 400, (method, given)
+            assert "location" not in answer.headers
