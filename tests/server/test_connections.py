@@ -278,7 +278,9 @@ async def test_what_is_no_request_is_refused_in_the_api_s_shape():
         assert b'"code":"invalid_http"' in said
 
 
-@pytest.mark.parametrize("coding", [b"xchunked", b"gzip, chunked", b"identity", b"chunked\x0b", b""])
+@pytest.mark.parametrize(
+    "coding", [b"xchunked", b"gzip, chunked", b"identity", b"chunked\x0b", b""]
+)
 async def test_a_transfer_encoding_without_a_known_end_is_refused_at_once(coding):
     async with serving(replace(SMALL, head_s=60)) as served:
         reader, _ = await served.connect(HEAD, b"transfer-encoding: " + coding + b"\r\n\r\n{}")

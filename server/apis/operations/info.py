@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from engine.rendering.encoding import RenderLimits
 from server.access.budget import charge
+from server.access.caller import caller
 from server.apis.chat.request import ChatMessage, ChatTool
 from server.apis.chat.to_job import list_offered_tools, template_messages
 from server.apis.completions.to_job import check_token_ids
@@ -65,16 +66,22 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
             **known,
         }
 
+    def list_usable() -> list[str]:
+        key = caller.get().key
+        return [name for name in gateway.models if key is None or key.may_use(name)]
+
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card(name) for name in gateway.models]}
+        """The models that the caller's key may use."""
+        return {"object": "list", "data": [card(name) for name in list_usable()]}
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        if name not in gateway.models:
+        usable = list_usable()
+        if name not in usable:
             raise NotFound(
                 f"The model '{name}' does not exist here. This gateway serves: "
-                f"{', '.join(gateway.models)}.",
+                f"{', '.join(usable)}.",
                 param="model",
                 code="model_not_found",
             )

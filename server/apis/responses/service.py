@@ -28,7 +28,7 @@ from server.apis.responses.response_items import ReasoningStyle
 from server.apis.responses.to_job import check_storage, make_responses_job
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import find_header, parse, read_body
-from server.apis.shared.route import WORKLOAD_HEADER, check_model_access, make_encoding_context
+from server.apis.shared.route import WORKLOAD_HEADER, make_encoding_context
 from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
 from server.generation.generate import events
 from server.generation.job import Job, ServedModel
@@ -150,7 +150,6 @@ class ResponsesService:
         job = await charge.get().parse(
             lambda: make_responses_job(asked, [*before, *given], path.served, named)
         )
-        check_model_access(job)
         sink = BatchSink()
         source = events(job, path, gateway.observer, arrived, None if asked.background else sink)
         store = gateway.store if stored else None

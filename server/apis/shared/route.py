@@ -20,7 +20,7 @@ from server.access.caller import caller
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import Model, find_header, read_body, read_json, validate
 from server.apis.shared.response import EncodingContext
-from server.errors import Forbidden, context_overflow
+from server.errors import context_overflow
 from server.generation.generate import events
 from server.generation.job import Deadline, Job, ServedModel
 from server.generation.pipeline import Pipeline
@@ -65,22 +65,10 @@ def make_encoding_context(path: Pipeline, token_names: str = "text") -> Encoding
     return EncodingContext(pieces, depth, path.served.reasoning_fields, token_names=token_names)
 
 
-def check_model_access(job: Job) -> None:
-    """Raises Forbidden if the caller's key may not use the model."""
-    key = job.caller.key
-    if key is not None and not key.may_use(job.model):
-        raise Forbidden(
-            f"The API key '{key.name}' may not use the model '{job.model}'.",
-            param="model",
-            code="model_not_allowed",
-        )
-
-
 def answer(
     job: Job, path: Pipeline, gateway: Gateway, api: GenerationApi[Any], arrived: float
 ) -> Response:
-    """A response that runs ``job`` when it is sent. Raises Forbidden."""
-    check_model_access(job)
+    """A response that runs ``job`` when it is sent."""
     sink = BatchSink()
     source = events(job, path, gateway.observer, arrived, sink)
     context = make_encoding_context(path, job.token_names)

@@ -11,7 +11,7 @@ from server.access.caller import caller
 from server.apis.shared.constraints import NamedConstraint
 from server.apis.shared.fields import EngineFields, RepetitionDetection, SamplingFields
 from server.apis.shared.request import ignore
-from server.errors import InvalidRequest, NotFound
+from server.errors import Forbidden, InvalidRequest, NotFound
 from server.generation.job import (
     Conversation,
     Job,
@@ -313,12 +313,23 @@ def resolve_model(asked: str | None, served: ServedModel) -> str:
 
 
 def check_model(model: str, served: ServedModel) -> None:
+    """Raises NotFound, and Forbidden if the caller's key may not use the model.
+
+    Every endpoint that takes a model's name comes through here.
+    """
     if model not in served.models:
         raise NotFound(
             f"The model '{model}' does not exist here. This gateway serves: "
             f"{', '.join(served.models)}.",
             param="model",
             code="model_not_found",
+        )
+    key = caller.get().key
+    if key is not None and not key.may_use(model):
+        raise Forbidden(
+            f"The API key '{key.name}' may not use the model '{model}'.",
+            param="model",
+            code="model_not_allowed",
         )
 
 
