@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 from sqlalchemy import Table, create_engine, event, inspect, select, update
-from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
@@ -21,6 +23,8 @@ LARGEST_REWRITE = 1 << 30
 FREE_PAGES = 64
 """Pages that may stay free: the next responses need them."""
 PAGES_AT_A_TIME = 8192
+MIN_SECRET = 4
+"""Characters of a value in a URL's query that is kept out of messages."""
 POSITIONAL = re.compile(r"key-[0-9]+|admin")
 """Owners that stood for the n-th key of a command line, whichever key that was at the time."""
 
@@ -38,7 +42,7 @@ def sqlite_directory(url: str) -> Path | None:
     """Where the file of an SQLite store is; None for a database that is no file."""
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         return None
     if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
         return None
@@ -62,11 +66,33 @@ def connect(url: str) -> Engine:
 
 
 def hide_password(url: str) -> str:
-    """The URL without its password."""
+    """The URL without its password and its query, which may hold another."""
     try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
         return "the URL given"
+    shown = parsed.set(query={}).render_as_string(hide_password=True)
+    return f"{shown}?..." if parsed.query else shown
+
+
+def hide_secrets(text: str, url: str) -> str:
+    """``text``, which a driver wrote, without what is secret in the URL it was given."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return "it is not a database URL"
+    found = {str(parsed.password or ""), *_list_query_values(parsed)} - {""}
+    for value in sorted(found, key=len, reverse=True):
+        for written in (value, quote(value, safe=""), quote_plus(value)):
+            text = text.replace(written, "***")
+    return text
+
+
+def _list_query_values(url: URL) -> Iterator[str]:
+    """Without those too short to be secret, such as numbers: they may be part of any word."""
+    for given in url.query.values():
+        values = (given,) if isinstance(given, str) else given
+        yield from (value for value in values if len(value) >= MIN_SECRET)
 
 
 def rename_owners(connection: Connection, table: Table) -> None:

@@ -29,7 +29,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from server.errors import StoreFailed
 from server.store import conversations, items
@@ -41,6 +41,7 @@ from server.store.database import (
     convert_to_shrinking,
     enable_shrinking,
     hide_password,
+    hide_secrets,
     rename_owners,
     shrink,
 )
@@ -84,14 +85,14 @@ class SqlResponseStore:
         self._retention = retention or Retention()
         self._limits = limits or StoreLimits()
         self._puts = 0
+        self._url = url
         try:
             self._engine = connect(url)
             self._is_sqlite = self._engine.dialect.name == "sqlite"
             _prepare(self._engine)
-        except (SQLAlchemyError, ArgumentError, ImportError, OSError) as error:
-            raise StoreError(
-                f"responses cannot be stored at {hide_password(url)}: {error}"
-            ) from error
+        except (SQLAlchemyError, ImportError, OSError, ValueError, TypeError) as error:
+            why = hide_secrets(str(error), url)
+            raise StoreError(f"responses cannot be stored at {hide_password(url)}: {why}") from None
         workers = 1 if self._is_sqlite else CONNECTIONS
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="responses")
         self._sweep()
@@ -132,7 +133,7 @@ class SqlResponseStore:
 
     async def _run(self, what: str, work: Callable[..., Result], *given: object) -> Result:
         """Raises StoreFailed."""
-        with _translate_errors(what):
+        with self._translate_errors(what):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
 
     def _put(self, stored: StoredResponse) -> None:
@@ -233,7 +234,21 @@ class SqlResponseStore:
             if self._is_sqlite:
                 shrink(self._engine)
         except SQLAlchemyError as error:
-            log.error("old responses could not be removed: %s", _read_cause(error))
+            log.error("old responses could not be removed: %s", self._read_cause(error))
+
+    @contextmanager
+    def _translate_errors(self, what: str) -> Iterator[None]:
+        """The cause goes to the log: it may name hosts and files."""
+        try:
+            yield
+        except (SQLAlchemyError, OSError) as error:
+            log.error("responses cannot be %s: %s", what, self._read_cause(error))
+            failure = f"Responses cannot be {what} at the moment."
+            raise StoreFailed(failure, retry_after_s=5) from error
+
+    def _read_cause(self, error: Exception) -> str:
+        """What the database said, without the statement and what is secret in the URL."""
+        return hide_secrets(str(getattr(error, "orig", None) or error), self._url)
 
     def _remove_surplus(self) -> None:
         oldest = time.time() - self._retention.seconds
@@ -284,21 +299,6 @@ def _remove_oldest(connection: Connection, owner: str, surplus: int) -> None:
     items.remove(connection, ids)
     for at in range(0, len(ids), 500):
         connection.execute(delete(RESPONSES).where(RESPONSES.c.id.in_(ids[at : at + 500])))
-
-
-@contextmanager
-def _translate_errors(what: str) -> Iterator[None]:
-    """The cause goes to the log: it may name hosts and files."""
-    try:
-        yield
-    except (SQLAlchemyError, OSError) as error:
-        log.error("responses cannot be %s: %s", what, _read_cause(error))
-        raise StoreFailed(f"Responses cannot be {what} at the moment.", retry_after_s=5) from error
-
-
-def _read_cause(error: Exception) -> str:
-    """What the database said, without the statement."""
-    return str(getattr(error, "orig", None) or error)
 
 
 def _to_row(stored: StoredResponse) -> dict[str, Any]:

@@ -115,7 +115,7 @@ async def test_a_slow_first_token_does_not_hold_the_status_line(lab):
 
 
 async def test_a_client_that_leaves_while_a_late_stream_opens_leaves_no_timer(lab, monkeypatch):
-    """A timer that outlived the answer would write into a connection that is closed, or another's."""
+    """A timer that outlived the answer would write into a closed connection."""
     leave, opening, open_now = asyncio.Event(), asyncio.Event(), asyncio.Event()
     lab.engine.script = lambda _request: iter([Pause(60)])
     lab.gateway.timing = StreamTiming(first_event_grace_s=0, keep_alive_s=3600)

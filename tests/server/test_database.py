@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,15 +13,18 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, inspect
 from sqlalchemy.exc import OperationalError, StatementError
 
+from server.errors import StoreFailed
 from server.store import database
 from server.store.base import StoredResponse
 from server.store.database import (
+    StoreError,
     add_columns,
     connect,
     convert_to_shrinking,
     default_url,
     enable_shrinking,
     hide_password,
+    hide_secrets,
     shrink,
     sqlite_directory,
 )
@@ -51,6 +55,48 @@ def test_a_database_that_is_no_file_has_no_folder(url):
 def test_a_url_is_shown_without_its_password():
     assert hide_password("postgresql://me:secret@host/base") == "postgresql://me:***@host/base"
     assert hide_password("no url: secret") == "the URL given"
+    assert hide_password("postgresql://me:x@host:secret/base") == "the URL given"
+    assert hide_password("postgresql://me@host/base?password=secret&sslmode=require") == (
+        "postgresql://me@host/base?..."
+    )
+    assert hide_password("mssql://?odbc_connect=DRIVER%3Dx%3BPWD%3Dsecret") == "mssql://?..."
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///{}/r.sqlite?timeout=se%2Fcret",
+        "sqlite:///file:{}/none/r.sqlite?uri=true&mode=ro&password=se%2Fcret",
+        "postgresql://me:se%2Fcret@127.0.0.1:9/base?password=se%2Fcret",
+        "postgresql://me@127.0.0.1:se%2Fcret/base",
+        "nonsense://me:se%2Fcret@host/base?key=se%2Fcret",
+        "se/cret",
+    ],
+)
+def test_a_store_that_cannot_be_opened_shows_no_secret_of_its_url(url, tmp_path):
+    """Wherever the secret is: in the user's part, in the query, in a driver's words."""
+    with pytest.raises(StoreError) as raised:
+        SqlResponseStore(url.format(tmp_path))
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "se/cret" not in shown
+    assert "se%2Fcret" not in shown
+
+
+def test_a_driver_s_words_are_kept_and_its_secrets_are_not():
+    url = "postgresql://me:se%2Fcret@host/base?sslpassword=hush1&timeout=10"
+    said = 'bad value "hush1" in "user=me password=se/cret", se%2Fcret, after 10 s'
+    assert hide_secrets(said, url) == 'bad value "***" in "user=me password=***", ***, after 10 s'
+
+
+async def test_the_log_of_a_database_that_fails_shows_no_secret(tmp_path, caplog):
+    store = SqlResponseStore(f"sqlite:///{tmp_path}/r.sqlite?isolation_level=DEFERRED")
+
+    def fail():
+        raise OSError("cannot reach host as DEFERRED")
+
+    with pytest.raises(StoreFailed):
+        await store._run("read", fail)
+    assert "responses cannot be read: cannot reach host as ***" in caplog.text
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///{}/r.sqlite"])

@@ -56,7 +56,7 @@ async def test_what_leads_nowhere_has_no_hint(lab, method, path):
 
 
 async def test_nothing_redirects(lab):
-    """A redirect would go where the Host header says, which a client or a cache may be fooled by."""
+    """A redirect would go where the Host header says, and a cache might keep it."""
     evil = {"host": "127.0.0.1:9"}
     for method, path in routes(lab.app):
         for given in (path + "/", path.rstrip("/"), "/" + path):
