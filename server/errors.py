@@ -202,21 +202,26 @@ PROMPT_PARAM = {"completions": "prompt", "responses": "input"}
 """The field of each API's prompt; 'messages' for the others."""
 
 
-def context_overflow(api: str, num_prompt: int, wanted: int, longest: int) -> InvalidRequest:
-    """The API's own error message; ``wanted`` counts only if the prompt itself fits."""
+def context_overflow(
+    api: str, num_prompt: int, wanted: int, longest: int, exact: bool = True
+) -> InvalidRequest:
+    """The API's own error message; ``wanted`` counts only if the prompt itself fits.
+
+    ``num_prompt`` is a lower bound where it is not ``exact``.
+    """
     param = PROMPT_PARAM.get(api, "messages")
     write = _anthropic_message if api == "messages" else _openai_message
     counts = wanted if num_prompt <= longest else 0
-    message = write(param, num_prompt, counts, longest)
+    shown = str(num_prompt) if exact else f"at least {num_prompt}"
+    message = write(param, num_prompt, shown, counts, longest)
     return InvalidRequest(message, param=param, code="context_length_exceeded")
 
 
-def _openai_message(param: str, num_prompt: int, wanted: int, longest: int) -> str:
+def _openai_message(param: str, num_prompt: int, shown: str, wanted: int, longest: int) -> str:
     prefix = f"This model's maximum context length is {longest} tokens. However, "
     if not wanted:
         return prefix + (
-            f"your {param} resulted in {num_prompt} tokens. Please reduce the length of the "
-            f"{param}."
+            f"your {param} resulted in {shown} tokens. Please reduce the length of the {param}."
         )
     return prefix + (
         f"you requested {num_prompt + wanted} tokens ({num_prompt} in the {param}, {wanted} in the "
@@ -224,9 +229,9 @@ def _openai_message(param: str, num_prompt: int, wanted: int, longest: int) -> s
     )
 
 
-def _anthropic_message(_param: str, num_prompt: int, wanted: int, longest: int) -> str:
+def _anthropic_message(_: str, num_prompt: int, shown: str, wanted: int, longest: int) -> str:
     if not wanted:
-        return f"prompt is too long: {num_prompt} tokens > {longest} maximum"
+        return f"prompt is too long: {shown} tokens > {longest} maximum"
     return (
         f"input length and `max_tokens` exceed context limit: {num_prompt} + {wanted} > {longest}, "
         "decrease input length or `max_tokens` and try again"

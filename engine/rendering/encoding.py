@@ -27,11 +27,15 @@ NFC_SHRINKS = 3
 
 
 class PromptTooLong(ValueError):
-    """A prompt of more than ``RenderLimits.max_tokens``; it has ``at_least`` so many."""
+    """A prompt of more than ``RenderLimits.max_tokens``.
 
-    def __init__(self, at_least: int) -> None:
-        super().__init__(f"the prompt has at least {at_least} tokens")
-        self.at_least = at_least
+    ``num_tokens`` is its length where ``exact``, else a lower bound: it was not read to its end.
+    """
+
+    def __init__(self, num_tokens: int, exact: bool = False) -> None:
+        super().__init__(f"the prompt has {'' if exact else 'at least '}{num_tokens} tokens")
+        self.num_tokens = num_tokens
+        self.exact = exact
 
 
 class RenderingCancelled(Exception):
@@ -66,12 +70,15 @@ class RenderLimits:
     ended: EndSignal = field(default_factory=EndSignal)
     """Set when the result is no longer needed."""
 
-    def check(self, num_tokens: int) -> None:
-        """Raises PromptTooLong or RenderingCancelled."""
+    def check(self, num_tokens: int, exact: bool = False) -> None:
+        """Check a prompt of ``num_tokens``, or of more where it is not ``exact``.
+
+        Raises PromptTooLong or RenderingCancelled.
+        """
         if self.ended.is_set():
             raise RenderingCancelled("the client has left")
         if self.max_tokens is not None and self.keep is None and num_tokens > self.max_tokens:
-            raise PromptTooLong(num_tokens)
+            raise PromptTooLong(num_tokens, exact)
 
 
 NO_LIMITS = RenderLimits()
@@ -110,14 +117,17 @@ class TextEncoder:
         self, text: str, add_special_tokens: bool, limits: RenderLimits = NO_LIMITS
     ) -> list[int]:
         """Raises PromptTooLong or RenderingCancelled."""
+        ids = self._encode_part(text, add_special_tokens, limits)
+        limits.check(len(ids), exact=True)
+        return truncate_ids(ids, limits)
+
+    def _encode_part(self, text: str, add_special_tokens: bool, limits: RenderLimits) -> list[int]:
+        """Raises PromptTooLong or RenderingCancelled."""
         self._check_size(text, limits)
         text = self._keep_end(text, limits)
         if len(text) <= WHOLE:
-            ids = self._encode_ids(text, add_special_tokens)
-            limits.check(len(ids))
-        else:
-            ids = self._encode_long(text, add_special_tokens, limits)
-        return truncate_ids(ids, limits)
+            return self._encode_ids(text, add_special_tokens)
+        return self._encode_long(text, add_special_tokens, limits)
 
     def encode_parts(self, text: str, mark: str, limits: RenderLimits) -> list[int]:
         """Encode a prompt whose parts, between marks, share no token.
@@ -129,9 +139,9 @@ class TextEncoder:
         parts = text.split(mark)
         ids = array("I")
         each = replace(limits, keep=None)
-        for part in parts:
-            ids.extend(self.encode(part, False, each))
-            limits.check(len(ids))
+        for at, part in enumerate(parts, 1):
+            ids.extend(self._encode_part(part, False, each))
+            limits.check(len(ids), exact=at == len(parts))
         return truncate_ids(ids.tolist(), limits)
 
     def _check_size(self, text: str, limits: RenderLimits) -> None:
@@ -164,7 +174,6 @@ class TextEncoder:
             window = _drop_tokens(following, seam[1])
         ids.extend(window.ids)
         ids.extend(after)
-        limits.check(len(ids))
         return ids.tolist()
 
     def _encode_window(self, text: str, begin: int) -> TokenWindow:

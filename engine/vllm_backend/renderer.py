@@ -134,7 +134,7 @@ class VllmRenderer:
             "continue_final_message": continue_final_message,
         }
         token_ids = self._render(given, kwargs, limits)
-        limits.check(len(token_ids))
+        limits.check(len(token_ids), exact=True)
         return token_ids
 
     def _writes(self, writing: TemplateInput, marked: bool) -> bool:
@@ -220,7 +220,7 @@ class VllmRenderer:
         token_ids: list[int] = []
         for part in text.split(mark):
             token_ids += self.tokenizer.encode(part, add_special_tokens=False)
-            limits.check(len(token_ids))
+            limits.check(len(token_ids), exact=True)
         return truncate_ids(token_ids, limits)
 
     def encode(
@@ -229,7 +229,7 @@ class VllmRenderer:
         if self._encoder is not None:
             return self._encoder.encode(text, add_special_tokens, limits)
         token_ids = list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        limits.check(len(token_ids))
+        limits.check(len(token_ids), exact=True)
         return truncate_ids(token_ids, limits)
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -152,7 +152,9 @@ async def make_prompts(job: Job, path: Pipeline) -> list[Prompt]:
     try:
         return [await _prompt(source, job, path) for source in job.prompts]
     except PromptTooLong as error:
-        raise context_overflow(job.api, error.at_least, 0, path.info.max_model_len) from None
+        raise context_overflow(
+            job.api, error.num_tokens, 0, path.info.max_model_len, error.exact
+        ) from None
 
 
 async def _prompt(source: PromptSource, job: Job, path: Pipeline) -> Prompt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from engine.rendering.encoding import PromptTooLong
 from engine.rendering.renderer import ModelFiles, TemplateRenderer
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, context_overflow
 from server.generation.job import fit
 from server.generation.prompt import AS_FITS, prompt_limits, room_for_messages, shorten
 from tests.server.conftest import DEMO, Lab, PlainRenderer
@@ -115,6 +116,16 @@ def test_a_prompt_that_does_not_fit_alone_is_told_without_the_answer():
         fit("chat", 300, 99, 0, 256)
     with pytest.raises(InvalidRequest, match="300 tokens > 256 maximum"):
         fit("messages", 300, 99, 0, 256)
+
+
+def test_a_prompt_that_was_not_read_to_its_end_has_at_least_so_many_tokens():
+    chat = context_overflow("chat", 300, 0, 256, exact=False)
+    assert "your messages resulted in at least 300 tokens." in str(chat)
+    anthropic = str(context_overflow("messages", 300, 0, 256, exact=False))
+    assert anthropic == "prompt is too long: at least 300 tokens > 256 maximum"
+    claude_code = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", anthropic)
+    assert claude_code is not None
+    assert claude_code.groups() == ("300", "256")
 
 
 @pytest.mark.parametrize(("asked", "tokens"), [(0, 56), (1, 1), (55, 55), (56, 56), (57, 56)])

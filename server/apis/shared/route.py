@@ -101,7 +101,7 @@ async def count_prompt_tokens(
         try:
             return await count(RenderLimits(max_tokens=CONTEXTS * longest))
         except PromptTooLong as error:
-            raise context_overflow(api, error.at_least, 0, longest) from None
+            raise context_overflow(api, error.num_tokens, 0, longest, error.exact) from None
 
 
 PARTS = "x-parts"

@@ -13,7 +13,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.rendering import encoding
-from engine.rendering.encoding import PromptTooLong, RenderingCancelled, RenderLimits, TextEncoder
+from engine.rendering.encoding import (
+    WHOLE,
+    PromptTooLong,
+    RenderingCancelled,
+    RenderLimits,
+    TextEncoder,
+)
 
 pytestmark = pytest.mark.thorough
 
@@ -72,7 +78,37 @@ def test_too_long_is_known_from_the_bytes_alone(tokenizer):
     with pytest.raises(PromptTooLong) as refused:
         encoder.encode("x" * 8_000_000, False, RenderLimits(max_tokens=2048))
     assert time.process_time() - began < 0.1
-    assert refused.value.at_least == -(-8_000_000 // encoder.token_bytes)
+    assert refused.value.num_tokens == -(-8_000_000 // encoder.token_bytes)
+    assert not refused.value.exact
+
+
+def test_the_length_that_is_named_is_the_true_one_or_a_bound(tokenizer):
+    """Read to its end, a prompt has an exact length; else it has at least so many tokens."""
+    encoder = TextEncoder(tokenizer)
+    encoder.token_bytes = None
+    for text in ("a b " * 500, "a b " * 50_000):
+        true = len(encoder.encode(text, False))
+        with pytest.raises(PromptTooLong) as refused:
+            encoder.encode(text, False, RenderLimits(max_tokens=100))
+        assert refused.value.exact is (len(text) < WHOLE)
+        if refused.value.exact:
+            assert refused.value.num_tokens == true
+        else:
+            assert 100 < refused.value.num_tokens < true
+            assert "at least" in str(refused.value)
+
+
+def test_the_parts_of_a_prompt_are_counted_together(tokenizer):
+    encoder = TextEncoder(tokenizer)
+    encoder.token_bytes = None
+    text = "|".join(["a b c"] * 40)
+    true = len(encoder.encode_parts(text, "|", RenderLimits()))
+    with pytest.raises(PromptTooLong) as refused:
+        encoder.encode_parts(text, "|", RenderLimits(max_tokens=true - 1))
+    assert (refused.value.num_tokens, refused.value.exact) == (true, True)
+    with pytest.raises(PromptTooLong) as refused:
+        encoder.encode_parts(text, "|", RenderLimits(max_tokens=10))
+    assert not refused.value.exact
 
 
 def test_too_long_is_found_after_a_window_or_two(tokenizer, monkeypatch):
