@@ -24,7 +24,8 @@ from server.parsing.tags import Tags
 
 SPACE = " \t\r\n"
 _NAMED: Follow = {NAME: None}
-BEGINS: Follow = {"{": None, "[": None}
+_MEMBER: Follow = {'"': None}
+BEGINS: Follow = {"{": _MEMBER, "[": {"{": _MEMBER, "]": None}}
 OBJECT: Follow = {'{"': None, "[": {'{"': None}}
 
 
@@ -61,20 +62,22 @@ class JsonBlock:
         while marker in self.openers:
             if lexicon.is_text(marker) and not (yield from opens(marker, self.begins, context)):
                 return
-            marker = yield from self._block(context).read()
+            marker = yield from self._block(marker, context).read()
 
-    def _block(self, context: Context) -> JsonCalls:
-        key = self.openers, self.closer
+    def _block(self, marker: str, context: Context) -> JsonCalls:
+        unmark = context.out.content.unmark
+        key, lexicon = (self.openers, self.closer), context.lexicon
         quotes = context.remember_quotes(key, lambda: self._find_ends(context))
         return JsonCalls(
             context.calls,
-            context.lexicon.stops(*filter(None, (*self.openers, self.closer))),
+            lexicon.stops(*filter(None, (*self.openers, self.closer))),
             context.out.content.write,
             closed=bool(self.closer),
             names=self.names,
             is_keyed=self.is_keyed,
             quotes=quotes,
             tags=partial(self._read_tags, self.tags, context) if self.tags else None,
+            unmark=(lambda text: unmark(marker + text)) if lexicon.is_text(marker) else None,
         )
 
     def _read_tags(self, tags: Tags, context: Context) -> Subgrammar:

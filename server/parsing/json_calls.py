@@ -58,6 +58,10 @@ class JsonCalls:
     """Which marker tokens may end a string that the model has not closed."""
     tags: Callable[[], Subgrammar] | None = None
     """Reads calls in tags in place of JSON: the marker behind them, DONE if there are none."""
+    unmark: Sink | None = None
+    """Gets all that follows a plain-text opener, where the output ends before it shows a call."""
+    is_shown: bool = False
+    """Whether an object has the key of a name, or is over."""
 
     def value(self, sink: Sink) -> JsonValue:
         return JsonValue(self.stops, sink, quotes=self.quotes)
@@ -67,8 +71,17 @@ class JsonCalls:
 
         A brace too many behind one is none of the text.
         """
-        found = False
         skipped: list[str] = []
+        try:
+            return (yield from self._read(skipped))
+        except Ended:
+            if self.unmark and not self.is_shown:
+                self.unmark("".join(skipped))
+            raise
+
+    def _read(self, skipped: list[str]) -> Subgrammar:
+        """``skipped`` gets what precedes an object, and the first one while it shows no call."""
+        found = False
         while True:
             left = "`<" if self.tags and not found else "`"
             char = yield Next(self.stops, skipped.append, keep=left, markup=True)
@@ -82,10 +95,11 @@ class JsonCalls:
                     continue
                 char = yield Next(self.stops, skipped.append)
             if char == "{":
-                char = yield from self.object()
-                found = True
+                char = yield from self.object(skipped.append)
+                found = self.is_shown = True
                 skipped.clear()
             elif char not in self.stops.markers and char not in ("[,;]}" if found else "[,;]"):
+                self.is_shown = True
                 self.lost("".join(skipped))
                 char = (yield Until(self.stops, self.lost)) if self.closed else NO_CALL
             if char in self.stops.markers:
@@ -93,13 +107,16 @@ class JsonCalls:
             if char == NO_CALL or (char == "]" and not self.closed):
                 return DONE
 
-    def object(self) -> Subgrammar:
-        """One object after its brace: DONE or NO_CALL after it, or the marker before its end."""
+    def object(self, unread: Sink = ignore) -> Subgrammar:
+        """One object after its brace: DONE or NO_CALL after it, or the marker before its end.
+
+        ``unread`` gets its text where the output ends before it shows a call.
+        """
         one = _Object(self)
         try:
             end = yield from one.members()
         except Ended:
-            one.truncate()
+            one.truncate(unread)
             raise
         return one.finish(end)
 
@@ -159,8 +176,10 @@ class _Object:
             self._form.lost("".join(self._raw))
         return end if self._form.certain else NO_CALL
 
-    def truncate(self) -> None:
+    def truncate(self, unread: Sink) -> None:
         """The output ends here. A finished name makes a call, a piece of a name does not."""
+        if not self._form.is_shown:
+            unread("".join(self._raw)[1:])
         if self._may_begin:
             self._begin()
         elif not self._begun and not self._given_up and not self._form.certain:
@@ -222,6 +241,7 @@ class _Object:
         if key == "function" and end in '{"' and not self._name:
             return (yield from self._read_function(end))
         if key in self._form.names and not self._name:
+            self._form.is_shown = True
             return (yield from self._read_name())
         if key in self._form.arguments and not self._argued:
             return (yield from self._read_arguments(end))
@@ -270,6 +290,7 @@ class _Object:
 
     def _read_arguments(self, char: str = "") -> Subgrammar:
         self._argued = True
+        self._form.is_shown = True
         if char == "n" and self._calls.repairing:
             return (yield from self._read_null())
         if self._begun and self._moved:
@@ -307,7 +328,7 @@ class _Object:
             return (yield Until(self._stops, self._calls.write_json))
         if self._begun:
             return (yield Until(self._stops, ignore))
-        self._given_up = True
+        self._given_up = self._form.is_shown = True
         self._form.lost("".join(self._raw))
         return (yield Until(self._stops, self._form.lost)) if self._form.certain else NO_CALL
 

@@ -150,7 +150,8 @@ class Framed:
 
     def unmark(self, marker: str) -> None:
         """It was no marker after all, and the white space before it is text as well."""
-        self.write(self._dropped + marker)
+        dropped, self._dropped = self._dropped, ""
+        self.write(dropped + marker)
 
     def separate(self, text: str) -> None:
         """Another piece begins: ``text`` stands between them, unless there is white space."""

@@ -125,10 +125,12 @@ def _read_xlam(opener: str, context: Context) -> Grammar:
         return
     stops = context.lexicon.stops("```", *_MARKED)
     quotes = context.quotes(dict.fromkeys(_MARKED, OBJECT))
-    write = context.out.content.write
-    calls = JsonCalls(context.calls, stops, write, closed=False, quotes=quotes)
-    yield Until(context.lexicon.stops("{"), ignore)
-    if (yield from calls.object()) == DONE:
+    content, before = context.out.content, [opener]
+    calls = JsonCalls(context.calls, stops, content.write, closed=False, quotes=quotes)
+    yield Until(context.lexicon.stops("{"), before.append)
+    if (
+        yield from calls.object(lambda text: content.unmark("".join([*before, "{", text])))
+    ) == DONE:
         yield from calls.read()
     if opener == _FENCE:
         yield Next(stops, keep=None)
@@ -162,8 +164,12 @@ def _read_llama_anywhere(opener: str, context: Context) -> Grammar:
     elif not (yield from opens(opener, _llama_head(context), context)):
         return
     quotes = context.quotes({PYTHON: {'{"': None}})
-    stops = context.lexicon.stops(PYTHON)
-    form = JsonCalls(context.calls, stops, content.write, False, False, quotes=quotes)
+    stops, num = context.lexicon.stops(PYTHON), context.calls.num
+
+    def lose(text: str) -> None:
+        (content.write if context.calls.num > num else content.unmark)(text)
+
+    form = JsonCalls(context.calls, stops, lose, False, False, quotes=quotes)
     if (yield from form.object()) == DONE:
         yield from form.read()
 

@@ -75,7 +75,7 @@ class Pythonic:
             names = context.calls.names if context.out.content.written else ()
             head: Follow = {name: {"(": None} for name in names or (NAME,)}
             if (yield from opens(opener, head, context)):
-                yield from self._list(stops, context)
+                yield from self._list(stops, context, opener)
             return
         if (yield Looking(_LIST, _LIST_BEGINS)) != Looking.YES:
             yield from self._read_others(stops, context)
@@ -98,13 +98,19 @@ class Pythonic:
             empty = (yield Looking(_EMPTY, _JSON_BEGINS)) == Looking.YES
             yield Until(stops, ignore if empty else write)
 
-    def _list(self, stops: Stops, context: Context) -> Grammar:
-        """Behind the opening bracket."""
+    def _list(self, stops: Stops, context: Context, opener: str = "") -> Grammar:
+        """Behind the opening bracket, ``opener`` where it is text until a call follows."""
         names = context.lexicon.stops("(", "]", self.start, self.end)
         marker = ""
         while not (marker == "]" and self.bracketed) and marker not in stops.markers:
             parts: list[str] = []
-            marker = yield Until(names, parts.append)
+            try:
+                marker = yield Until(names, parts.append)
+            except Ended:
+                if opener:
+                    context.out.content.unmark(opener + "".join(parts))
+                raise
+            opener = ""
             name = _skip_commas("".join(parts)).rstrip()
             if not self.bracketed and (marker == "]" or name.startswith("[")):
                 name = name.removeprefix("[").lstrip()

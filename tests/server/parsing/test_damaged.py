@@ -766,6 +766,31 @@ def test_whole_answers(case):
     check(case)
 
 
+ENDINGS = {
+    "hermes": ("<tool_call>", "<tool_call> {", '<tool_call>{"na', "<tool_call>[{", "<tool_call>{x"),
+    "longcat": ("<longcat_tool_call>\n{", '<longcat_tool_call>{ "x": 1'),
+    "hunyuan_a13b": ("<tool_calls>[", "<tool_calls>[{", '<tool_calls>{"na'),
+    "granite": ("<tool_call>[", '<|tool_call|>[{"'),
+    "granite-20b-fc": ("<function_call> {", '<function_call>{"name'),
+    "phi4_mini_json": ("functools", "functools[", "functools[{", 'functools[{"na'),
+    "xlam": ("[", "[{", '[{"na', "```json\n[{", "<tool_call>[{"),
+    "llama4_json": ("{", '{"na', '{"name": "ping'),
+    "llama4_pythonic": ("[", "[ping", "[ ping ", "[city, ping"),
+    "pythonic": ("[", "[ping"),
+    "olmo3": ("<function_calls>", "<function_calls>ping"),
+    "minicpm5": ("<function", '<function name="pong'),
+}
+
+
+@pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize(
+    ("parser", "end"), [(parser, end) for parser, ends in ENDINGS.items() for end in ends]
+)
+def test_an_answer_that_ends_like_the_beginning_of_a_call_is_text(parser, end, finish):
+    text = f"It ends with \n\n{end}"
+    check(Damage("", parser, text, content=text, finish=finish))
+
+
 @pytest.mark.parametrize(
     ("parser", "section"), [("qwen3_coder", "tool_call"), ("seed_oss", "seed:tool_call")]
 )
