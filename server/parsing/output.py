@@ -25,26 +25,47 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)")
 _MAY_BE_FENCE = re.compile(r" {0,3}(?:`{0,2}|~{0,2}|`{3,}[^`]{0,99}|~{3,}.{0,99})\Z")
 
 
-class Fence:
-    """Whether a text is inside a code fence, by CommonMark's rules."""
+_TICKS = re.compile(r"`+|[^`]+")
 
-    __slots__ = ("_mark", "line")
+
+class Fence:
+    """Whether a text is inside a code fence, by CommonMark's rules, or in inline code.
+
+    Inline code ends with its line: a lone backtick quotes nothing further down.
+    """
+
+    __slots__ = ("_begins_line", "_mark", "_num_open", "_num_ticks", "line")
 
     def __init__(self, mark: str = "") -> None:
         self._mark = mark
         self.line: str | None = ""
         """The last line, for as long as it may be a fence."""
+        self._num_open = 0
+        """Backticks that have opened inline code on this line."""
+        self._num_ticks = 0
+        """Backticks that the text ends with."""
+        self._begins_line = False
+        """Whether only white space precedes them on their line."""
 
     @property
     def is_open(self) -> bool:
         return bool(self._mark)
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the text is in inline code."""
+        return bool(self._settle_ticks())
+
+    def concerns(self, text: str) -> bool:
+        """Whether ``write`` would change anything."""
+        seen = self.line is not None or self._num_ticks > 0
+        return seen or "`" in text or "\n" in text
 
     def copy(self) -> Fence:
         """Without the line that has begun."""
         return Fence(self._mark)
 
     def write(self, text: str) -> None:
-        """Changes nothing where there is neither a ``line`` nor a line break."""
         first, *lines = text.split("\n")
         self._extend(first)
         for line in lines:
@@ -53,11 +74,31 @@ class Fence:
             self._extend(line)
 
     def _extend(self, text: str) -> None:
+        if self._num_ticks or "`" in text:
+            self._count_ticks(text)
         if self.line is not None:
             line = self.line + text
             self.line = line if _MAY_BE_FENCE.match(line) else None
 
+    def _count_ticks(self, text: str) -> None:
+        blank = self.line is not None and not self.line.strip()
+        for found in _TICKS.finditer(text):
+            if found[0][0] == "`":
+                self._begins_line = self._begins_line if self._num_ticks else blank
+                self._num_ticks += len(found[0])
+            else:
+                self._num_open, self._num_ticks = self._settle_ticks(), 0
+            blank = blank and not found[0].strip()
+
+    def _settle_ticks(self) -> int:
+        """``_num_open`` if no more backticks follow."""
+        num, opened = self._num_ticks, self._num_open
+        if not num or self._mark or (num >= 3 and self._begins_line):
+            return opened
+        return 0 if num == opened else opened or num
+
     def end_line(self) -> None:
+        self._num_open = self._num_ticks = 0
         found = _FENCE.fullmatch(self.line or "")
         if found is None:
             return
@@ -107,7 +148,7 @@ class Framed:
     def write(self, text: str) -> None:
         if self._break:
             text, self._break = ("" if text[:1].isspace() else self._break) + text, ""
-        if self.fence.line is not None or "\n" in text:
+        if self.fence.concerns(text):
             self.fence.write(text)
         self.tail = (self.tail + text)[-TAIL:]
         if not self.written:

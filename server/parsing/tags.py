@@ -169,11 +169,12 @@ class Tags:
 
     def _unwrapped(self, stops: Stops, context: Context) -> Subgrammar:
         """Calls without their section's opening tag: what ended them."""
-        tail = context.out.content.tail.rstrip()
-        quoted = tail.endswith((self.section or "`", "`"))
+        content = context.out.content
+        spelled = bool(self.section) and content.tail.rstrip().endswith(self.section)
+        quoted = spelled or content.fence.is_inline
         if quoted or not (yield from opens(self.call, self._head(context), context)):
             if quoted:
-                context.out.content.unmark(self.call)
+                content.unmark(self.call)
             return ""
         marker, known = self.call, KnownEnds()
         while marker == self.call:
@@ -182,7 +183,7 @@ class Tags:
                 blank: list[str] = []
                 marker = yield Next(stops, blank.append, keep=None)
                 if marker not in stops.markers:
-                    context.out.content.write("".join(blank))
+                    content.write("".join(blank))
         return marker
 
     def _head(self, context: Context) -> Follow:

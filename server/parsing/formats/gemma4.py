@@ -48,7 +48,9 @@ class BareKeys:
 
     def _read(self, opener: str, context: Context) -> Grammar:
         if opener == BARE:
-            names = () if context.out.content.tail[-1:].strip() else context.calls.names
+            content = context.out.content
+            in_word = content.tail[-1:].strip() or content.fence.is_inline
+            names = () if in_word else context.calls.names
             if (yield from opens(opener, dict.fromkeys(names, _BRACE), context)):
                 yield from self._call(context)
             return

@@ -69,7 +69,7 @@ from server.parsing.json_blocks import OBJECT, JsonBlock
 from server.parsing.json_calls import JsonCalls
 from server.parsing.markers import FRAGMENT, NAME, Follow, Quotes
 from server.parsing.message import CallFrame, Context, ReasoningFormat, ToolFormat, last_name, opens
-from server.parsing.reader import DONE, Grammar, JsonValue, Next, Subgrammar, Until, ignore
+from server.parsing.reader import DONE, Grammar, JsonValue, Next, Subgrammar, Until
 
 COHERE_TEXT = (
     *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
@@ -158,7 +158,7 @@ def _read_llama_anywhere(opener: str, context: Context) -> Grammar:
     content = context.out.content
     if not content.written:
         content.unmark("")
-    elif content.fence.is_open:
+    elif content.fence.is_open or content.fence.is_inline:
         content.unmark(opener)
         return
     elif not (yield from opens(opener, _llama_head(context), context)):

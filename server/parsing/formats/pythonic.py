@@ -68,7 +68,8 @@ class Pythonic:
             if not context.lexicon.is_text(opener) or (yield from opens(opener, follow, context)):
                 yield from self._list(stops, context)
             return
-        if opener == "[" and context.out.content.fence.is_open:
+        fence = context.out.content.fence
+        if opener == "[" and (fence.is_open or fence.is_inline):
             context.out.content.unmark(opener)
             return
         if opener == "[" and self.anywhere:

@@ -766,6 +766,37 @@ def test_whole_answers(case):
     check(case)
 
 
+BARE_CALLS = {
+    "minicpm5": '<function name="ping"></function>',
+    "qwen3_coder": "<function=ping>\n</function>",
+    "seed_oss": "<function=ping></function>",
+    "minimax_m2": '<invoke name="ping">\n</invoke>',
+    "deepseek_v32": '<⟪｜DSML｜⟫invoke name="ping">\n</⟪｜DSML｜⟫invoke>',
+    "gemma4": "call:ping{}",
+    "llama4_json": '{"name": "ping", "parameters": {}}',
+    "llama4_pythonic": "[ping()]",
+}
+"""Calls without a marker of their own."""
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["I call `ping`\n", "I call `ping`. ", "See ``a`b``. ", "A lone ` tick.\n", "```\n`a\n```\n"],
+)
+@pytest.mark.parametrize("parser", BARE_CALLS)
+def test_a_call_behind_inline_code(parser, before):
+    (folded, *_) = found = read(Damage("", parser, f"{before}{BARE_CALLS[parser]}"))
+    assert all([call.name for call in one.calls] == ["ping"] for one in found)
+    assert folded.content.rstrip() == before.rstrip()
+
+
+@pytest.mark.parametrize("around", ["Write `CALL`.", "Write `see CALL`.", "Write `` a`CALL`` now."])
+@pytest.mark.parametrize("parser", BARE_CALLS)
+def test_a_call_in_inline_code_is_quoted(parser, around):
+    text = around.replace("CALL", BARE_CALLS[parser].replace("\n", ""))
+    check(Damage("", parser, text, content=text.replace("⟪", "").replace("⟫", "")))
+
+
 ENDINGS = {
     "hermes": ("<tool_call>", "<tool_call> {", '<tool_call>{"na', "<tool_call>[{", "<tool_call>{x"),
     "longcat": ("<longcat_tool_call>\n{", '<longcat_tool_call>{ "x": 1'),
