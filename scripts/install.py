@@ -75,10 +75,11 @@ def _install(environment: Environment, lock: Path) -> bool:
         return False
     count = sum(1 for line in lock.read_text().splitlines() if line[:1].isalpha())
     what = f"installing {count} packages of {lock.name}"
-    done = _pip(environment, what, "--no-deps", "--require-hashes", "-r", str(lock)) and _pip(
-        environment, "installing eaglegate itself",
-        "--no-deps", "--no-build-isolation", "-e", str(ROOT),
-    )  # fmt: skip
+    packages = ("--no-deps", "--require-hashes", "-r", str(lock))
+    itself = ("--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    done = _pip(environment, what, *packages, count=count) and _pip(
+        environment, "installing eaglegate itself", *itself
+    )
     if done:
         environment.stamp(lock).write_text(_digest(lock))
     return done
@@ -93,7 +94,7 @@ def _install_torch(environment: Environment) -> bool:
     )  # fmt: skip
 
 
-def _pip(environment: Environment, what: str, *arguments: str) -> bool:
+def _pip(environment: Environment, what: str, *arguments: str, count: int = 1) -> bool:
     """Run pip and print its progress every few seconds. True when it succeeds."""
     _say(what)
     command = [str(environment.python), "-m", "pip", "install", "--progress-bar", "off", *arguments]
@@ -105,14 +106,14 @@ def _pip(environment: Environment, what: str, *arguments: str) -> bool:
             try:
                 return running.wait(HEARTBEAT_S) == 0
             except subprocess.TimeoutExpired:
-                _say(f"  ... {_progress(environment.log)}")
+                _say(f"  ... {_progress(environment.log, count)}")
 
 
-def _progress(log: Path) -> str:
+def _progress(log: Path, count: int) -> str:
     run = log.read_text(errors="replace").rpartition("\n$ ")[2]
     if "Installing collected packages" in run:
         return "unpacking"
-    return f"{run.count('Collecting ')} fetched"
+    return f"{min(run.count('Collecting '), count)} of {count} fetched"
 
 
 def _digest(lock: Path) -> str:

