@@ -22,6 +22,7 @@ from engine.remote.reading import (
     ReplyLimits,
     SseDecoder,
     WorkerProtocolError,
+    check_pieces,
     extract_error_message,
     extract_message,
     map_failure,
@@ -29,6 +30,7 @@ from engine.remote.reading import (
     quote,
     read_json,
 )
+from engine.remote.transport import EVENT_COST, PIECE_COST, TurnBudget, WorkerTransport
 from engine.remote.upstream import ConnectionSettings, Upstream
 
 KEEP_ALIVE_S = 4.0
@@ -39,6 +41,8 @@ END_S = 2.0
 """From ``[DONE]`` to the end of the stream."""
 LONGEST_WAIT_S = 3600.0
 """The longest Retry-After to accept from a worker."""
+PIECE_BYTES = 4 << 10
+"""Bytes of a body that are processed at once."""
 DONE = b"[DONE]"
 BUSY = (429, 503)
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -74,10 +78,12 @@ class WorkerConnection:
             base_url=upstream.url,
             headers={"accept-encoding": "identity"} | _build_authorization(upstream, access),
             timeout=httpx.Timeout(access.connect_s, read=None, write=access.first_token_s),
-            limits=httpx.Limits(
-                max_connections=access.connections,
-                max_keepalive_connections=access.connections,
-                keepalive_expiry=KEEP_ALIVE_S,
+            transport=WorkerTransport(
+                httpx.Limits(
+                    max_connections=access.connections,
+                    max_keepalive_connections=access.connections,
+                    keepalive_expiry=KEEP_ALIVE_S,
+                )
             ),
             trust_env=False,
         )
@@ -108,9 +114,10 @@ class WorkerConnection:
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], most: ReplyLimits
     ) -> Any:
         """Fetch an answer that is not streamed. Raises EngineError."""
-        async with self._send(path, body, headers) as response:
-            async with asyncio.timeout(self._access.first_token_s):
-                said = await self._read_body(response, most.event)
+        until = _now() + self._access.first_token_s
+        async with self._send(path, body, headers, until) as response:
+            async with asyncio.timeout_at(until):
+                said = await self._read_body(response, most.whole)
         return read_json(said, "the answer")
 
     async def stream(
@@ -121,12 +128,12 @@ class WorkerConnection:
         Closing the generator closes the connection, which aborts the request in the worker.
         """
         payloads, frames, done = SseDecoder(most.event), 0, False
-        async with self._send(path, body, headers) as response:
+        budget, until = TurnBudget(), _now() + self._access.first_token_s
+        async with self._send(path, body, headers, until) as response:
             _check_type(response)
-            async with aclosing(_iter_chunks(response)) as chunks:
-                until = _now() + self._access.first_token_s
-                while (chunk := await _next_chunk(chunks, until)) is not None:
-                    for data in payloads.feed(chunk):
+            async with aclosing(_iter_pieces(response, budget)) as pieces:
+                while (piece := await _next_piece(pieces, until)) is not None:
+                    for data in payloads.feed(piece):
                         frames += 1
                         if done or frames > most.frames:
                             raise WorkerProtocolError(
@@ -136,17 +143,18 @@ class WorkerConnection:
                             done = True
                         else:
                             yield await self._parse_event(data)
+                        await budget.spend(EVENT_COST)
                         until = _now() + (END_S if done else self._access.idle_s)
 
     @asynccontextmanager
     async def _send(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], until: float
     ) -> AsyncIterator[httpx.Response]:
         """The response with status 200. Raises EngineError."""
         content, headers = orjson.dumps(body), _build_headers(body) | dict(headers)
         request = self._client.build_request("POST", path, content=content, headers=headers)
         with self._map_errors("stopped answering"):
-            async with asyncio.timeout(self._access.first_token_s):
+            async with asyncio.timeout_at(until):
                 response = await self._client.send(request, stream=True)
             try:
                 if response.status_code != httpx.codes.OK:
@@ -172,10 +180,12 @@ class WorkerConnection:
     async def _read_body(self, response: httpx.Response, most: int) -> bytes:
         """Read a body of at most ``most`` bytes. Raises WorkerProtocolError."""
         _check_encoding(response)
-        body = bytearray()
-        async with aclosing(_iter_chunks(response)) as chunks:
-            async for chunk in chunks:
-                body += chunk
+        body, count = bytearray(), 0
+        async with aclosing(_iter_pieces(response, TurnBudget())) as pieces:
+            async for piece in pieces:
+                body += piece
+                count += 1
+                check_pieces(count, len(body))
                 if len(body) > most:
                     raise WorkerProtocolError(f"an answer is longer than {most} bytes")
         return bytes(body)
@@ -226,15 +236,21 @@ class WorkerConnection:
         return kind(f"{self.upstream} cannot be reached: {reason}")
 
 
-async def _next_chunk(chunks: AsyncIterator[bytes], until: float) -> bytes | None:
-    """The next chunk, None at the end. Raises TimeoutError."""
+async def _next_piece(pieces: AsyncIterator[bytes], until: float) -> bytes | None:
+    """The next piece, None at the end. Raises TimeoutError, also where pieces never wait."""
+    if _now() >= until:
+        raise TimeoutError
     async with asyncio.timeout_at(until):
-        return await anext(chunks, None)
+        return await anext(pieces, None)
 
 
-async def _iter_chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+async def _iter_pieces(response: httpx.Response, budget: TurnBudget) -> AsyncGenerator[bytes, None]:
+    """The body, of which ``budget`` lets only a part through in one turn of the event loop."""
     async for chunk in response.aiter_raw():
-        yield chunk
+        for at in range(0, len(chunk), PIECE_BYTES):
+            piece = chunk[at : at + PIECE_BYTES]
+            yield piece
+            await budget.spend(PIECE_COST + len(piece))
 
 
 def _now() -> float:

@@ -131,7 +131,9 @@ REFUSAL = 64 << 10
 BASE = 256 << 10
 PER_TOKEN = 128
 PER_LOGPROB = 256
+PER_TOKEN_ID = 16
 MOST = 256 << 20
+MOST_EVENT = 32 << 20
 FRAMES_BESIDE = 1024
 """Events of a stream without a token."""
 RETOKENISED = 4
@@ -142,7 +144,9 @@ PADDING = 64
 @dataclass(frozen=True, slots=True)
 class ReplyLimits:
     event: int
-    """One event of a stream, or an answer that is not streamed."""
+    """Bytes of one event of a stream."""
+    whole: int
+    """Bytes of an answer that is not streamed."""
     frames: int
     """Events in one stream."""
     tokens: int
@@ -152,10 +156,11 @@ class ReplyLimits:
 def compute_limits(request: EngineRequest, *, text: bool = False) -> ReplyLimits:
     sampling, prompt = request.sampling, len(request.prompt)
     most = sampling.max_tokens * (RETOKENISED if text else 1) + (PADDING if text else 0)
-    output = most * (PER_TOKEN + PER_LOGPROB * _count_entries(sampling.logprobs))
+    entries = PER_LOGPROB * _count_entries(sampling.logprobs)
+    event = BASE + most * ((PER_TOKEN if text else PER_TOKEN_ID) + entries)
     about_prompt = prompt * (PER_TOKEN + PER_LOGPROB * _count_entries(sampling.prompt_logprobs))
-    size = BASE + output + about_prompt
-    return ReplyLimits(min(size, MOST), 2 * most + FRAMES_BESIDE, most)
+    whole = BASE + most * (PER_TOKEN + entries) + about_prompt
+    return ReplyLimits(min(event, MOST_EVENT), min(whole, MOST), 2 * most + FRAMES_BESIDE, most)
 
 
 def _count_entries(top: int | None) -> int:
@@ -201,34 +206,72 @@ def _describe_refusal(status: int, message: str) -> str:
     return "A worker refused this request as invalid. The gateway's log has details."
 
 
+MOST_IDLE_BYTES = 64 << 10
+"""Comments and unknown fields between two events."""
+MOST_PIECES = 8 << 10
+"""Pieces of one event or answer, beside one for every ``LEAST_PIECE`` of its bytes."""
+LEAST_PIECE = 512
+
+
+def check_pieces(pieces: int, size: int) -> None:
+    """Raises WorkerProtocolError for bytes in pieces so small that they cost more than they say."""
+    if pieces > MOST_PIECES + size // LEAST_PIECE:
+        raise WorkerProtocolError(f"{size} bytes of an answer came in {pieces} pieces")
+
+
 class SseDecoder:
-    """``feed`` returns the data of every complete event, each of at most ``most`` bytes."""
+    """``feed`` returns the data of every complete event, each of at most ``most`` bytes.
+
+    The time it takes is linear in the bytes, however they are cut.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._rest = b""
+        self._line = bytearray()
+        """The beginning of a line that has no end yet."""
         self._data: list[bytes] = []
         self._size = 0
+        """Bytes of the event's complete lines."""
         self._idle = 0
-        """Bytes since the last event: comments and unknown fields."""
+        """Bytes of other lines since the last event."""
+        self._pieces = 0
+        """Calls since the last event."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Raises WorkerProtocolError for an event that is too long."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        out = []
-        for line in lines:
-            line = line.rstrip(b"\r")
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
-                self._size += len(line)
-            elif not line and self._data:
-                out.append(b"\n".join(self._data))
-                self._data, self._size = [], 0
-            self._check(len(line))
-        self._idle = 0 if out else self._idle + len(data)
-        self._check(max(len(self._rest), self._idle - self._most))
+        """Raises WorkerProtocolError for an event that is too long, or in too many pieces."""
+        check_pieces(self._pieces, self._size + len(self._line))
+        first, *lines = data.split(b"\n")
+        self._line += first
+        self._pieces += 1
+        out: list[bytes] = []
+        if lines:
+            self._take_line(bytes(self._line), out)
+            for line in lines[:-1]:
+                self._take_line(line, out)
+            self._line = bytearray(lines[-1])
+        self._check()
         return out
 
-    def _check(self, line: int) -> None:
-        if max(line, self._size) > self._most:
+    def _take_line(self, line: bytes, out: list[bytes]) -> None:
+        line = line.rstrip(b"\r")
+        if line.startswith(b"data:"):
+            self._data.append(line[5:].removeprefix(b" "))
+            self._size += len(line)
+            self._check_size(self._size)
+        elif not line and self._data:
+            out.append(b"\n".join(self._data))
+            self._data, self._size, self._idle, self._pieces = [], 0, 0, 0
+        else:
+            self._idle += len(line) + 1
+
+    def _check(self) -> None:
+        self._check_size(self._size + len(self._line))
+        is_data = self._line.startswith(b"data:"[: len(self._line)])
+        if self._idle + (0 if is_data else len(self._line)) > MOST_IDLE_BYTES:
+            raise WorkerProtocolError(
+                f"the stream has more than {MOST_IDLE_BYTES} bytes between two events"
+            )
+
+    def _check_size(self, size: int) -> None:
+        if size > self._most:
             raise WorkerProtocolError(f"an event of the stream is longer than {self._most} bytes")
