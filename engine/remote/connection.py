@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -25,11 +26,10 @@ from engine.remote.reading import (
     check_pieces,
     extract_error_message,
     extract_message,
-    map_failure,
-    map_refusal,
     quote,
     read_json,
 )
+from engine.remote.refusals import map_failure, map_refusal
 from engine.remote.transport import EVENT_COST, PIECE_COST, TurnBudget, WorkerTransport
 from engine.remote.upstream import ConnectionSettings, Upstream
 
@@ -72,6 +72,7 @@ class WorkerConnection:
     def __init__(self, upstream: Upstream, access: ConnectionSettings) -> None:
         self.upstream = upstream
         self._access = access
+        self._secrets = _list_secrets(upstream, access)
         self._closed = False
         self.health_path = "/health"
         self._client = httpx.AsyncClient(
@@ -200,7 +201,7 @@ class WorkerConnection:
         """The error for a status that is not 200."""
         status = response.status_code
         async with asyncio.timeout(ASK_S):
-            message = extract_message(await self._read_body(response, REFUSAL))
+            message = extract_message(await self._read_body(response, REFUSAL), self._secrets)
         if status in BUSY and await self.is_healthy():
             return EngineOverloaded("The workers are at their limits.", _read_retry_after(response))
         if 300 <= status < 500 and status not in BUSY:
@@ -210,7 +211,7 @@ class WorkerConnection:
     async def _map_error_event(self, error: Any) -> EngineError:
         """The error for an error event in a stream."""
         status = error.get("code") if isinstance(error, dict) else None
-        message = extract_error_message(error)
+        message = extract_error_message(error, self._secrets)
         if isinstance(status, int) and 400 <= status < 500:
             return map_refusal(str(self.upstream), status, message)
         return await self._map_worker_failure(status, message)
@@ -231,7 +232,7 @@ class WorkerConnection:
     def _map_exception(self, error: Exception) -> EngineDead:
         if self._closed:
             return EngineDead("The engine was closed.")
-        reason = quote(redact(str(error))) or type(error).__name__
+        reason = quote(redact(str(error)), self._secrets) or type(error).__name__
         kind = EngineUnreachable if isinstance(error, NOT_SENT) else EngineDead
         return kind(f"{self.upstream} cannot be reached: {reason}")
 
@@ -261,6 +262,13 @@ def _build_authorization(upstream: Upstream, access: ConnectionSettings) -> dict
     if upstream.authorization is not None:
         return {"authorization": upstream.authorization}
     return {"authorization": f"Bearer {access.key}"} if access.key else {}
+
+
+def _list_secrets(upstream: Upstream, access: ConnectionSettings) -> tuple[str, ...]:
+    """What a worker has learnt from its requests and may repeat in its errors."""
+    sent = (upstream.authorization or "").removeprefix("Basic ")
+    password = b64decode(sent).decode().partition(":")[2]
+    return tuple(secret for secret in (access.key, sent, password) if secret)
 
 
 def _build_headers(body: Mapping[str, Any] | None) -> dict[str, str]:

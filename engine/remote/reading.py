@@ -1,14 +1,12 @@
-"""Read what workers send: typed readers, size limits, SSE decoding, and refusals.
+"""Read what workers send: typed readers, size limits, and SSE decoding.
 
 Workers are untrusted. Each reader bounds what it accepts and raises WorkerProtocolError for
-anything else, which counts as a failure of the worker. Clients see messages of the gateway; a
-worker's own message is quoted to them, short and cleaned, only where it is about what the client
-has sent. Everything a worker sends goes to the log.
+anything else, which counts as a failure of the worker. What a worker says is quoted, short and
+cleaned, for the operator alone: ``refusals.py`` has the words for clients.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,14 +15,20 @@ from typing import Any
 
 import orjson
 
-from engine.errors import EngineDead, EngineError, EngineFailed, RequestRejected
+from engine.errors import EngineDead
 from engine.types import EngineRequest
 
 QUOTED = 200
 """Characters quoted of a worker's message."""
 UNPRINTABLE = re.compile(r"[^ -~\u00a0-\uffff]+|\s+")
-ADDRESS = re.compile(r"\w+://\S+|(?<![\w.])/[\w./-]{2,}|\b\d{1,3}(\.\d{1,3}){3}(:\d+)?\b")
-"""URLs, paths and IP addresses: clients must not learn about a worker's network."""
+ADDRESS = re.compile(
+    r"\b\w{1,20}://\S+|(?<![\w.])/[\w./-]{2,}|\b[A-Za-z]:\\\S+|\\\\\w\S+|\b\d{1,3}(\.\d{1,3}){3}(:\d+)?\b"
+)
+"""URLs, paths and IP addresses of a worker's network."""
+SECRET = re.compile(
+    r"(?i)\b(bearer|basic)\s{1,9}[\w.~+/=-]{6,}|\b(sk|hf|ghp|xox[abp])[-_][\w-]{6,}"
+    r"|\b(api[_-]?key|token|password|secret|authorization)[\"']?\s{0,9}[=:]\s{0,9}[\"']?[^\s\"',;}]{4,}"
+)
 
 
 class WorkerProtocolError(EngineDead):
@@ -97,31 +101,36 @@ def name_type(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def quote(said: str | bytes) -> str:
-    """One short printable line, without addresses."""
+def quote(said: str | bytes, secrets: Sequence[str] = ()) -> str:
+    """One short printable line, without addresses, ``secrets`` and what looks like one."""
     text = said[: 8 * QUOTED].decode("utf-8", "replace") if isinstance(said, bytes) else said
-    plain = UNPRINTABLE.sub(" ", ADDRESS.sub("...", text[: 8 * QUOTED])).strip()
+    text = text[: 8 * QUOTED]
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    text = ADDRESS.sub("...", SECRET.sub("***", text))
+    plain = UNPRINTABLE.sub(" ", text).strip()
     return f"{plain[:QUOTED]}..." if len(plain) > QUOTED else plain
 
 
-def extract_message(body: bytes) -> str:
+def extract_message(body: bytes, secrets: Sequence[str] = ()) -> str:
     """The quoted message of an error body, in the format of vLLM, OpenAI or FastAPI."""
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return "an HTML page" if body.lstrip()[:1] == b"<" else quote(body) or "no reason given"
+        is_page = body.lstrip()[:1] == b"<"
+        return "an HTML page" if is_page else quote(body, secrets) or "no reason given"
     if isinstance(said, dict):
         said = said.get("error") or said.get("detail") or said.get("message")
-    return extract_error_message(said)
+    return extract_error_message(said, secrets)
 
 
-def extract_error_message(error: Any) -> str:
+def extract_error_message(error: Any, secrets: Sequence[str] = ()) -> str:
     """FastAPI's list of errors repeats the request: quote its messages alone."""
     if isinstance(error, list):
         found = [entry.get("msg") for entry in error[:3] if isinstance(entry, dict)]
         error = "; ".join(str(message) for message in found)
-    found_text = error.get("message") if isinstance(error, dict) else error
-    return quote(found_text) if isinstance(found_text, str) and found_text else "no reason given"
+    text = error.get("message") if isinstance(error, dict) else error
+    return quote(text, secrets) if isinstance(text, str) and text else "no reason given"
 
 
 QUESTION = 4 << 20
@@ -165,45 +174,6 @@ def compute_limits(request: EngineRequest, *, text: bool = False) -> ReplyLimits
 
 def _count_entries(top: int | None) -> int:
     return 0 if top is None else top + 2
-
-
-log = logging.getLogger(__name__)
-
-ABOUT_REQUEST = (400, 413, 422)
-"""Statuses about the request; others from 300 to 499 are about the gateway's settings."""
-ABOUT_KEY = (401, 403, 407)
-CONSTRAINT = re.compile(
-    r"grammar|regex|json.?schema|structured|guided|xgrammar|lark", re.IGNORECASE
-)
-LENGTH = re.compile(r"context length|max_model_len|maximum.{0,20}length|too long", re.IGNORECASE)
-
-
-def map_refusal(worker: str, status: int, message: str) -> EngineError:
-    """The error for a status from 300 to 499; ``message`` is a quotation."""
-    log.warning("worker %s refused a request (%d): %s", worker, status, message)
-    if status in ABOUT_REQUEST:
-        return RequestRejected(_describe_refusal(status, message))
-    if status in ABOUT_KEY:
-        return EngineFailed("A worker refuses this gateway's key. The gateway's log has details.")
-    return EngineFailed(
-        "A worker does not serve what this gateway asks for. The gateway's log has details."
-    )
-
-
-def map_failure(worker: str, status: object, message: str) -> EngineFailed:
-    """The error when a healthy worker failed on a request."""
-    log.warning("worker %s failed on a request (%s): %s", worker, status, message)
-    return EngineFailed("The worker failed on this request. The gateway's log has details.")
-
-
-def _describe_refusal(status: int, message: str) -> str:
-    if CONSTRAINT.search(message):
-        return f"The output format was refused by the worker that would generate it: {message!r}"
-    if LENGTH.search(message):
-        return f"The request is too long for the worker that would run it: {message!r}"
-    if status == 413:
-        return "The request is too large for the worker that would run it."
-    return "A worker refused this request as invalid. The gateway's log has details."
 
 
 MOST_IDLE_BYTES = 64 << 10

@@ -207,7 +207,8 @@ async def test_an_error_inside_a_stream(code, healthy, kind):
         worker.healthy = healthy
         with pytest.raises(kind) as caught:
             await steps_of(engine, request())
-    assert ("bad grammar" in str(caught.value)) is (kind is not EngineFailed)
+    assert ("bad grammar" in str(caught.value)) is (kind is EngineDead), "the others go to clients"
+    assert ("output format" in str(caught.value)) is (kind is RequestRejected)
 
 
 async def test_a_broken_stream_is_a_dead_engine_and_its_tokens_stand():

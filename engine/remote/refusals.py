@@ -1,0 +1,82 @@
+"""What a worker's refusals become: errors in the gateway's words, and lines of its log.
+
+A worker's own text never reaches a client: it may hold the gateway's key, host names and paths. Of
+what it says about the request's grammar or length, the facts that are known in advance are named.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from engine.errors import EngineError, EngineFailed, RequestRejected
+
+log = logging.getLogger(__name__)
+
+ABOUT_REQUEST = (400, 413, 422)
+"""Statuses about the request; others from 300 to 499 are about the gateway's settings."""
+ABOUT_KEY = (401, 403, 407)
+CONSTRAINT = re.compile(
+    r"grammar|regex|json.?schema|structured|guided|xgrammar|lark", re.IGNORECASE
+)
+LENGTH = re.compile(r"context length|max_model_len|maximum.{0,20}length|too long", re.IGNORECASE)
+LONGEST = re.compile(
+    r"(?:maximum context length is|max_model_len(?: is| of|=|:)?) {0,2}(\d{1,9})\b", re.IGNORECASE
+)
+KEYWORD = re.compile(
+    r"""["'`](\$ref|\$defs|additionalProperties|allOf|anyOf|const|contains|dependentRequired|"""
+    r"dependentSchemas|else|enum|exclusiveMaximum|exclusiveMinimum|format|if|items|maxContains|"
+    r"maxItems|maxLength|maxProperties|maximum|minContains|minItems|minLength|minProperties|"
+    r"minimum|multipleOf|not|oneOf|pattern|patternProperties|prefixItems|properties|propertyNames|"
+    r"""required|then|type|unevaluatedItems|unevaluatedProperties|uniqueItems)["'`]"""
+)
+"""A keyword of JSON Schema, quoted."""
+CONSTRUCT = re.compile(
+    r"look-?ahead|look-?behind|look-?around|back-?reference|recursion|word boundary", re.IGNORECASE
+)
+"""What a compiler of patterns or grammars may not know."""
+
+
+def map_refusal(worker: str, status: int, message: str) -> EngineError:
+    """The error for a status from 300 to 499; ``message`` is a quotation, for the log alone."""
+    log.warning("worker %s refused a request (%d): %s", worker, status, message)
+    if status in ABOUT_REQUEST:
+        return RequestRejected(describe_refusal(status, message))
+    if status in ABOUT_KEY:
+        return EngineFailed("A worker refuses this gateway's key. The gateway's log has details.")
+    return EngineFailed(
+        "A worker does not serve what this gateway asks for. The gateway's log has details."
+    )
+
+
+def map_failure(worker: str, status: object, message: str) -> EngineFailed:
+    """The error when a healthy worker failed on a request."""
+    log.warning("worker %s failed on a request (%s): %s", worker, status, message)
+    return EngineFailed("The worker failed on this request. The gateway's log has details.")
+
+
+def describe_refusal(status: int, message: str) -> str:
+    if CONSTRAINT.search(message):
+        return (
+            "The worker that would generate the answer refused its output format"
+            f"{_name_construct(message)}. Simplify the schema, pattern or grammar; the gateway's "
+            "log has details."
+        )
+    if LENGTH.search(message):
+        found = LONGEST.search(message)
+        limit = f", which takes at most {found[1]} tokens" if found else ""
+        return (
+            f"The request is too long for the worker that would run it{limit}. Shorten the prompt "
+            "or ask for fewer tokens."
+        )
+    if status == 413:
+        return "The request is too large for the worker that would run it."
+    return "A worker refused this request as invalid. The gateway's log has details."
+
+
+def _name_construct(message: str) -> str:
+    if found := KEYWORD.search(message):
+        return f" over the keyword {found[1]!r}"
+    if found := CONSTRUCT.search(message):
+        return f" over a {found[0].lower()}"
+    return ""
