@@ -20,7 +20,6 @@ from typing import Any
 
 import zmq
 from vllm import envs
-from vllm.exceptions import VLLMError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, core_client
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -147,8 +146,8 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
             inbox: StepQueue = queue.inbox
             inbox.sink = request.sink
             return inbox
-        except (VLLMError, ValueError) as error:
-            raise translate.convert_error(error) from error
+        except translate.INTAKE_ERRORS as error:
+            raise translate.convert_intake_error(error, request.id) from error
         except asyncio.CancelledError:
             await llm.abort(request.id)
             raise

@@ -71,8 +71,8 @@ class PublicOutputs:
                 sampling_params=translate.make_sampling_params(request),
                 **translate.make_options(request, adapter),
             )
-        except (VLLMError, ValueError) as error:
-            raise translate.convert_error(error) from error
+        except translate.INTAKE_ERRORS as error:
+            raise translate.convert_intake_error(error, request.id) from error
         self._open.add(request.id)
         return PublicInbox(self, stream, request)
 
@@ -104,7 +104,9 @@ class PublicInbox:
     async def get(self) -> Step:
         try:
             output = await anext(self.stream)
-        except (VLLMError, ValueError) as error:
+        except translate.INTAKE_ERRORS as error:
+            if self._is_first:
+                raise translate.convert_intake_error(error, self.request.id) from error
             raise translate.convert_error(error) from error
         step = convert_output(output, self.request, self._is_first)
         self._is_first = False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.config.speculative import SpeculativeConfig
-from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMError
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -38,6 +39,8 @@ from engine.types import (
 )
 from engine.vllm_contract import SCHEDULER, WORKER, find_broken
 from engine.vllm_fields import build_sampling_fields, is_reasoning_ended, select_top
+
+log = logging.getLogger(__name__)
 
 SAMPLING_DEFAULTS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens",
@@ -160,6 +163,20 @@ def convert_prompt_logprobs(
         None if entry is None else convert_position_logprobs(token, entry, top)
         for token, entry in zip(token_ids, given, strict=True)
     )
+
+
+INTAKE_ERRORS = (VLLMError, ValueError, OverflowError)
+"""What vLLM raises for a request that it does not take; not all are of its own classes."""
+
+
+def convert_intake_error(error: Exception, request_id: str) -> EngineError:
+    """An error of taking a request in: unless it is about the engine, the request is at fault."""
+    converted = convert_error(error)
+    if type(converted) is EngineFailed:
+        kind = type(error).__name__
+        log.warning("vLLM does not take request %s (%s)", request_id, kind)
+        return RequestRejected(f"The engine does not take this request ({kind}).")
+    return converted
 
 
 def convert_error(error: Exception) -> EngineError:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from engine.errors import EngineError, RequestRejected
+from engine.errors import EngineError, EngineFailed, RequestRejected
 from engine.events import (
     Batch,
     BatchSink,
@@ -40,6 +40,7 @@ from server.generation.job import Conversation, Deadline, Job, Prompt, PromptSou
 from server.generation.pipeline import AnswerParser, Pipeline
 from server.generation.prompt import encode, render, render_newest, room_for_messages, shorten
 from server.generation.prompt import prompt_limits as limits_of
+from server.generation.refusals import explain
 
 ENDINGS: dict[type[Exception], Ending] = {
     RequestRejected: Ending.REJECTED,
@@ -214,8 +215,8 @@ async def _run_choice(
                 return
     except _AnswerEnded:
         return
-    except RequestRejected as error:
-        raise _name_field(error, request, reader.job) from error
+    except (RequestRejected, EngineFailed) as error:
+        raise explain(error, request, reader.job) from error
     finally:
         try:
             await steps.aclose()
@@ -257,14 +258,6 @@ class _Choice:
 
 
 def _ignore(_event: Event) -> None: ...
-
-
-def _name_field(error: RequestRejected, request: EngineRequest, job: Job) -> RequestRejected:
-    """Add the field's name to the engine's error about a grammar that does not compile."""
-    if request.constraint is None or error.param is not None:
-        return error
-    message = f"The requested output format cannot be compiled into a grammar: {error}"
-    return RequestRejected(message, param=job.grammar_param)
 
 
 @dataclass(slots=True)

@@ -213,3 +213,39 @@ async def test_a_forced_call_may_quote_its_own_end(lab):
         assert orjson.loads(called["function"]["arguments"]) == {"x": text}
     (called,) = (await lab.chat(tools=[tool])).json["choices"][0]["message"]["tool_calls"]
     assert orjson.loads(called["function"]["arguments"]) == {"x": text}
+
+
+SUM = """
+start: number (" + " number)*
+number: DIGIT+ | "(" start ")"
+%import common.DIGIT
+"""
+
+
+@pytest.mark.parametrize("field", ["structured_outputs", "guided_grammar"])
+@pytest.mark.parametrize("grammar", [SUM, f"%llguidance {{}}\n{SUM}"])
+async def test_a_grammar_may_be_lark(lab, field, grammar):
+    """As vLLM takes it; reasoning stays free."""
+    lab.says("1 + 2")
+    fields = {field: grammar if field == "guided_grammar" else {"grammar": grammar}}
+    answer = await lab.chat(**fields)
+    assert answer.status == 200, answer.json
+    wanted = lab.engine.requests[-1].constraint
+    assert accepts(lab, wanted, "1 + (2 + 34)")
+    assert accepts(lab, wanted, "<think>\nhm\n</think>\n\n1")
+    assert not accepts(lab, wanted, "1 + x")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ("start: missing", "no rule 'missing'"),
+        ("not a grammar at all", "not a valid Lark grammar at line 1"),
+        ("start: /" + "a" * 20_000 + "/", "the limit is 16384"),
+    ],
+)
+async def test_a_grammar_that_is_none_is_refused_with_the_place(lab, grammar, words):
+    answer = await lab.chat(structured_outputs={"grammar": grammar})
+    assert answer.status == 400
+    assert answer.json["error"]["param"] == "structured_outputs.grammar"
+    assert words in answer.json["error"]["message"]

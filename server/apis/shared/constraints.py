@@ -21,6 +21,7 @@ from server.apis.shared.fields import (
 )
 from server.apis.shared.request import BadJSON, loads
 from server.apis.shared.strict_schema import check_strict
+from server.apis.shared.text_grammars import to_ebnf
 from server.errors import InvalidRequest
 from server.parsing.schemas import normalise
 
@@ -155,7 +156,7 @@ def _read_kinds(wanted: StructuredOutputs) -> Iterator[Constraint]:
     if wanted.choice is not None:
         yield Constraint("choice", choices=tuple(wanted.choice))
     if wanted.grammar is not None:
-        yield Constraint("grammar", wanted.grammar)
+        yield Constraint("grammar", to_ebnf(wanted.grammar, "structured_outputs.grammar"))
     if wanted.json_object:
         yield Constraint("json_object")
     if wanted.structural_tag is not None:
@@ -170,7 +171,8 @@ def _read_guided_fields(request: SamplingFields) -> Iterator[NamedConstraint]:
     if request.guided_choice is not None:
         yield "guided_choice", Constraint("choice", choices=tuple(request.guided_choice))
     if request.guided_grammar is not None:
-        yield "guided_grammar", Constraint("grammar", request.guided_grammar)
+        written = to_ebnf(request.guided_grammar, "guided_grammar")
+        yield "guided_grammar", Constraint("grammar", written)
 
 
 def check_bounds(schema: Any, param: str) -> None:

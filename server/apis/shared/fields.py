@@ -178,7 +178,7 @@ class EngineFields(RequestModel):
 
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     allowed_token_ids: (
         Annotated[Many[TokenId], Field(min_length=1, max_length=MAX_STEERED)] | None

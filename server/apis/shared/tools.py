@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -14,10 +13,10 @@ from server.apis.shared.constraints import check_bounds, check_readable, check_s
 from server.apis.shared.fields import CustomFormat
 from server.apis.shared.request import ignore
 from server.apis.shared.strict_schema import check_strict
+from server.apis.shared.text_grammars import compile_grammar
 from server.errors import InvalidRequest
 from server.generation.job import Namespaced, ServedModel, ToolPolicy
-from server.generation.lark_grammar import lark_grammar, regex_grammar
-from server.generation.text_grammar import BadGrammar, TextGrammar
+from server.generation.text_grammar import TextGrammar
 from server.parsing.tools import PARAMETERS
 
 OfferedTool = Mapping[str, Any]
@@ -147,11 +146,6 @@ def _check_known(wanted: Collection[str], offered: Collection[str]) -> None:
             )
 
 
-MAX_DEFINITION = 16 << 10
-"""Characters; parsing more would delay other requests."""
-SYNTAXES = {"lark": lark_grammar, "regex": regex_grammar}
-
-
 def read_text_grammar(form: CustomFormat | None, path: str) -> TextGrammar | None:
     """None for free text. Chat completions nest the grammar one level deeper than Responses."""
     if form is None or form.type == "text":
@@ -163,21 +157,4 @@ def read_text_grammar(form: CustomFormat | None, path: str) -> TextGrammar | Non
         raise InvalidRequest(
             f"'{where}' needs a 'syntax' (lark or regex) and a 'definition'.", param=where
         )
-    if len(given.definition) > MAX_DEFINITION:
-        raise InvalidRequest(
-            f"'{where}.definition' has {len(given.definition)} characters; the limit is "
-            f"{MAX_DEFINITION}.",
-            param=f"{where}.definition",
-        )
-    try:
-        return _compile(given.syntax, given.definition)
-    except BadGrammar as error:
-        raise InvalidRequest(
-            f"'{where}.definition' cannot be used: {error}.", param=f"{where}.definition"
-        ) from None
-
-
-@lru_cache(maxsize=64)
-def _compile(syntax: str, definition: str) -> TextGrammar:
-    """Cached: agents send the same tools with every turn."""
-    return SYNTAXES[syntax](definition)
+    return compile_grammar(given.syntax, given.definition, f"{where}.definition")

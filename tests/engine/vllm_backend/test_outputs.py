@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm.exceptions import VLLMError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
@@ -12,10 +13,10 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from vllm.v1.metrics.stats import IterationStats, PrefillStats, RequestSpecDecodeMetrics
 from vllm.v1.outputs import LogprobsLists
 
-from engine.errors import EngineDead, EngineFailed
+from engine.errors import EngineDead, EngineFailed, RequestRejected
 from engine.types import DecodeStep, FinishReason, Step
 from engine.vllm_backend.outputs import StepOutputProcessor, is_replaceable
-from engine.vllm_backend.translate import StepQueue, read_decode_step
+from engine.vllm_backend.translate import StepQueue, convert_intake_error, read_decode_step
 
 FIRST = PrefillStats(num_prompt_tokens=3, num_computed_tokens=1, num_cached_tokens=2)
 
@@ -347,3 +348,15 @@ async def test_an_error_comes_after_the_steps_held_for_the_sink() -> None:
     assert (await reading).token_ids == (5, 5)
     with pytest.raises(EngineDead):
         await inbox.get()
+
+
+@pytest.mark.parametrize("error", [ValueError("secret"), OverflowError("int too big"), VLLMError()])
+def test_what_vllm_does_not_take_in_is_the_request_s_fault(error: Exception) -> None:
+    converted = convert_intake_error(error, "a")
+    assert isinstance(converted, RequestRejected)
+    assert type(error).__name__ in str(converted)
+    assert "secret" not in str(converted)
+
+
+def test_a_dead_engine_is_not_the_request_s_fault() -> None:
+    assert isinstance(convert_intake_error(EngineDeadError(), "a"), EngineDead)

@@ -1,0 +1,51 @@
+"""What an engine's refusal or failure says about the request: the fields that are at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.errors import EngineError, EngineFailed, RequestQuarantined, RequestRejected
+from engine.types import EngineRequest, Sampling
+from server.generation.job import Job
+
+
+def explain(error: RequestRejected | EngineFailed, request: EngineRequest, job: Job) -> EngineError:
+    """The error that names the fields at fault, where they are known."""
+    if isinstance(error, RequestRejected):
+        return _name_format(error, request, job)
+    if isinstance(error, RequestQuarantined) or request.constraint is None:
+        return error
+    steered = list(_list_bans(request.sampling))
+    if not steered:
+        return error
+    named = ", ".join(f"'{name}'" for name in steered)
+    return RequestRejected(
+        f"The answer must match '{job.grammar_param}', and no token that does was left by {named}. "
+        "Give fewer of these fields, or values that agree.",
+        param=steered[0],
+    )
+
+
+def _name_format(error: RequestRejected, request: EngineRequest, job: Job) -> RequestRejected:
+    """Add the field's name to the engine's error about a grammar that does not compile."""
+    if request.constraint is None or error.param is not None:
+        return error
+    message = f"The requested output format cannot be compiled into a grammar: {error}"
+    return RequestRejected(message, param=job.grammar_param)
+
+
+def _list_bans(sampling: Sampling) -> Iterator[str]:
+    """Fields that can rule out every token that a grammar allows.
+
+    An engine then takes a token that the grammar rejects, and fails.
+    """
+    if sampling.allowed_token_ids:
+        yield "allowed_token_ids"
+    if sampling.bad_words:
+        yield "bad_words"
+    if sampling.logit_bias:
+        yield "logit_bias"
+    if sampling.min_tokens:
+        yield "min_tokens"
+    if sampling.repetition_penalty != 1.0:
+        yield "repetition_penalty"
