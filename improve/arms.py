@@ -53,10 +53,11 @@ class ArmSums:
     tokens: int = 0
     decode_s: float = 0.0
 
-    def add(self, record: RequestRecord) -> None:
+    def add(self, record: RequestRecord, whole: bool = True) -> None:
+        """``whole``: this arm served all of it, so that its time is this arm's."""
         self.requests += 1
         self.failed += record.ending in FAILURES
-        tpot = find_tpot(record)
+        tpot = find_tpot(record) if whole else None
         if tpot is not None:
             self.timed += 1
             self.tokens += record.totals.tokens
@@ -100,6 +101,10 @@ class CanaryChange(Protocol):
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
         """Which arm served all of this request; None if it counts for none."""
+        ...
+
+    def find_start(self, record: RequestRecord) -> Arm | None:
+        """The arm in which it began, whatever served it later; None if it counts for none."""
         ...
 
     def check(self, arms: ArmsNow) -> None:
@@ -167,11 +172,16 @@ def find_tpot(record: RequestRecord) -> float | None:
     return fmean(tpots) if tpots else None
 
 
+def measure_ending(record: RequestRecord) -> Iterator[tuple[str, float]]:
+    """What counts for the arm in which a request began: nothing where its client left."""
+    if record.ending in FAILURES or record.ending is Ending.COMPLETED:
+        yield "failed", float(record.ending in FAILURES)
+
+
 def measure_request(record: RequestRecord) -> Iterator[tuple[str, float]]:
     """The metrics of one ended request; those of its slice have the workload behind a colon."""
     totals, workload = record.totals, record.slices.labels.workload
-    if record.ending in FAILURES or record.ending is Ending.COMPLETED:
-        yield "failed", float(record.ending in FAILURES)
+    yield from measure_ending(record)
     sliced = {"tpot": find_tpot(record), "acceptance": totals.acceptance_length}
     for metric, value in sliced.items():
         if value is not None:

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from engine.types import Arm
 from improve.arms import (
+    FAILURES,
     ArmsNow,
     ArmSums,
     CanaryChange,
     Collapsed,
     Interrupted,
     Traffic,
+    measure_ending,
     measure_request,
 )
 from improve.changes import CanaryChanges
@@ -85,7 +87,7 @@ class Canary:
         self.started_at = time.time()
         self._traffic, self._sleep = traffic, sleep
         self._draws = draws or random.Random()
-        self._test = CanaryTest(plan.rules)
+        self._test = CanaryTest(plan.rules, concurrent=not change.by_slots)
         self._values: dict[Arm, Values] = {arm: {} for arm in Arm}
         self._sums = {arm: ArmSums() for arm in Arm}
         self._watched = ArmSums()
@@ -93,6 +95,8 @@ class Canary:
         self._block = 0
         self._began: dict[Hashable, int] = {}
         """The block in which each session began, where sessions are drawn."""
+        self._failed_late: set[Hashable] = set()
+        """Sessions of which a failure was counted after that block; once each."""
         self._served_s = 0.0
         """Seconds in which the candidate served."""
 
@@ -152,16 +156,20 @@ class Canary:
                 self.change.check(ArmsNow(self._watched, self._sums[Arm.CONTROL]))
 
     def _record(self, record: RequestRecord) -> None:
-        arm = self.change.find_arm(record)
+        served = self.change.find_arm(record)
+        arm = served or self.change.find_start(record)
         if arm is None:
             return
-        self._sums[arm].add(record)
-        if arm is Arm.CANDIDATE:
-            self._watched.add(record)
+        for sums in (self._sums[arm], *([self._watched] if arm is Arm.CANDIDATE else ())):
+            sums.add(record, whole=served is not None)
         session = getattr(record.facts, "session", None) or record.facts.id
+        metrics = measure_request if served else measure_ending
         if not self.change.by_slots and self._began.setdefault(session, self._block) != self._block:
-            return
-        for metric, value in measure_request(record):
+            if record.ending not in FAILURES or session in self._failed_late:
+                return
+            self._failed_late.add(session)
+            metrics = measure_ending
+        for metric, value in metrics(record):
             self._values[arm].setdefault(metric, {}).setdefault(session, []).append(value)
 
     async def _conclude(self, verdict: CanaryVerdict) -> None:

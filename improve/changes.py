@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,12 +47,15 @@ class DraftChange:
         drafts: DraftManager,
         traffic: Traffic,
         limits: CollapseLimits | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.path = path
         self.version: DraftVersion | None = None
         self._promoted: DraftVersion | None = None
         self._drafts, self._traffic = drafts, traffic
-        self._limits = limits or CollapseLimits()
+        self._limits, self._clock = limits or CollapseLimits(), clock
+        self._slots: list[tuple[float, Arm]] = []
+        """When each slot began."""
         self._began = Totals()
         """Of the candidate, before it served in this canary."""
         self._slot = Totals()
@@ -95,14 +99,20 @@ class DraftChange:
                 raise Collapsed(SERVES_NO_MORE) from error
             raise Interrupted(f"a draft could not be exchanged: {error}") from error
         self._arm = arm
+        self._slots.append((self._clock(), arm))
         self._slot = self._traffic.total_of(self.candidate)
 
     def find_arm(self, record: RequestRecord) -> Arm | None:
         """None for one that ran over a swap."""
-        if len(record.drafts) != 1:
-            return None
-        arms = {self.control: Arm.CONTROL, self.candidate: Arm.CANDIDATE}
-        return arms.get(record.drafts[0])
+        return self.find_start(record) if len(record.drafts) == 1 else None
+
+    def find_start(self, record: RequestRecord) -> Arm | None:
+        """By the slot in which it was admitted, where it failed before a draft served it."""
+        if record.drafts:
+            arms = {self.control: Arm.CONTROL, self.candidate: Arm.CANDIDATE}
+            return arms.get(record.drafts[0])
+        admitted = record.facts.admitted
+        return next((arm for began, arm in reversed(self._slots) if began <= admitted), None)
 
     def check(self, arms: ArmsNow) -> None:  # noqa: ARG002
         """Raises Collapsed."""

@@ -112,8 +112,8 @@ def read_flag(described: dict[str, Any]) -> SpeculationFlag:
 class RulesChange:
     """Other rules of speculation: for all requests in slots, or for a share of the sessions.
 
-    A request's rules are those of its arm when it came; one that ran over the end of a slot counts
-    for none. A request that asks for a depth of its own is on neither side.
+    A request's rules are those of its arm when it came; of one that ran over the end of a slot only
+    its ending counts. A request that asks for a depth of its own is on neither side.
     """
 
     kind = "speculation"
@@ -171,6 +171,9 @@ class RulesChange:
         if self.by_slots and (facts.arm is not self._slot or facts.admitted < self._slot_at):
             return None
         return facts.arm
+
+    def find_start(self, record: RequestRecord) -> Arm | None:
+        return record.facts.arm
 
     def check(self, arms: ArmsNow) -> None:
         """Raises Collapsed and Interrupted."""

@@ -16,6 +16,11 @@ sound. It is the anytime-valid t interval: the e-process of the t test with a no
 the effect size and the right Haar prior over the scale (Lai 1976; Perez-Ortiz et al. 2022), exact
 for normal differences of unknown variance in proportion to 1 / weight. Differences are clipped and
 their variance has a floor, so that neither an outlier nor a run of equal blocks decides.
+
+What drifts through the blocks makes neighbours alike. In slots the random order of each pair gives
+the drift a random sign, so the differences stay uncorrelated. Arms that serve at the same time have
+no such sign: one may be slower for minutes, as a worker on a shared host. Their blocks then count
+for fewer (``measure_dependence``).
 """
 
 from __future__ import annotations
@@ -24,12 +29,14 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, pairwise
 from statistics import fmean
 from typing import Any
 
 SPREAD = 1.0
 """Variance of the mixture over effect sizes in standard deviations of a block."""
+STRONGEST = 0.95
+"""The largest correlation of neighbouring blocks that is reckoned with."""
 
 
 class CanaryVerdict(StrEnum):
@@ -103,13 +110,17 @@ class BlockDifference:
 
 
 def find_interval(
-    found: Sequence[BlockDifference], alpha: float, floor: float = 0.0, spread: float = SPREAD
+    found: Sequence[BlockDifference],
+    alpha: float,
+    floor: float = 0.0,
+    spread: float = SPREAD,
+    dependent: bool = False,
 ) -> Interval:
     """The interval after these blocks; it is without ends while there are too few.
 
     The t test of a line through the origin: sqrt(weight) * value on sqrt(weight). Weights are in
     units of the first block's, which is known before anything is tested. ``floor`` is the least
-    standard deviation of a block of mean weight.
+    standard deviation of a block of mean weight. ``dependent`` blocks may be like their neighbours.
     """
     count = len(found)
     if count < 2:
@@ -117,15 +128,33 @@ def find_interval(
     weights = [one.weight / found[0].weight for one in found]
     total = math.fsum(weights)
     mean = math.fsum(w * one.value for w, one in zip(weights, found, strict=True)) / total
-    scale = 1 + total * spread
-    growth = (math.sqrt(scale) / alpha) ** (2 / count)
-    if growth >= scale:
+    rest = [math.sqrt(w) * (one.value - mean) for w, one in zip(weights, found, strict=True)]
+    each = measure_dependence(rest) if dependent else 1.0
+    independent, known = count / each, total / each
+    scale = 1 + known * spread
+    growth = (math.sqrt(scale) / alpha) ** (2 / independent)
+    if growth >= scale or independent <= 1:
         return Interval(mean, -math.inf, math.inf, count)
-    squared_t = (count - 1) * (growth - 1) / (1 - growth / scale)
-    squares = math.fsum(w * (one.value - mean) ** 2 for w, one in zip(weights, found, strict=True))
+    squared_t = (independent - 1) * (growth - 1) / (1 - growth / scale)
+    squares = math.fsum(one * one for one in rest)
     deviation = max(math.sqrt(squares / (count - 1)), floor * math.sqrt(total / count))
-    reach = deviation * math.sqrt(squared_t / total)
+    reach = deviation * math.sqrt(squared_t / known)
     return Interval(mean, mean - reach, mean + reach, count)
+
+
+def measure_dependence(rest: Sequence[float]) -> float:
+    """How many blocks tell as much as an independent one would; ``rest`` are their residuals.
+
+    Of an autoregression of first order, (1 + r) / (1 - r). The correlation r of neighbours that is
+    seen in few blocks is too small on average (Kendall 1954) and uncertain: both are added to it.
+    """
+    count, squares = len(rest), math.fsum(one * one for one in rest)
+    if not squares:
+        return 1.0
+    seen = math.fsum(one * two for one, two in pairwise(rest)) / squares
+    correlation = seen + (1 + 4 * max(seen, 0.0)) / count + 1 / math.sqrt(count)
+    bounded = min(max(correlation, 0.0), STRONGEST)
+    return (1 + bounded) / (1 - bounded)
 
 
 SessionValues = Mapping[Hashable, Sequence[float]]
@@ -241,10 +270,14 @@ class CanaryFindings:
 
 
 class CanaryTest:
-    """Collects blocks and judges them."""
+    """Collects blocks and judges them.
 
-    def __init__(self, rules: CanaryRules) -> None:
+    ``concurrent``: the arms of a block served at the same time, not in turn in random order.
+    """
+
+    def __init__(self, rules: CanaryRules, concurrent: bool = False) -> None:
         self.rules = rules
+        self._concurrent = concurrent
         self.blocks = 0
         self._sessions: set[Hashable] = set()
         self._guardrails = {one.metric: one for one in (rules.primary, *rules.guardrails)}
@@ -256,7 +289,7 @@ class CanaryTest:
         self.blocks += 1
         self._sessions |= block.sessions
         primary = self.rules.primary
-        for name in block.find_slices(primary) - self._guardrails.keys():
+        for name in sorted(block.find_slices(primary) - self._guardrails.keys()):
             margin = self.rules.slice_margin
             self._guardrails[name] = Guardrail(name, primary.higher_is_better, margin)
             self._differences[name] = []
@@ -281,10 +314,8 @@ class CanaryTest:
     def _gather(self, guardrail: Guardrail) -> MetricEvidence:
         """A promotion needs every metric to hold, so each may err with ``alpha``; one is enough
         for a rollback, so they share it. Both claims are about one end of the interval."""
-        values, alpha = self._differences[guardrail.metric], self.rules.alpha
-        share = alpha / len(self._guardrails)
-        holds = find_interval(values, min(1.0, 2 * alpha), guardrail.floor)
-        strict = find_interval(values, min(1.0, 2 * share), guardrail.floor)
+        holds = self._find_interval(guardrail, self.rules.alpha)
+        strict = self._find_interval(guardrail, self._share_alpha(guardrail.metric))
         return MetricEvidence(
             guardrail.metric,
             holds,
@@ -293,6 +324,20 @@ class CanaryTest:
             worse=strict.high < guardrail.least,
             tolerable=holds.low > guardrail.least,
         )
+
+    def _find_interval(self, guardrail: Guardrail, alpha: float) -> Interval:
+        """Each of its ends errs with ``alpha``."""
+        found = self._differences[guardrail.metric]
+        both = min(1.0, 2 * alpha)
+        return find_interval(found, both, guardrail.floor, dependent=self._concurrent)
+
+    def _share_alpha(self, metric: str) -> float:
+        """Half of it for the metrics of the rules. A slice that appears as the n-th takes 1 in
+        n (n + 1) of the other half: however many follow, all shares together stay below alpha."""
+        known = 1 + len(self.rules.guardrails)
+        place = list(self._guardrails).index(metric) + 1
+        parts = known if place <= known else (place - known) * (place - known + 1)
+        return self.rules.alpha / 2 / parts
 
 
 def decide(

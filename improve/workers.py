@@ -87,6 +87,9 @@ class WorkerChange:
     def find_arm(self, record: RequestRecord) -> Arm | None:
         return record.facts.arm
 
+    def find_start(self, record: RequestRecord) -> Arm | None:
+        return record.facts.arm
+
     def check(self, arms: ArmsNow) -> None:
         """Raises Collapsed and Interrupted."""
         found = self._find_status()

@@ -71,7 +71,7 @@ class Traffic:
         self, rules: CanaryRules = RULES, share: float | None = None
     ) -> tuple[CanaryVerdict, int]:
         """Looks after every block, and stops at the first verdict."""
-        test = CanaryTest(rules)
+        test = CanaryTest(rules, concurrent=share is not None)
         while True:
             test.add(self.make_block() if share is None else self.make_span(share))
             found = test.judge()

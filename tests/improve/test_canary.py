@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,9 @@ class SimulatedTraffic:
         self.slept_s = 0.0
         self.sessions = 0
         self.interrupt: Callable[[float], None] = lambda _: None
+        self.stalls: Callable[[str], bool] = lambda _: False
+        """Which requests of a draft time out five seconds later."""
+        self.stalled: list[tuple[float, SimpleNamespace]] = []
 
     def watch_requests(self, listener: Callable[[Any], None] | None) -> None:
         self.listener = listener
@@ -57,6 +61,7 @@ class SimulatedTraffic:
         self.interrupt(self.slept_s)
         for _ in range(6):
             self.answer()
+        self.time_out()
         await asyncio.sleep(0)
 
     def answer(self) -> None:
@@ -68,8 +73,19 @@ class SimulatedTraffic:
         self.totals[draft] = self.total_of(draft) + totals
         ending = Ending.ENGINE if self.fails(draft) else Ending.COMPLETED
         record = make_record(f"s-{self.sessions}", draft, totals, ending)
-        if self.listener is not None:
+        if self.stalls(draft):
+            record.ending = Ending.TIMEOUT
+            self.stalled.append((self.slept_s + 5, record))
+        elif self.listener is not None:
             self.listener(record)
+
+    def time_out(self) -> None:
+        """After more than two slots in a row: both drafts served it."""
+        while self.stalled and self.stalled[0][0] <= self.slept_s:
+            _, record = self.stalled.pop(0)
+            record.drafts = (*record.drafts, *({*self.totals} - {*record.drafts}))
+            if self.listener is not None:
+                self.listener(record)
 
 
 def make_record(
@@ -189,6 +205,51 @@ async def test_failing_requests_roll_it_back(scene: Scene) -> None:
     found = await canary.run()
     assert found.verdict is CanaryVerdict.ROLL_BACK
     assert found.reason == "failed is worse than its margin"
+
+
+async def test_requests_that_time_out_after_their_slot_roll_it_back(scene: Scene) -> None:
+    """Most of them end while the promoted draft serves."""
+    canary = await start(scene, 2.6)
+    draws = random.Random(2)
+    scene.traffic.stalls = lambda draft: draft != scene.control and draws.random() < 0.2
+    found = await canary.run()
+    assert found.verdict is CanaryVerdict.ROLL_BACK
+    assert found.reason == "failed is worse than its margin"
+    cost = canary.describe()["cost"]
+    assert cost["failed"] > 0.1 * cost["requests"]
+
+
+@pytest.mark.thorough
+async def test_time_outs_of_both_drafts_decide_nothing(tmp_path: Path) -> None:
+    path, verdicts = str(copy_draft(tmp_path / "candidate", 1)), Counter[CanaryVerdict]()
+    for seed in range(20):
+        manager, loader = make_manager()
+        assert manager.serving is not None
+        traffic = SimulatedTraffic(manager, seed=seed)
+        scene = Scene(manager, loader, traffic, path, manager.serving.fingerprint)
+        traffic.stalls = lambda _, traffic=traffic: traffic.sessions % 5 == 0  # type: ignore[misc]
+        canary = scene.make_canary(rules=replace(RULES, max_blocks=20))
+        canary._draws = random.Random(seed)
+        await canary.start()
+        verdicts[(await canary.run()).verdict] += 1
+    assert verdicts[CanaryVerdict.UNDECIDED] >= 19, verdicts
+
+
+async def test_a_request_that_no_draft_served_counts_for_the_slot_it_came_in(scene: Scene) -> None:
+    now = 0.0
+    change = scene.make_change()
+    change._clock = lambda: now
+    await change.start()
+    record = make_record("s", scene.control, Totals(tokens=1), Ending.TIMEOUT)
+    record.drafts = ()
+    for arm in (Arm.CONTROL, Arm.CANDIDATE, Arm.CONTROL):
+        now += 10.0
+        await change.enter(arm)
+    expected = {9.0: None, 10.0: Arm.CONTROL, 25.0: Arm.CANDIDATE, 31.0: Arm.CONTROL}
+    for admitted, arm in expected.items():
+        record.facts.admitted = admitted
+        assert change.find_start(record) is arm  # type: ignore[arg-type]
+        assert change.find_arm(record) is None, "its speed is nobody's"  # type: ignore[arg-type]
 
 
 async def test_an_equal_candidate_is_not_promoted(scene: Scene) -> None:

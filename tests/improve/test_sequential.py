@@ -17,6 +17,7 @@ from improve.sequential import (
     CanaryTest,
     CanaryVerdict,
     Guardrail,
+    Interval,
     Scale,
     SlotPair,
     find_interval,
@@ -105,6 +106,107 @@ def test_the_interval_shrinks_as_the_root_of_the_blocks() -> None:
     found = make_blocks(values)
     widths = [one.high - one.low for one in [find_interval(found[:n], 0.05) for n in (100, 1600)]]
     assert 3 < widths[0] / widths[1] < 4.5
+
+
+def make_pair(**losses: float) -> SlotPair:
+    """One session an arm; the candidate is worse by these logarithms."""
+    control = {name: {"a": [1.0]} for name in losses}
+    return SlotPair(control, {name: {"b": [math.exp(-loss)]} for name, loss in losses.items()})
+
+
+LOSSES = (0.2 + 0.25 * np.random.default_rng(2).standard_normal(60)).tolist()
+LENIENT = Guardrail("acceptance", True, 0.9, by_slice=True)
+
+
+def count_to_rollback(test: CanaryTest, *names: str) -> int:
+    """Blocks in which all of these metrics are worse."""
+    for count, loss in enumerate(LOSSES, 1):
+        test.add(make_pair(**dict.fromkeys(names, loss)))
+        found = test.judge()
+        if found.verdict is CanaryVerdict.ROLL_BACK:
+            return count
+    raise AssertionError("it is never rolled back")
+
+
+def count_to_certainty(alpha: float) -> int:
+    blocks = make_blocks([-loss for loss in LOSSES])
+    return next(n for n in range(2, 60) if find_interval(blocks[:n], 2 * alpha, 0.005).high < 0)
+
+
+def test_the_metrics_of_the_rules_share_half_of_alpha() -> None:
+    """Each may err, and one of them is enough for a rollback."""
+    few = CanaryRules(guardrails=(), slice_margin=0.9)
+    many = CanaryRules(guardrails=tuple(Guardrail(f"g{n}", True, 0.0) for n in range(19)))
+    assert count_to_rollback(CanaryTest(few), "acceptance") == count_to_certainty(0.05 / 2)
+    assert count_to_rollback(CanaryTest(many), "acceptance") == count_to_certainty(0.05 / 40)
+    assert count_to_rollback(CanaryTest(many), "g7") == count_to_certainty(0.05 / 40)
+    assert count_to_certainty(0.05) < count_to_certainty(0.05 / 2) < count_to_certainty(0.05 / 40)
+
+
+@pytest.mark.parametrize("place", [1, 2, 6])
+def test_a_slice_that_appears_as_the_nth_takes_one_in_n_times_n_plus_1_of_the_other_half(
+    place: int,
+) -> None:
+    """So the shares of any number of slices add up to less than alpha."""
+    test = CanaryTest(CanaryRules(LENIENT, guardrails=(), slice_margin=0.0))
+    for at in range(1, place):
+        test.add(make_pair(**{f"acceptance:z{at}": 0.0}))
+    count = count_to_rollback(test, "acceptance:a")
+    assert count == count_to_certainty(0.05 / 2 / (place * (place + 1)))
+
+
+def test_arms_that_serve_at_the_same_time_need_more_blocks() -> None:
+    rules = CanaryRules(guardrails=())
+    in_turn = count_to_rollback(CanaryTest(rules), "acceptance")
+    assert in_turn < count_to_rollback(CanaryTest(rules, concurrent=True), "acceptance")
+
+
+def drift(draws: np.random.Generator, blocks: int, correlation: float) -> np.ndarray:
+    """An autoregression of first order, of variance 1."""
+    noise = draws.standard_normal(blocks)
+    for at in range(1, blocks):
+        noise[at] = correlation * noise[at - 1] + math.sqrt(1 - correlation**2) * noise[at]
+    return noise
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7])
+def test_arms_that_drift_apart_and_back_decide_nothing(correlation: float) -> None:
+    """Of 300 runs of 60 blocks those whose interval at 0.1 once did not hold the true mean."""
+    draws, missed, naive = np.random.default_rng(3), 0, 0
+    for _ in range(300):
+        found = make_blocks(drift(draws, 60, correlation).tolist())
+        looks = [found[:count] for count in range(6, 61)]
+        missed += any(abs(i.mean) > i.high - i.mean for i in map(find_concurrent, looks))
+        naive += any(abs(i.mean) > i.high - i.mean for i in map(find_in_turn, looks))
+    assert missed <= 0.11 * 300
+    assert correlation < 0.5 or naive > 0.3 * 300, "which is what a drift does otherwise"
+
+
+def find_concurrent(found: Sequence[BlockDifference]) -> Interval:
+    return find_interval(found, 0.1, dependent=True)
+
+
+def find_in_turn(found: Sequence[BlockDifference]) -> Interval:
+    return find_interval(found, 0.1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("correlation", [0.3, 0.5, 0.7])
+def test_a_drift_through_slots_in_random_order_decides_nothing(correlation: float) -> None:
+    draws, missed = np.random.default_rng(4), 0
+    for _ in range(300):
+        slots = drift(draws, 120, correlation).reshape(60, 2)
+        order = draws.integers(0, 2, 60)
+        differences = np.where(order, slots[:, 0] - slots[:, 1], slots[:, 1] - slots[:, 0])
+        found = make_blocks(differences.tolist())
+        intervals = (find_in_turn(found[:count]) for count in range(6, 61))
+        missed += any(not one.low <= 0 <= one.high for one in intervals)
+    assert missed <= 0.1 * 300
+
+
+def test_equal_differences_are_independent_of_each_other() -> None:
+    assert find_interval(make_blocks([1.0] * 30), 0.1, dependent=True).low == 1.0
 
 
 def judge(blocks: Sequence[SlotPair]) -> CanaryFindings:

@@ -278,6 +278,35 @@ async def test_a_session_stays_on_its_side(machine: Machine) -> None:
     await canary.change.leave()
 
 
+async def test_failures_count_after_the_block_in_which_their_session_began(
+    machine: Machine,
+) -> None:
+    """As a request does that times out after minutes; each session's once."""
+    again: list[str] = []
+
+    async def sleep(seconds: float) -> None:
+        machine.slept_s += seconds
+        for _ in range(4):
+            machine.requests += 1
+            machine.fails = lambda _: False
+            await machine.ask(f"s-{machine.requests}")
+            again.append(f"s-{machine.requests}")
+            machine.fails = lambda request: request.depth == 1
+            if machine.requests > 20 and machine.requests % 4 == 0:
+                late = again.pop(0)
+                await machine.ask(late)
+                await machine.ask(late)
+
+    machine.sleep = sleep  # type: ignore[method-assign]
+    longer = replace(RULES, max_blocks=30)
+    canary = machine.make_canary(SpeculationRules(depth=1), 0.5)
+    canary._test.rules = longer
+    await canary.start()
+    found = await canary.run()
+    assert found.verdict is CanaryVerdict.ROLL_BACK
+    assert found.reason == "failed is worse than its margin"
+
+
 async def test_a_session_counts_in_the_block_in_which_it_began(machine: Machine) -> None:
     """Else its blocks would not be independent of each other."""
 
