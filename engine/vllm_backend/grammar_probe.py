@@ -12,7 +12,7 @@ seconds, and 0.03 s), which is no harm: vLLM compiles beside its steps.
 
 The child is ``grammar_trial`` run as a program: JSON lines in, JSON lines out. It compiles as vLLM
 does, with the model's vocabulary, which decides how hard a pattern is. What no compiler takes, and
-what cannot be tried, is refused.
+what cannot be tried, is refused. A child that is lost without a verdict is replaced.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import sys
 from collections import OrderedDict
 from contextlib import suppress
 
-from engine.errors import EngineFailed, RequestRejected
+from engine.errors import EngineFailed, EngineOverloaded, RequestRejected
 from engine.types import Constraint
 from engine.vllm_backend import grammar_trial
+from engine.vllm_backend.child_process import name_exit
 from engine.vllm_backend.grammar_trial import NO_GRAMMAR, OK
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,10 @@ PATIENCE = 10.0
 START_S = 180.0
 MAX_BYTES = 256 << 10
 REMEMBERED = 4096
+ATTEMPTS = 2
+RETRY_S = 1.0
+CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+"""How a compiler ends that is out of memory, or has a fault: the same again for the same input."""
 
 
 class GrammarProbe:
@@ -64,7 +69,7 @@ class GrammarProbe:
         return at_once or _hash(_encode(constraint)) in self._verdicts
 
     async def check(self, constraint: Constraint) -> None:
-        """Raises RequestRejected."""
+        """Raises RequestRejected; EngineOverloaded where there is no verdict, to be asked again."""
         size = _measure(constraint)
         if size > MAX_BYTES:
             raise RequestRejected(
@@ -92,6 +97,29 @@ class GrammarProbe:
         return self._verdicts[digest]
 
     async def _try(self, asked: bytes) -> str:
+        """A verdict. A child that is lost gives none: another one is asked, once.
+
+        Raises EngineFailed and EngineOverloaded, which are not remembered.
+        """
+        exits = []
+        for _ in range(ATTEMPTS):
+            try:
+                answer = await self._try_once(asked)
+            except _ChildLost as lost:
+                log.warning("the process that tries out grammars ended: %s", lost)
+                exits.append(lost.status)
+            else:
+                return answer
+        if all(map(_is_crash, exits)):
+            return _describe_verdict("it crashed its compiler, or needed too much memory")
+        raise EngineOverloaded(
+            f"The process that tries out schemas, patterns and grammars ended {ATTEMPTS} times "
+            "without a verdict. Try again.",
+            RETRY_S,
+        )
+
+    async def _try_once(self, asked: bytes) -> str:
+        """Raises _ChildLost and EngineFailed."""
         try:
             child = await self._ensure_child()
         except TimeoutError:
@@ -101,18 +129,13 @@ class GrammarProbe:
                 "The schema, pattern or grammar of the answer cannot be tried out: the grammar "
                 "compilers do not know the tokenizer of this model."
             )
-        answer = await self._ask(child, asked)
-        if not answer:
-            await self._kill()
-        why = answer or _explain_exit(child.returncode, self._limit_s)
-        if why == OK:
-            return OK
-        if why.startswith(NO_GRAMMAR):
-            return f"The schema, pattern or grammar of the answer is not one: {why}."
-        return (
-            "The schema, pattern or grammar of the answer is too complex to be matched while "
-            f"tokens are made: {why}. Use bounded repetition of simple parts."
-        )
+        if answer := await self._ask(child, asked):
+            return _describe_verdict(answer)
+        slow = child.returncode is None and not child.stdout.at_eof()  # type: ignore[union-attr]
+        await self._kill()
+        if child.returncode == -signal.SIGPROF:
+            return _describe_verdict(f"it took more than {self._limit_s:.2g} s")
+        raise _ChildLost(None if slow else child.returncode)
 
     async def _ask(self, child: asyncio.subprocess.Process, asked: bytes) -> str:
         """The child's verdict; empty when it broke or was too slow.
@@ -122,7 +145,7 @@ class GrammarProbe:
         self._number += 1
         assert child.stdin is not None
         assert child.stdout is not None
-        with suppress(TimeoutError, ConnectionError):
+        with suppress(TimeoutError, ConnectionError, json.JSONDecodeError):
             child.stdin.write(b"%d %s\n" % (self._number, asked))
             async with asyncio.timeout(PATIENCE * self._limit_s):
                 while answer := await child.stdout.readline():
@@ -150,9 +173,12 @@ class GrammarProbe:
             await self._kill()
             raise
         if not ready:
+            status = await child.wait()
+            self._child = None
+            if status <= 0:
+                raise _ChildLost(status)
             log.warning("structured output disabled: xgrammar has no vocabulary for this tokenizer")
             self._useless = True
-            await self._kill()
             return None
         self._limit_s = float(json.loads(ready))
         return child
@@ -178,8 +204,25 @@ def _hash(asked: bytes) -> bytes:
     return hashlib.sha256(asked).digest()
 
 
-def _explain_exit(status: int | None, limit_s: float) -> str:
-    """SIGPROF is the child's own clock, SIGKILL ours."""
-    if status in (-signal.SIGPROF, -signal.SIGKILL):
-        return f"it took more than {limit_s:.2g} s"
-    return "it needed too much memory"
+def _describe_verdict(why: str) -> str:
+    if why == OK:
+        return OK
+    if why.startswith(NO_GRAMMAR):
+        return f"The schema, pattern or grammar of the answer is not one: {why}."
+    return (
+        "The schema, pattern or grammar of the answer is too complex to be matched while "
+        f"tokens are made: {why}. Use bounded repetition of simple parts."
+    )
+
+
+class _ChildLost(Exception):
+    """The child ended without a verdict; ``status`` is None where it was too slow, and killed."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__("no verdict in time" if status is None else name_exit(status))
+        self.status = status
+
+
+def _is_crash(status: int | None) -> bool:
+    """Whether a constraint may end the child so; other signals come from outside."""
+    return status is not None and (status > 0 or -status in CRASHES)
