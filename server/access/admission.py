@@ -22,9 +22,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from server.access.budget import charge
 from server.access.caller import Requester
 from server.access.fair_order import FairQueue, Flow, Priority, ServiceRate
-from server.errors import GatewayError, TooManyRequests
+from server.errors import GatewayError, InvalidRequest, TooManyRequests
 
 Clock = Callable[[], float]
 
@@ -71,6 +72,8 @@ class AdmissionTicket:
     requester: Requester
     flow: Flow[AdmissionTicket]
     entered: float
+    places: int = 1
+    """What it counts for in its key's concurrency."""
     sequences: int = 0
     tokens: int = 0
     admitted: float | None = None
@@ -85,15 +88,10 @@ class AdmissionTicket:
         self.admission._leave(self)
 
     async def admit(self, sequences: int, tokens: int) -> None:
-        """Wait for the turn. Raises TooManyRequests."""
+        """Wait for the turn. Raises TooManyRequests, and InvalidRequest for too many sequences."""
+        self.admission._take_places(self, sequences)
         self.sequences, self.tokens = sequences, tokens
         await self.admission._admit(self)
-        self.pay(tokens)
-
-    def pay(self, tokens: int) -> None:
-        """Charge tokens read or written to the key."""
-        if self.requester.quota is not None:
-            self.requester.quota.pay(tokens)
 
     def record_served(self) -> None:
         """The request came to its own end: it counts in the rate."""
@@ -121,6 +119,8 @@ class Admission:
         self.queued_tokens = 0
         self._order = FairQueue[AdmissionTicket](self.clock)
         self._in_flight: Counter[str] = Counter()
+        self._places: Counter[str] = Counter()
+        """Sequences that each key has in the queue and in the engine, and requests being read."""
         self._alarm: object = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -138,18 +138,18 @@ class Admission:
         """A context to be in at once. Raises TooManyRequests, before anything was done for it."""
         flow = self._flow(requester)
         self._find_displaceable(flow)
-        if requester.concurrency is not None:
-            self._check_concurrency(requester, requester.concurrency)
+        self._check_concurrency(requester, 1)
         if requester.deadline is not None:
             self._check_deadline(requester, self._order.count_ahead(flow))
         if requester.quota is not None:
-            requester.quota.take()
+            requester.quota.take(charge.get().prepaid)
         if (newest := self._find_displaceable(flow)) is not None:
             self._displace(newest)
         ticket = AdmissionTicket(self, requester, flow, entered=self.clock())
         flow.queued[ticket] = None
         self.queued += 1
         self._in_flight[flow.name] += 1
+        self._places[flow.name] += 1
         self._empty.clear()
         return ticket
 
@@ -291,8 +291,9 @@ class Admission:
     def _leave(self, ticket: AdmissionTicket) -> None:
         flow = ticket.flow
         self._in_flight[flow.name] -= 1
+        self._places[flow.name] -= ticket.places
         if not self._in_flight[flow.name]:
-            del self._in_flight[flow.name]
+            del self._in_flight[flow.name], self._places[flow.name]
         now = flow.seen = self.clock()
         if ticket.admitted is not None:
             self.running -= ticket.sequences
@@ -353,12 +354,29 @@ class Admission:
         self.queued -= 1
 
     # -- refusals
-    def _check_concurrency(self, requester: Requester, most: int) -> None:
-        inside = self._in_flight.get(requester.flow, 0)
-        if inside >= most:
+    def _take_places(self, ticket: AdmissionTicket, sequences: int) -> None:
+        """An answer of several choices counts as often. Raises TooManyRequests, InvalidRequest."""
+        self._check_concurrency(ticket.requester, sequences, ticket.places)
+        self._places[ticket.flow.name] += sequences - ticket.places
+        ticket.places = sequences
+
+    def _check_concurrency(self, requester: Requester, wanted: int, own: int = 0) -> None:
+        """``own`` of the places that the request wants are its own already."""
+        most = requester.concurrency
+        if most is None:
+            return
+        if wanted > most:
+            raise InvalidRequest(
+                f"This request asks for {wanted} answers at a time; the API key "
+                f"'{requester.name}' may have {most}. Lower 'n', or the number of prompts.",
+                param="n",
+                code="key_concurrency_exceeded",
+            )
+        inside = self._places.get(requester.flow, 0) - own
+        if inside + wanted > most:
             raise TooManyRequests(
-                f"The API key '{requester.name}' has {inside} requests under way, the most it may "
-                "have; wait for one to end.",
+                f"The API key '{requester.name}' has {inside} answers under way, this request "
+                f"asks for {wanted}, and it may have {most} at a time; wait for one to end.",
                 code="key_concurrency_exceeded",
                 retry_after_s=max(1.0, self.rate.typical_s / most),
             )

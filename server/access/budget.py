@@ -3,9 +3,13 @@
 Three things run out while requests are read, rendered and tokenized, and each is bounded here:
 *bytes* of bodies that are held at a time, *tokens* of the key's minute, and the *turns* of those
 that need a thread or a process for long. Bytes count from the first that comes in until the
-response is over. Tokens are estimated from the bytes before they are parsed, and settled when the
-prompt is known; a request that is refused has paid the estimate. Turns go round the keys, so that
-many large requests of one key delay another's by one at most.
+response is over. Turns go round the keys, so that many large requests of one key delay another's by
+one at most.
+
+Tokens are paid in advance: an estimate from the bytes before they are parsed, then those of the
+prompt with those reserved for the answer. The request settles for what it used. One that is refused
+before its prompt is tokenized, or for its tokens, pays nothing; one that is refused otherwise pays
+the estimate.
 """
 
 from __future__ import annotations
@@ -36,9 +40,13 @@ RETRY_S = 2.0
 
 
 class TokenQuota(Protocol):
-    """The part of a key's quota that a charge is paid from."""
+    """The part of a key's quota that a charge is paid from (``server.access.caller``)."""
 
-    def pay(self, tokens: int) -> None: ...
+    def pay(self, tokens: float) -> float: ...
+
+    def reserve(self, prompt: int, answer: int | None) -> float: ...
+
+    def note_answer(self, tokens: int) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -50,8 +58,10 @@ class RequestCharge:
     """The key's public name."""
     quota: TokenQuota | None = None
     num_bytes: int = 0
-    prepaid: int = 0
-    """Tokens paid on account."""
+    prepaid: float = 0.0
+    """Tokens paid in advance."""
+    estimated: float = 0.0
+    """Those of the estimate, once the prompt is being tokenized."""
     shares: int = 1
     """How many still need the bytes: the response, and a background run."""
 
@@ -61,24 +71,43 @@ class RequestCharge:
         self.num_bytes += num_bytes
 
     def estimate(self) -> None:
-        """Pay for the body before it is parsed."""
-        self.prepaid += self.num_bytes // BYTES_PER_TOKEN
-        self._pay(self.prepaid)
+        """Pay for the body before it is parsed: no more than a prompt may have."""
+        if self.quota is not None:
+            tokens = min(self.num_bytes // BYTES_PER_TOKEN, self.budget.longest_prompt)
+            self.prepaid += self.quota.pay(tokens)
 
-    def settle(self) -> None:
-        """The true number of tokens is paid elsewhere: take the estimate back."""
-        paid, self.prepaid = self.prepaid, 0
-        self._pay(-paid)
+    def begin_tokenizing(self) -> None:
+        """The work that the estimate is for is done now, whatever becomes of the request."""
+        self.estimated = self.prepaid
+
+    def reserve(self, prompt: int, answer: int | None) -> None:
+        """Pay for the prompt and its answer in place of the estimate.
+
+        Raises TooManyRequests and InvalidRequest (``KeyQuota.reserve``); then nothing is paid, or
+        the time in Retry-After would not be enough.
+        """
+        if self.quota is not None:
+            self._settle(0)
+            self.prepaid = self.quota.reserve(prompt, answer)
+
+    def settle(self, prompt: int, answer: int) -> None:
+        """The request has used so many tokens, and is over."""
+        self._settle(prompt + answer)
+        self.estimated = 0
+        if self.quota is not None:
+            self.quota.note_answer(answer)
 
     def extend(self) -> None:
         """Hold the bytes for a background run, too; it closes the charge once more."""
         self.shares += 1
 
     def close(self) -> None:
-        """Give the bytes back when the last that needs them is over."""
+        """Give the bytes back when the last that needs them is over, and tokens not settled."""
         self.shares -= 1
         if self.shares == 0:
             self.budget.release(self.name, self.num_bytes)
+            if self.prepaid:
+                self._settle(self.estimated)
 
     async def parse(self, work: Callable[[], Result]) -> Result:
         """The result of reading the body: off the event loop, in its turn, where it is large."""
@@ -87,9 +116,11 @@ class RequestCharge:
         async with self.budget.turn(self.name):
             return await asyncio.to_thread(work)
 
-    def _pay(self, tokens: int) -> None:
-        if self.quota is not None and tokens:
-            self.quota.pay(tokens)
+    def _settle(self, tokens: float) -> None:
+        """``tokens`` are what was to be paid, in place of what was prepaid."""
+        prepaid, self.prepaid = self.prepaid, 0
+        if self.quota is not None:
+            self.quota.pay(tokens - prepaid)
 
 
 @dataclass(eq=False)
@@ -98,6 +129,8 @@ class RequestBudget:
 
     held_bytes: int = HELD_BYTES
     turns: int = TURNS
+    longest_prompt: int = 1 << 62
+    """Tokens of the model's context, once it is known."""
     held: int = 0
     _of_keys: Counter[str | None] = field(default_factory=Counter)
     _taken: int = 0

@@ -8,14 +8,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from server.access.fair_order import Priority
-from server.errors import TooManyRequests
+from server.errors import InvalidRequest, TooManyRequests
 
 Clock = Callable[[], float]
 MINUTE_S = 60.0
+FADE = 0.9
+"""With every shorter answer, the longest one counts for this much less."""
+GUESS = 1 / 8
+"""The share of its minute that a key's first answer is taken for, where it has no bound."""
 
 
 class RateBucket:
-    """Holds up to ``per_minute``, fills at that rate, may be overdrawn by what is paid late."""
+    """Holds up to ``per_minute``, fills at that rate, and can be overdrawn by as much."""
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
         self.per_minute = per_minute
@@ -23,28 +27,37 @@ class RateBucket:
         self._level = float(per_minute)
         self._at = clock()
 
-    def wait_s(self, amount: float) -> float:
-        """Seconds until ``amount`` is there; 0 when it is."""
-        return max(0.0, (amount - self._now()) * MINUTE_S / self.per_minute)
-
-    def take(self, amount: float) -> None:
-        self._level = self._now() - amount
-
-    def resume(self, earlier: RateBucket) -> None:
-        """Continue with what an earlier bucket has used, in the same share of the minute."""
-        self._level = self.per_minute * earlier._now() / earlier.per_minute
-
-    def _now(self) -> float:
+    @property
+    def level(self) -> float:
         now = self._clock()
         filled = self._level + (now - self._at) * self.per_minute / MINUTE_S
         self._level, self._at = min(float(self.per_minute), filled), now
         return self._level
 
+    def wait_s(self, amount: float) -> float:
+        """Seconds until ``amount`` is there; 0 when it is."""
+        return max(0.0, (amount - self.level) * MINUTE_S / self.per_minute)
+
+    def take(self, amount: float) -> float:
+        """Take ``amount``, or as much of it as may be overdrawn; how much that was.
+
+        What is negative is given back.
+        """
+        before = self.level
+        self._level = min(float(self.per_minute), max(-float(self.per_minute), before - amount))
+        return before - self._level
+
+    def resume(self, earlier: RateBucket) -> None:
+        """Continue with what an earlier bucket has used, in the same share of the minute."""
+        self._level = self.per_minute * earlier.level / earlier.per_minute
+
 
 class KeyQuota:
     """Requests and tokens per minute of one key; None for no limit.
 
-    Tokens are paid when they are known: a key may enter while its bucket is not empty.
+    A key may enter while its bucket of tokens is not empty. A request reserves the tokens of its
+    prompt and those that its answer may have, and settles when the answer is over. Debts are at
+    most one minute's tokens, so that no key is locked for longer than two.
     """
 
     def __init__(
@@ -57,17 +70,49 @@ class KeyQuota:
         self._name = name
         self._requests = None if requests is None else RateBucket(requests, clock)
         self._tokens = None if tokens is None else RateBucket(tokens, clock)
+        self._longest: float | None = None
+        """Tokens of the longest of the last answers; None before the first."""
 
-    def take(self) -> None:
-        """Pay for one request. Raises TooManyRequests."""
+    def take(self, prepaid: float = 0.0) -> None:
+        """Pay for one request, which has paid so many tokens already. Raises TooManyRequests."""
         if self._tokens is not None:
-            self._refuse(self._tokens, "tokens", "key_tokens_exceeded")
+            self._refuse(self._tokens, "tokens", "key_tokens_exceeded", 1 - prepaid)
         if self._requests is not None:
             self._refuse(self._requests, "requests", "key_requests_exceeded")
             self._requests.take(1)
 
+    def pay(self, tokens: float) -> float:
+        """Pay for tokens, or take back what is negative; how many it was."""
+        return 0.0 if self._tokens is None else self._tokens.take(tokens)
+
+    def reserve(self, prompt: int, answer: int | None) -> float:
+        """Pay for a prompt and for its answer; how many tokens it was.
+
+        ``answer`` is the most that the request asks for; without it, the answer is taken to be as
+        long as the longest of the last ones. Raises TooManyRequests while there is no room, and
+        InvalidRequest where there never will be.
+        """
+        if self._tokens is None:
+            return 0.0
+        minute = self._tokens.per_minute
+        if prompt > 2 * minute:
+            raise InvalidRequest(
+                f"The prompt has {prompt} tokens. The API key '{self._name}' may use {minute} "
+                f"tokens per minute, so that a prompt may have at most {2 * minute}.",
+                code="prompt_exceeds_key_tokens",
+            )
+        self._refuse(self._tokens, "tokens", "key_tokens_exceeded", max(1, prompt - minute))
+        if answer is None:
+            answer = int(minute * GUESS if self._longest is None else self._longest)
+        return self._tokens.take(prompt + min(answer, minute))
+
+    def note_answer(self, tokens: int) -> None:
+        """An answer was this long."""
+        self._longest = max(tokens, FADE * (self._longest or 0.0))
+
     def resume(self, earlier: KeyQuota) -> None:
         """Continue where the quota that this one replaces has come to."""
+        self._longest = earlier._longest
         for bucket, before in (
             (self._requests, earlier._requests),
             (self._tokens, earlier._tokens),
@@ -75,13 +120,8 @@ class KeyQuota:
             if bucket is not None and before is not None:
                 bucket.resume(before)
 
-    def pay(self, tokens: int) -> None:
-        """Pay for tokens read and written."""
-        if self._tokens is not None:
-            self._tokens.take(tokens)
-
-    def _refuse(self, bucket: RateBucket, what: str, code: str) -> None:
-        wait = bucket.wait_s(1)
+    def _refuse(self, bucket: RateBucket, what: str, code: str, needed: float = 1) -> None:
+        wait = bucket.wait_s(needed)
         if wait > 0:
             raise TooManyRequests(
                 f"The API key '{self._name}' may use {bucket.per_minute} {what} per minute; "

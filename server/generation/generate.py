@@ -60,7 +60,7 @@ async def events(
     and the answer has one choice, batches may go there instead; the last one is always yielded.
     """
     deadline = Deadline(job.caller.timeout_s, arrived)
-    visitor = job.caller.to_requester(deadline.at)
+    visitor, paid = job.caller.to_requester(deadline.at), charge.get()
     refusals = _RefusalReport(observer, job.api)
     with refusals:
         place = path.admission.enter(visitor)
@@ -68,13 +68,15 @@ async def events(
         with refusals:
             async with deadline.limit():
                 job = _apply_policy(job, path)
+                paid.begin_tokenizing()
                 prompts = await make_prompts(job, path)
                 requests = _requests(job, path, prompts)
                 if path.trials is not None:
                     wanted = [request.constraint for request in requests]
                     await path.trials.check(wanted, visitor, job.grammar_param)
-                await place.admit(len(requests), sum([len(p.token_ids) for p in prompts]))
-                charge.get().settle()
+                num_prompt = sum([len(prompt.token_ids) for prompt in prompts])
+                paid.reserve(num_prompt, job.sampling.max_tokens * len(requests) or None)
+                await place.admit(len(requests), num_prompt)
         observation = observer.begin(_describe_request(job, prompts, requests, arrived))
         readers = [_make_reader(job, path, prompts[at // job.n]) for at in range(len(requests))]
         only = sink if len(requests) == 1 else None
@@ -94,7 +96,7 @@ async def events(
         else:
             observation.end(Ending.COMPLETED)
         finally:
-            place.pay(sum([reader.account.tokens for reader in readers]))
+            paid.settle(num_prompt, sum([reader.account.tokens for reader in readers]))
 
 
 class _RefusalReport:

@@ -11,7 +11,7 @@ import pytest
 from server.access.admission import Admission, AdmissionLimits
 from server.access.caller import KeyQuota, Requester
 from server.access.fair_order import Priority, ServiceRate
-from server.errors import TooManyRequests
+from server.errors import InvalidRequest, TooManyRequests
 
 
 @dataclass
@@ -158,12 +158,12 @@ async def test_a_key_has_so_many_requests_at_a_time():
     admission = Admission()
     visitor = Requester("a", concurrency=2)
     clients = [Client(admission, visitor) for _ in range(2)]
-    with pytest.raises(TooManyRequests, match="'a' has 2 requests"):
+    with pytest.raises(TooManyRequests, match="'a' has 2 answers"):
         Client(admission, visitor)
     Client(admission, Requester("b", concurrency=2)).stack.close()
     await clients[0].leave()
     clients.append(Client(admission, visitor))
-    with pytest.raises(TooManyRequests, match="'a' has 2 requests"):
+    with pytest.raises(TooManyRequests, match="'a' has 2 answers"):
         Client(admission, visitor)
     for client in clients[1:]:
         await client.leave()
@@ -244,26 +244,46 @@ async def test_until_empty_waits_for_the_last_to_leave():
     assert admission.count_by_key() == {}
 
 
-async def test_a_key_pays_for_its_requests_and_their_prompts():
+async def test_a_key_pays_for_its_requests():
     clock = Clock()
-    quota = KeyQuota("a", requests=3, tokens=100, clock=clock)
+    quota = KeyQuota("a", requests=2, tokens=100, clock=clock)
     admission, visitor = Admission(clock=clock), Requester("a", quota=quota)
-    first = Client(admission, visitor, tokens=60)
-    await settle()
-    second = Client(admission, visitor, tokens=60)
-    await settle()
+    clients = [Client(admission, visitor) for _ in range(2)]
+    with pytest.raises(TooManyRequests) as refused:
+        Client(admission, visitor)
+    assert refused.value.code == "key_requests_exceeded"
+    clock.now += 60
+    quota.pay(100)
     with pytest.raises(TooManyRequests) as refused:
         Client(admission, visitor)
     assert refused.value.code == "key_tokens_exceeded"
-    clock.now += 15
-    third = Client(admission, visitor, tokens=1)
-    await settle()
-    with pytest.raises(TooManyRequests) as refused:
-        for _ in range(2):
-            Client(admission, visitor, tokens=0).stack.close()
-    assert refused.value.code == "key_requests_exceeded"
-    for client in (first, second, third):
+    for client in clients:
         await client.leave()
+
+
+async def test_an_answer_of_several_choices_takes_as_many_of_a_key_s_places():
+    admission, visitor = Admission(), Requester("a", concurrency=3)
+
+    async def ask(sequences: int) -> ExitStack:
+        with ExitStack() as trying:
+            place = trying.enter_context(admission.enter(visitor))
+            await place.admit(sequences, 1)
+            return trying.pop_all()
+
+    two = await ask(2)
+    with pytest.raises(TooManyRequests, match="has 2 answers under way, this request asks for 2"):
+        await ask(2)
+    one = await ask(1)
+    with pytest.raises(TooManyRequests, match="'a' has 3 answers under way"):
+        await ask(1)
+    two.close()
+    with pytest.raises(InvalidRequest, match=r"asks for 4 answers .* may have 3") as refused:
+        await ask(4)
+    assert refused.value.param == "n"
+    one.close()
+    (await ask(3)).close()
+    assert not admission._places
+    assert not admission.num_in_flight
 
 
 async def test_what_a_full_queue_refuses_costs_no_request():

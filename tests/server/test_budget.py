@@ -8,7 +8,7 @@ from contextvars import Context
 
 import pytest
 
-from server.access.budget import BYTES_PER_TOKEN, RequestBudget
+from server.access.budget import BYTES_PER_TOKEN, RequestBudget, RequestCharge
 from server.access.budget import charge as current_charge
 from server.access.caller import KeyQuota
 from server.errors import TooManyRequests
@@ -117,17 +117,73 @@ def test_without_keys_there_is_one_share():
         charge.hold(1)
 
 
-def test_the_estimate_is_paid_before_and_taken_back_after():
-    quota = KeyQuota("a", tokens=100, clock=lambda: 0.0)
+def open_charge(tokens: int, num_bytes: int = 0) -> tuple[KeyQuota, RequestCharge]:
+    """A quota of so many tokens a minute, and the charge of a request that was read."""
+    quota = KeyQuota("a", tokens=tokens, clock=lambda: 0.0)
     charge = RequestBudget().open("a", quota)
-    charge.hold(100 * BYTES_PER_TOKEN)
+    charge.hold(num_bytes)
     charge.estimate()
+    return quota, charge
+
+
+def level(quota: KeyQuota) -> float:
+    assert quota._tokens is not None
+    return quota._tokens.level
+
+
+def test_the_estimate_is_paid_before_and_what_was_used_after():
+    quota, charge = open_charge(100, 100 * BYTES_PER_TOKEN)
     with pytest.raises(TooManyRequests, match="tokens per minute"):
         quota.take()
-    charge.settle()
-    quota.take()
-    charge.settle()
-    quota.take()
+    charge.begin_tokenizing()
+    charge.reserve(20, 30)
+    assert level(quota) == 50
+    charge.settle(20, 3)
+    assert level(quota) == 77
+    charge.close()
+    assert level(quota) == 77
+
+
+@pytest.mark.parametrize(("tokenized", "left"), [(False, 100), (True, 60)])
+def test_what_is_refused_pays_the_estimate_once_its_prompt_is_tokenized(tokenized, left):
+    quota, charge = open_charge(100, 40 * BYTES_PER_TOKEN)
+    if tokenized:
+        charge.begin_tokenizing()
+    charge.close()
+    assert level(quota) == left
+
+
+def test_what_is_refused_after_its_reservation_pays_the_estimate():
+    quota, charge = open_charge(100, 40 * BYTES_PER_TOKEN)
+    charge.begin_tokenizing()
+    charge.reserve(60, 30)
+    charge.close()
+    assert level(quota) == 60
+
+
+def test_what_has_no_room_for_a_reservation_pays_nothing():
+    quota, charge = open_charge(100, 40 * BYTES_PER_TOKEN)
+    charge.begin_tokenizing()
+    quota.pay(60)
+    with pytest.raises(TooManyRequests) as refused:
+        charge.reserve(150, 1)
+    assert refused.value.retry_after_s == pytest.approx(6), "until there are 50"
+    charge.close()
+    assert level(quota) == 40
+
+
+@pytest.mark.parametrize("context", [50, 5000])
+def test_an_estimate_is_at_most_a_context_and_overdraws_at_most_a_minute(context):
+    quota = KeyQuota("a", tokens=100, clock=lambda: 0.0)
+    budget = RequestBudget(longest_prompt=context)
+    charges = [budget.open("a", quota) for _ in range(2)]
+    for charge in charges:
+        charge.hold(8 << 20)
+        charge.estimate()
+    assert level(quota) == max(-100, 100 - 2 * context)
+    for charge in charges:
+        charge.close()
+    assert level(quota) == 100, "and all of it is given back, whatever it was"
 
 
 def test_a_token_is_charged_for_every_16_bytes():
@@ -143,17 +199,15 @@ def test_a_token_is_charged_for_every_16_bytes():
             quota.take()
 
 
-def test_what_is_settled_twice_is_taken_back_once():
-    quota = KeyQuota("a", tokens=100, clock=lambda: 0.0)
-    charge = RequestBudget().open("a", quota)
-    quota.pay(50)
-    charge.hold(50 * BYTES_PER_TOKEN)
-    charge.estimate()
-    charge.settle()
-    charge.settle()
-    quota.pay(50)
-    with pytest.raises(TooManyRequests):
-        quota.take()
+def test_a_background_run_settles_when_both_have_closed():
+    quota, charge = open_charge(100)
+    charge.extend()
+    charge.reserve(10, 20)
+    charge.close()
+    assert level(quota) == 70
+    charge.settle(10, 5)
+    charge.close()
+    assert level(quota) == 85
 
 
 async def test_small_bodies_are_parsed_at_once_and_large_ones_in_their_turn():

@@ -172,6 +172,7 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
         check_model(asked.model or gateway.models[0], path.served)
         check_token_ids(asked.tokens, path.served.vocab_size, "tokens")
         async with admit(path, arrived):
+            charge.get().begin_tokenizing()
             text = await asyncio.to_thread(path.renderer.decode, asked.tokens)
         return json_response({"prompt": text})
 

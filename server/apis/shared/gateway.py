@@ -93,6 +93,7 @@ class Gateway:
 
     def open(self, path: Pipeline) -> None:
         self.path = path
+        self.budget.longest_prompt = path.info.max_model_len
         self.state = "ready"
 
     def stop(self) -> None:

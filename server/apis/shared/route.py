@@ -98,6 +98,7 @@ async def count_prompt_tokens(
     """The tokens of a prompt, without generating. Raises GatewayError."""
     longest = path.info.max_model_len
     async with admit(path, arrived):
+        charge.get().begin_tokenizing()
         try:
             return await count(RenderLimits(max_tokens=CONTEXTS * longest))
         except PromptTooLong as error:

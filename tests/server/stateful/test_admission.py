@@ -64,8 +64,10 @@ class Quotas(RuleBasedStateMachine):
 
     @rule(name=OWNERS, tokens=st.integers(0, 200))
     def pay(self, name, tokens):
-        self.quotas[name].pay(tokens)
-        self.levels[name][1] -= tokens
+        """A debt is at most one minute's tokens."""
+        left = max(-self.TOKENS, self.levels[name][1] - tokens)
+        assert self.quotas[name].pay(tokens) == pytest.approx(self.levels[name][1] - left)
+        self.levels[name][1] = left
 
 
 class Asking:

@@ -1,0 +1,197 @@
+"""A key's tokens per minute over HTTP: what is reserved, what is paid, and what is given back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine.scripted import Pause
+from engine.types import FinishReason, Step
+from server.access.caller import ApiKey, KeyQuota, Requester
+from server.access.keys import KeyRing, hash_key
+
+SECRET = "k" * 20
+HEADERS = {"x-api-key": SECRET}
+CHAT = "/v1/chat/completions"
+
+
+class Metered:
+    """A gateway with one key, whose clock stands still."""
+
+    def __init__(self, lab, **limits) -> None:
+        self.lab, self.now = lab, 0.0
+        concurrency = limits.pop("concurrency", None)
+        self.quota = KeyQuota("user", clock=lambda: self.now, **limits)
+        key = ApiKey("user", hash_key(SECRET), concurrency=concurrency, quota=self.quota)
+        lab.gateway.keys = KeyRing((key,))
+
+    @property
+    def level(self) -> float:
+        return self.quota._tokens.level
+
+    async def chat(self, content="hi", **fields):
+        body = {"model": "demo", "messages": [{"role": "user", "content": content}], **fields}
+        return await self.lab.post(CHAT, body, headers=HEADERS)
+
+    def answers(self, tokens: int, pause_s: float = 0.0) -> None:
+        """Every answer has so many tokens."""
+        word = self.lab.renderer.encode("word", False)[:1]
+        steps = [Step(tuple(word)) for _ in range(tokens - 1)]
+        script = [*steps, Step(tuple(word), finish=FinishReason.STOP)]
+        self.lab.engine.script = [Pause(pause_s), *script] if pause_s else script
+
+
+@pytest.fixture
+def meter(lab):
+    return lambda **limits: Metered(lab, **limits)
+
+
+async def test_a_large_body_with_a_small_prompt_is_served_again_and_again(meter):
+    """20 kB that are no prompt cost a key of 1,000 tokens a minute what its prompt has."""
+    metered = meter(tokens=1000)
+    metered.answers(2)
+    for _ in range(5):
+        answer = await metered.chat(metadata={"a": "x" * 500}, unknown="y" * 20_000)
+        assert answer.status == 200
+    used = 5 * answer.json["usage"]["total_tokens"]
+    assert metered.level == 1000 - used
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"model": "none", "unknown": "x" * (8 << 19)}, 404),
+        ({"temperature": 9, "unknown": "x" * (8 << 19)}, 400),
+        ({"unknown": "x" * (9 << 20)}, 413),
+    ],
+)
+async def test_a_body_that_is_refused_unread_locks_nobody_out(meter, fields, status):
+    metered = meter(tokens=1000)
+    metered.answers(2)
+    assert (await metered.chat(**fields)).status == status
+    assert metered.level == 1000
+    assert (await metered.chat()).status == 200
+
+
+async def test_a_body_that_is_read_is_estimated_at_no_more_than_a_context(meter):
+    """The prompt was tokenized until it was too long."""
+    metered = meter(tokens=1000)
+    answer = await metered.chat("word " * 50_000)
+    assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
+    assert metered.level == 1000 - 256
+
+
+async def test_a_prompt_that_can_never_be_paid_is_a_400_that_says_so(meter):
+    metered = meter(tokens=10)
+    metered.answers(2)
+    answer = await metered.chat("word " * 40)
+    assert answer.status == 400
+    error = answer.json["error"]
+    assert error["code"] == "prompt_exceeds_key_tokens"
+    assert "10 tokens per minute" in error["message"]
+    assert "at most 20" in error["message"]
+    assert not metered.lab.engine.requests
+
+
+async def test_after_retry_after_a_prompt_of_more_than_a_minute_is_served(meter):
+    """It overdraws its minute, by one at most, and has to find enough there."""
+    metered = meter(tokens=30)
+    metered.answers(2)
+    large = "word " * 40
+    first = await metered.chat(large)
+    assert first.status == 200
+    assert 30 < first.json["usage"]["prompt_tokens"] <= 60
+    assert metered.level >= -30
+    refused = await metered.chat(large)
+    assert (refused.status, refused.json["error"]["code"]) == (429, "key_tokens_exceeded")
+    assert int(refused.headers["retry-after"]) <= 120
+    for _ in range(2):  # until it may enter, and until its prompt has room
+        metered.now += int(refused.headers["retry-after"])
+        refused = await metered.chat(large)
+        if refused.status == 200:
+            break
+    assert refused.status == 200
+
+
+async def test_an_answer_locks_its_key_for_two_minutes_at_most(meter):
+    metered = meter(tokens=30)
+    metered.answers(200)
+    assert (await metered.chat()).status == 200
+    refused = await metered.chat()
+    assert refused.status == 429
+    assert 60 < int(refused.headers["retry-after"]) <= 64
+    metered.now += int(refused.headers["retry-after"])
+    assert (await metered.chat()).status == 200
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_requests_that_come_at_once_reserve_what_they_ask_for(meter, n):
+    """64 of up to 100 tokens, and a minute of 1,000: about ten are served, not all."""
+    metered = meter(tokens=1000)
+    metered.answers(100, pause_s=0.05)
+    asked = [metered.chat(max_tokens=100, n=n) for _ in range(64)]
+    answers = await asyncio.gather(*asked)
+    served = [answer for answer in answers if answer.status == 200]
+    used = sum(answer.json["usage"]["total_tokens"] for answer in served)
+    assert 800 <= used <= 2000
+    assert {answer.status for answer in answers} == {200, 429}
+    assert metered.level == 1000 - used
+
+
+async def test_without_max_tokens_an_answer_is_taken_for_as_long_as_those_before(meter):
+    metered = meter(tokens=1000)
+    metered.answers(200, pause_s=0.05)
+    assert (await metered.chat()).status == 200
+    metered.now += 60
+    answers = await asyncio.gather(*(metered.chat() for _ in range(64)))
+    assert 4 <= len([answer for answer in answers if answer.status == 200]) <= 6
+
+
+async def test_a_client_that_leaves_pays_for_what_it_was_sent(meter):
+    """Its prompt and the tokens until then; what was reserved beyond is given back."""
+    metered = meter(tokens=1000)
+    word = Step(tuple(metered.lab.renderer.encode("word", False)[:1]))
+    leave = asyncio.Event()
+
+    def script(_request):
+        yield from [word] * 7
+        leave.set()
+        yield Pause(60)
+
+    metered.lab.engine.script = script
+    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
+    async with asyncio.timeout(5):
+        await metered.lab.post(CHAT, body | {"stream": True}, headers=HEADERS, leave=leave)
+    prompt = len(metered.lab.engine.requests[0].prompt)
+    assert metered.level == 1000 - prompt - 7
+
+
+async def test_a_client_that_leaves_before_its_turn_gets_its_reservation_back(meter):
+    metered = meter(tokens=1000)
+    metered.answers(2)
+    admission = metered.lab.gateway.require().admission
+    leave = asyncio.Event()
+    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
+    with admission.enter(Requester("other")) as other:
+        await other.admit(admission.bounds.running, 1)
+        waiting = asyncio.create_task(metered.lab.post(CHAT, body, headers=HEADERS, leave=leave))
+        async with asyncio.timeout(5):
+            while not admission.queued_tokens:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert metered.level < 900
+            leave.set()
+            await waiting
+    assert 990 < metered.level <= 1000
+
+
+async def test_a_key_s_concurrency_counts_answers(meter):
+    metered = meter(tokens=100_000, concurrency=1)
+    metered.answers(2)
+    answer = await metered.chat(n=128)
+    assert answer.status == 400
+    error = answer.json["error"]
+    assert (error["code"], error["param"]) == ("key_concurrency_exceeded", "n")
+    assert "asks for 128 answers" in error["message"]
+    assert not metered.lab.engine.requests
+    assert (await metered.chat()).status == 200
