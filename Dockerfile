@@ -15,7 +15,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/venv
 WORKDIR /build
-COPY requirements/cpu.lock .
+COPY requirements/cpu.lock requirements/torch.lock ./
 
 # The package itself, apart from what it needs, so that a change of a line is a small layer.
 FROM builder AS package
@@ -25,13 +25,12 @@ COPY . source
 RUN /opt/venv/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist ./source \
     && /opt/venv/bin/pip install --no-deps --no-index --target /opt/eaglegate dist/*.whl
 
-# What the lock pins, and torch from where scripts/install.py takes it: where pip looks by itself,
-# else from PyTorch's own index. pip goes when it is done.
+# What the locks pin, torch from where scripts/install.py takes it: where pip looks by itself, else
+# from PyTorch's own index. pip goes when it is done.
 FROM builder AS dependencies
-ARG TORCH_VERSION=2.13.0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN (/opt/venv/bin/pip install --no-deps "torch==${TORCH_VERSION}+cpu" \
-    || /opt/venv/bin/pip install --no-deps --index-url "${TORCH_INDEX}" "torch==${TORCH_VERSION}+cpu") \
+RUN (/opt/venv/bin/pip install --no-deps --require-hashes -r torch.lock \
+    || /opt/venv/bin/pip install --no-deps --require-hashes --index-url "${TORCH_INDEX}" -r torch.lock) \
     && /opt/venv/bin/pip install --no-deps --require-hashes -r cpu.lock \
     && /opt/venv/bin/pip uninstall -y pip \
     && rm -rf /opt/venv/lib/python3*/site-packages/torch/include
@@ -55,7 +54,7 @@ USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=6 \
-    CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['EAGLEGATE_PORT'] + '/ready', timeout=4)"]
+    CMD ["python3", "-m", "server.cli.health"]
 ENTRYPOINT ["tini", "--", "eaglegate"]
 CMD ["serve"]
 ARG VERSION=0.1.0
@@ -96,7 +95,7 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 # A model of hundreds of gigabytes loads for long.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=3600s --retries=6 \
-    CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['EAGLEGATE_PORT'] + '/ready', timeout=4)"]
+    CMD ["python3", "-m", "server.cli.health"]
 ENTRYPOINT ["tini", "--", "eaglegate"]
 CMD ["serve", "--help"]
 ARG VERSION=0.1.0

@@ -74,7 +74,7 @@ VLLM ?=
 compat: install-dev  ## compare what we touch of vLLM with another version: VLLM=0.33.0, or the newest
 	@$(BIN)/python scripts/compat.py $(VLLM)
 
-audit:  ## check the locks against the advisories PyPI knows; says so where it cannot
+audit:  ## check the locks against the advisories PyPI knows; fails, too, where it cannot
 	@$(PYTHON) scripts/audit.py
 
 clean:

@@ -4,7 +4,7 @@
 
 Status 1 when something vulnerable is pinned and requirements/audit-ignored.txt gives no reason to
 live with it. Where the advisories are out of reach, as behind a mirror that serves packages only,
-nothing can be checked: that is said aloud, and the status is 0. ``--osv-url`` asks another service
+nothing can be checked: that is said aloud, and the status is 3. ``--osv-url`` asks another service
 that speaks OSV's protocol instead.
 """
 
@@ -21,14 +21,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from scripts.install import TORCH_VERSION  # noqa: E402
-
 PIP_AUDIT = "pip-audit==2.10.1"
 PROBE = "https://pypi.org/pypi/pip/25.0/json"
 TIMEOUT_S = 15
-LOCKS = tuple(ROOT / "requirements" / f"{name}.lock" for name in ("cpu", "cuda", "dev"))
+NOT_AUDITED = 3
+LOCKS = tuple(ROOT / "requirements" / f"{name}.lock" for name in ("torch", "cpu", "cuda", "dev"))
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", re.MULTILINE)
 IGNORED = ROOT / "requirements" / "audit-ignored.txt"
 
@@ -42,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
             "*** Run `make audit` where PyPI's JSON API can be reached. ***\n",
             flush=True,
         )
-        return 0
+        return NOT_AUDITED
     with tempfile.TemporaryDirectory() as folder:
         return _audit(Path(folder), service)
 
@@ -71,13 +68,14 @@ def ignored(text: str) -> list[str]:
 def pins(locks: Iterable[str]) -> list[str]:
     """Every name and version, in files that hold each name once, as pip-audit wants it.
 
-    Without hashes, because torch, which is installed apart, has none, and it wants all or none.
+    Without hashes, since it wants those of all files of a version. A build's own mark, as in
+    2.13.0+cpu, is left out: advisories are about the version.
     """
-    versions: dict[str, list[str]] = {"torch": [TORCH_VERSION]}
+    versions: dict[str, list[str]] = {}
     for name, version in PIN.findall("\n".join(locks)):
         known = versions.setdefault(name, [])
-        if version not in known and name != "torch":
-            known.append(version)
+        if (public := version.partition("+")[0]) not in known:
+            known.append(public)
     rounds = range(max(map(len, versions.values())))
     return [
         "".join(f"{name}=={known[at]}\n" for name, known in versions.items() if at < len(known))

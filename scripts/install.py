@@ -21,7 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 FULL = ROOT / ".venv"
 LIGHT = ROOT / ".venv-light"
-TORCH_VERSION = "2.13.0"
+TORCH_LOCK = ROOT / "requirements" / "torch.lock"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 HEARTBEAT_S = 5.0
 STARTED = time.monotonic()
@@ -86,11 +86,10 @@ def _install(environment: Environment, lock: Path) -> bool:
 
 
 def _install_torch(environment: Environment) -> bool:
-    local = "" if platform.system() == "Darwin" else "+cpu"
-    wheel = f"torch=={TORCH_VERSION}{local}"
-    return _pip(environment, f"installing {wheel}", "--no-deps", wheel) or _pip(
-        environment, f"installing {wheel} from PyTorch's CPU index",
-        "--no-deps", "--index-url", TORCH_INDEX, wheel,
+    arguments = ("--no-deps", "--require-hashes", "-r", str(TORCH_LOCK))
+    return _pip(environment, "installing torch", *arguments) or _pip(
+        environment, "installing torch from PyTorch's CPU index",
+        "--index-url", TORCH_INDEX, *arguments,
     )  # fmt: skip
 
 
@@ -119,7 +118,8 @@ def _progress(log: Path, count: int) -> str:
 def _digest(lock: Path) -> str:
     """Changes with the lock, and with the file that declares the entry points."""
     both = lock.read_bytes() + (ROOT / "pyproject.toml").read_bytes()
-    return hashlib.sha256(both).hexdigest()
+    torch = TORCH_LOCK.read_bytes() if lock.stem == "cpu" else b""
+    return hashlib.sha256(both + torch).hexdigest()
 
 
 def _say(what: str) -> None:

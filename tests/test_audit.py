@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -48,11 +49,11 @@ def test_whether_there_are_advisories(status, body, words):
     assert bool(why) == bool(words)
 
 
-def test_out_of_reach_is_loud_and_no_failure(monkeypatch, capsys):
+def test_out_of_reach_is_loud_and_has_a_status_of_its_own(monkeypatch, capsys):
     with answering(200, b"") as url:
         pass
     monkeypatch.setattr(audit, "PROBE", url)
-    assert audit.main([]) == 0
+    assert audit.main([]) == 3
     assert "*** NOT AUDITED" in capsys.readouterr().out
 
 
@@ -63,11 +64,29 @@ def test_every_pin_of_every_lock_is_audited():
         names = [pin.partition("==")[0] for pin in pinned]
         assert len(names) == len(set(names))
     lines = [line for lock in locks for line in lock.splitlines() if line[:1].isalnum()]
-    wanted = {line.split()[0] for line in lines}
-    found = {pin for pinned in files for pin in pinned}
-    assert found - {"torch==2.13.0"} == {pin for pin in wanted if not pin.startswith("torch==")}
+    wanted = {line.split()[0].partition("+")[0] for line in lines}
+    assert {pin for pinned in files for pin in pinned} == wanted
+    assert "torch==2.13.0" in wanted
     lock = "a==1.0 ; sys_platform == 'linux' \\\n    --hash=sha256:0\na==2.0\nb[c]==2.0+cpu\n"
-    assert audit.pins([lock]) == ["torch==2.13.0\na==1.0\nb==2.0+cpu\n", "a==2.0\n"]
+    assert audit.pins([lock]) == ["a==1.0\nb==2.0\n", "a==2.0\n"]
+
+
+def test_ci_says_that_nothing_was_audited_and_fails_on_what_was_found(tmp_path):
+    """The lines of .ci/run, with an audit that ends as it is told to."""
+    script = (audit.ROOT / ".ci" / "run").read_text()
+    start, end = script.index("audited=0"), script.index("make test-fast")
+    line = next(line for line in script.splitlines() if "NOT AUDITED" in line)
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit $STATUS\n")
+    (tmp_path / "python3").chmod(0o755)
+    for status, expected, said in ((0, 0, ""), (3, 0, "NOT AUDITED"), (1, 1, "")):
+        done = subprocess.run(
+            ["bash", "-c", f"set -euo pipefail\n{script[start:end]}\n{line}"],
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin", "STATUS": str(status)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == expected
+        assert said in done.stdout and bool(said) == bool(done.stdout)
 
 
 def test_every_exception_has_a_reason():

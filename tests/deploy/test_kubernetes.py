@@ -7,6 +7,7 @@ that matter are asserted one by one. The pods of the LeaderWorkerSet are validat
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import re
 import shlex
 import subprocess
@@ -225,12 +226,25 @@ def test_the_admin_port_is_for_monitoring_and_the_tuner_alone(overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_cloud_metadata_is_out_of_reach(overlay):
-    for item in rendered(overlay):
-        if item["kind"] == "NetworkPolicy":
-            for rule in item["spec"]["egress"]:
-                for block in (to["ipBlock"] for to in rule["to"] if "ipBlock" in to):
-                    assert block["except"] == ["169.254.0.0/16"]
+def test_only_who_downloads_models_reaches_the_internet_and_nobody_private_networks(overlay):
+    policies = [item for item in rendered(overlay) if item["kind"] == "NetworkPolicy"]
+    rules = [(one["metadata"]["name"], rule) for one in policies for rule in one["spec"]["egress"]]
+    outside = [(name, rule) for name, rule in rules if any("ipBlock" in to for to in rule["to"])]
+    downloads = overlay not in ("cpu-demo", "improve")
+    assert [name for name, _ in outside] == ["eaglegate-hub"] * downloads
+    for _, rule in outside:
+        assert rule["ports"] == [{"protocol": "TCP", "port": 443}]
+        (block,) = (to["ipBlock"] for to in rule["to"])
+        reached = [ipaddress.ip_network(block["cidr"])]
+        for cidr in block["except"]:
+            apart = ipaddress.ip_network(cidr)
+            reached = [
+                part
+                for one in reached
+                for part in (one.address_exclude(apart) if apart.subnet_of(one) else [one])
+            ]
+        for address in ("10.1.2.3", "172.20.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254"):
+            assert not any(ipaddress.ip_address(address) in one for one in reached)
 
 
 @pytest.mark.parametrize("overlay", WITH_GPU)

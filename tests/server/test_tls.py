@@ -6,8 +6,10 @@ import signal
 import socket
 import ssl
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from ipaddress import ip_address
 from pathlib import Path
+from threading import Thread
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from server.cli.health import is_ready
 from server.errors import ConfigError
 from server.http.connection import TlsSettings
 from tests.server.test_signals import BODY, scripted
@@ -90,6 +93,34 @@ def test_clients_need_a_certificate_where_that_is_asked(certificate, tmp_path):
             with pytest.raises(httpx.HTTPError):
                 httpx.get(url, verify=trusting(certificate, own))
         assert httpx.get(url, verify=trusting(certificate, friend)).status_code == 200
+
+
+@pytest.mark.parametrize("tls", ["none", "server", "both"])
+def test_the_image_s_health_check_asks_as_the_port_speaks(certificate, tmp_path, monkeypatch, tls):
+    if tls == "both":
+        monkeypatch.setenv("EAGLEGATE_SSL_CA_CERTS", "ca.pem")
+    friend = self_signed(tmp_path / "friend.pem")
+    files = {"none": (), "server": (certificate,), "both": (certificate, friend)}[tls]
+    with scripted(0.2, 10, *files) as served:
+        port = urlsplit(served.url).port
+        assert is_ready(port)
+    assert not is_ready(port), "it has ended"
+
+
+def test_a_health_check_fails_where_the_port_is_not_ready():
+    class Loading(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(503)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Loading) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            assert not is_ready(server.server_port)
+        finally:
+            server.shutdown()
 
 
 def test_what_cannot_be_served_with_is_named_before_the_start(certificate, tmp_path):
