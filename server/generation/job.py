@@ -155,6 +155,8 @@ class ToolPolicy:
     """Custom tools by name, with the grammar of their text."""
     namespaces: Mapping[str, Namespaced] = field(default_factory=dict)
     """The namespace and own name of tools with a flat name."""
+    defined: frozenset[str] = frozenset()
+    """Tools that the API defines and the client runs; their calls are items of their own."""
 
     @property
     def callable(self) -> tuple[Mapping[str, Any], ...]:

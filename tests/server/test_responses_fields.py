@@ -165,7 +165,7 @@ HOSTED = [
     {"type": "file_search", "vector_store_ids": ["vs"]},
     {"type": "mcp", "server_label": "a", "server_url": "https://mcp.example"},
     {"type": "image_generation"},
-    {"type": "local_shell"},
+    {"type": "code_interpreter", "container": {"type": "auto"}},
     {"type": "tool_search"},
 ]
 

@@ -111,6 +111,7 @@ def list_offered_tools(
     custom: dict[str, TextGrammar | None] = {}
     for at, tool in enumerate(given):
         if isinstance(tool, HostedTool):
+            _check_hosted(tool.type, f"tools[{at}]")
             tools.ignore_hosted(tool.type)
             continue
         if isinstance(tool, FunctionTool):
@@ -120,6 +121,22 @@ def list_offered_tools(
         offered.append(tools.custom_function(made.name, made.description))
         custom[made.name] = read_text_grammar(made.format, f"tools[{at}].custom")
     return offered, custom
+
+
+RUN_BY_CLIENTS = (
+    "apply_patch", "computer", "computer_use_preview", "local_shell", "shell",
+)  # fmt: skip
+"""Types of the Responses API whose calls the client would wait for in vain."""
+
+
+def _check_hosted(kind: str, path: str) -> None:
+    if kind in RUN_BY_CLIENTS:
+        raise InvalidRequest(
+            f"'{path}' is of type '{kind}', which chat completions do not have. Use /v1/responses, "
+            "or offer a function.",
+            param=path,
+            code="unsupported_parameter",
+        )
 
 
 def _read_choice(request: ChatRequest) -> tools.ToolSelection | None:

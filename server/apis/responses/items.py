@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from server.apis.responses import client_tools
 from server.apis.responses.encryption import CannotDecrypt
+from server.apis.responses.ids import new_id
 from server.apis.responses.request import (
     InputItem,
     ItemPart,
     ItemReference,
     MessageItem,
     OtherItem,
-    OutputItem,
     ReasoningItem,
     ResponsesRequest,
 )
-from server.apis.responses.response_items import new_id
 from server.apis.shared.request import ignore
 from server.apis.shared.template import (
     MediaPolicy,
@@ -85,7 +85,7 @@ def _speaker(item: InputItem) -> str:
     """The chat role that wrote the item."""
     if isinstance(item, MessageItem):
         return item.role
-    return "tool" if isinstance(item, OutputItem) else "assistant"
+    return "tool" if item.type.endswith("_output") else "assistant"
 
 
 def _is_skipped(item: InputItem, param: str) -> bool:
@@ -104,7 +104,7 @@ def _check_item(item: InputItem, path: str, decrypt: Decrypt, media: MediaPolicy
             param=path,
         )
     parts = getattr(item, "content", None) or getattr(item, "output", None) or ()
-    if not isinstance(parts, str):
+    if not isinstance(parts, str) and item.type not in client_tools.OUTPUTS:
         _check_parts(parts, path, media)
     given = item.model_dump(exclude_none=True)
     if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
@@ -151,13 +151,10 @@ def messages(items: Iterable[ItemDict]) -> Iterator[dict[str, Any]]:
         if item["type"] == "reasoning":
             turn = _open(turn)
             _add(turn, ("reasoning", "reasoning_content"), _reasoning_text(item))
-        elif item["type"] in ("function_call", "custom_tool_call"):
+        elif item["type"] in ("function_call", "custom_tool_call", *client_tools.CALLS):
             turn = _open(turn)
             turn.setdefault("tool_calls", []).append(_call(item))
         elif item.get("role") == "assistant":
-            if "tool_calls" in turn:
-                yield turn
-                turn = {}
             turn = _open(turn)
             _add(turn, ("content",), _text(item["content"]))
         else:
@@ -188,10 +185,17 @@ def _plain_message(item: ItemDict) -> dict[str, Any]:
     if item["type"] in ("function_call_output", "custom_tool_call_output"):
         content = _text(item["output"])
         return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+    if item["type"] in client_tools.OUTPUTS:
+        call_id, content = client_tools.read_output(item)
+        return {"role": "tool", "tool_call_id": call_id, "content": content}
     return {"role": item["role"], "content": _text(item["content"])}
 
 
 def _call(item: ItemDict) -> dict[str, Any]:
+    if item["type"] in client_tools.CALLS:
+        kind, arguments = client_tools.read_call(item)
+        called = {"name": kind, "arguments": arguments}
+        return {"id": item["call_id"], "type": "function", "function": called}
     namespace, name = item.get("namespace"), item["name"]
     name = flat_name(namespace, name) if namespace else name
     if item["type"] == "custom_tool_call":

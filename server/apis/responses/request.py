@@ -100,6 +100,72 @@ class OutputItem(IdentifiedItem):
     output: str | Many[ItemPart]
 
 
+class ShellAction(OpenModel):
+    commands: Many[str]
+
+
+class LocalShellAction(OpenModel):
+    command: Many[str]
+
+
+class PatchOperation(OpenModel):
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: str | None = None
+
+
+class ShellCallItem(IdentifiedItem):
+    type: Literal["shell_call"]
+    call_id: str
+    action: ShellAction
+
+
+class LocalShellCallItem(IdentifiedItem):
+    type: Literal["local_shell_call"]
+    call_id: str
+    action: LocalShellAction
+
+
+class PatchCallItem(IdentifiedItem):
+    type: Literal["apply_patch_call"]
+    call_id: str
+    operation: PatchOperation
+
+
+class ShellOutcome(OpenModel):
+    type: Literal["exit", "timeout"]
+    exit_code: int | None = None
+
+
+class ShellChunk(OpenModel):
+    """What one command has written."""
+
+    stdout: str
+    stderr: str
+    outcome: ShellOutcome
+
+
+class ShellOutputItem(IdentifiedItem):
+    type: Literal["shell_call_output"]
+    call_id: str
+    output: Many[ShellChunk]
+
+
+class LocalShellOutputItem(OpenModel):
+    """``id`` is the call's."""
+
+    type: Literal["local_shell_call_output"]
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+    output: str
+
+
+class PatchOutputItem(IdentifiedItem):
+    type: Literal["apply_patch_call_output"]
+    call_id: str
+    status: Literal["completed", "failed"]
+    output: str | None = None
+
+
 class ReasoningItem(IdentifiedItem):
     type: Literal["reasoning"]
     content: Many[ItemTextPart] | None = None
@@ -124,6 +190,12 @@ class OtherItem(OpenModel):
 
 
 KINDS = {
+    "apply_patch_call": "PatchCall",
+    "apply_patch_call_output": "PatchOutput",
+    "local_shell_call": "LocalShellCall",
+    "local_shell_call_output": "LocalShellOutput",
+    "shell_call": "ShellCall",
+    "shell_call_output": "ShellOutput",
     "custom_tool_call": "CustomCall",
     "custom_tool_call_output": "Output",
     "function_call": "FunctionCall",
@@ -146,6 +218,12 @@ InputItem = Annotated[
     Annotated[FunctionCallItem, Tag("FunctionCall")]
     | Annotated[CustomCallItem, Tag("CustomCall")]
     | Annotated[OutputItem, Tag("Output")]
+    | Annotated[ShellCallItem, Tag("ShellCall")]
+    | Annotated[ShellOutputItem, Tag("ShellOutput")]
+    | Annotated[LocalShellCallItem, Tag("LocalShellCall")]
+    | Annotated[LocalShellOutputItem, Tag("LocalShellOutput")]
+    | Annotated[PatchCallItem, Tag("PatchCall")]
+    | Annotated[PatchOutputItem, Tag("PatchOutput")]
     | Annotated[ReasoningItem, Tag("Reasoning")]
     | Annotated[MessageItem, Tag("Message")]
     | Annotated[ItemReference, Tag("Reference")]
@@ -155,7 +233,7 @@ InputItem = Annotated[
 
 
 class ResponseTool(OpenModel):
-    """A function, a custom tool or a namespace of tools; any other type is a hosted tool."""
+    """A function, a custom tool, a namespace of tools, or a tool that OpenAI defines."""
 
     type: str
     name: FunctionName | None = None
@@ -174,7 +252,7 @@ class NamedChoice(RequestModel):
 
 
 class HostedChoice(OpenModel):
-    """A tool that the client does not run."""
+    """A tool that OpenAI defines, by its type."""
 
     type: str
 

@@ -23,6 +23,7 @@ from engine.events import (
 from engine.types import PositionLogprobs
 from server.apis.responses.response_items import (
     CallWriter,
+    ClientToolWriter,
     ItemWriter,
     MessageWriter,
     ReasoningStyle,
@@ -71,11 +72,10 @@ class ResponseBuilder:
                     yield from self._reasoning(text)
             case ToolCallStart(_, call_id, name, custom):
                 self._pending.clear()
-                kind = "custom_tool_call" if custom else "function_call"
-                yield from self._open(CallWriter(kind, self._next, call_id, self._tool_name(name)))
+                yield from self._open(self._call_writer(call_id, name, custom))
             case ToolCallDelta(_, text):
                 assert self._item is not None
-                yield self._item.grow(text)
+                yield from self._item.extend(text)
             case ToolCallEnd():
                 yield from self._close("completed")
             case LogprobsDelta(positions):
@@ -124,6 +124,12 @@ class ResponseBuilder:
     def _next(self) -> int:
         """The output index of the next item."""
         return len(self._done) + (self._item is not None)
+
+    def _call_writer(self, call_id: str, name: str, custom: bool) -> ItemWriter:
+        if name in self._job.tool_policy.defined:
+            return ClientToolWriter(name, self._next, call_id)
+        kind = "custom_tool_call" if custom else "function_call"
+        return CallWriter(kind, self._next, call_id, self._tool_name(name))
 
     def _tool_name(self, name: str) -> dict[str, str]:
         """A called tool as the client named it."""

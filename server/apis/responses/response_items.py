@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from server.apis.responses.client_tools import write_call
+from server.apis.responses.ids import new_id
 
 ResponseEvent = dict[str, Any]
 """An API event without its sequence number."""
@@ -16,20 +18,6 @@ CALLS = {
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
 """Call items: the member that holds their text, and the prefix of their events."""
-
-
-PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-}
-
-
-def new_id(kind: str) -> str:
-    return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +59,10 @@ class ItemWriter(ABC):
     def grow(self, text: str) -> ResponseEvent:
         """Append a piece of text; returns its delta event."""
 
+    def extend(self, text: str) -> Iterator[ResponseEvent]:
+        """Append a piece of text; yields its events."""
+        yield self.grow(text)
+
     def _delta(self, kind: str, text: str) -> ResponseEvent:
         self._texts.append(text)
         return {"type": f"{kind}.delta", **self._place(), "delta": text}
@@ -102,6 +94,35 @@ class CallWriter(ItemWriter):
     def finish_events(self) -> Iterator[ResponseEvent]:
         named = {"name": self._named["name"]} if self.kind == "function_call" else {}
         yield {"type": f"{self._events}.done", **self._place(), **named, self._member: self.text}
+
+
+class ClientToolWriter(ItemWriter):
+    """A call of a tool that OpenAI defines; shown whole, once its arguments are."""
+
+    def __init__(self, tool: str, index: int, call_id: str) -> None:
+        super().__init__(f"{tool}_call", index)
+        self._tool = tool
+        self._call_id = call_id
+
+    def snapshot(self, status: str) -> dict[str, Any]:
+        said = self.text if status != "in_progress" else ""
+        if self._tool == "apply_patch" and status == "incomplete":  # which its items cannot be
+            status = "in_progress"
+        item = {"id": self.id, "type": self.kind, "call_id": self._call_id, "status": status}
+        return item | write_call(self._tool, said)
+
+    def start_events(self) -> Iterator[ResponseEvent]:
+        yield from ()
+
+    def grow(self, text: str) -> ResponseEvent:
+        raise NotImplementedError
+
+    def extend(self, text: str) -> Iterator[ResponseEvent]:
+        self._texts.append(text)
+        yield from ()
+
+    def finish_events(self) -> Iterator[ResponseEvent]:
+        yield from ()
 
 
 class _PartWriter(ItemWriter):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.types import Constraint, Sampling
+from server.apis.responses import client_tools
 from server.apis.responses.items import ItemDict, messages
 from server.apis.responses.request import (
     ENCRYPTED,
@@ -157,7 +158,9 @@ def _echo_request(request: ResponsesRequest, sampling: Sampling) -> dict[str, An
         "text": text,
         "tool_choice": given.get("tool_choice", "auto"),
         "tools": [
-            _complete_tool(tool) for tool in given.get("tools", ()) if tool["type"] in CLIENT_TOOLS
+            _complete_tool(shown)
+            for tool, shown in zip(request.tools or (), given.get("tools", ()), strict=True)
+            if not _is_hosted(tool)
         ],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": sampling.top_p,
@@ -179,8 +182,14 @@ def _complete_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"description": None, "parameters": None, "strict": None} | tool
 
 
-CLIENT_TOOLS = ("function", "custom", "namespace")
-"""Types of tools that the client runs; all others are hosted tools, which are ignored."""
+NAMED_TOOLS = ("function", "custom", "namespace")
+"""Types of tools that the client defines."""
+
+
+def _is_hosted(tool: ResponseTool) -> bool:
+    """Whether OpenAI would run it; such tools are ignored."""
+    run_by_client = client_tools.is_client_tool(tool.type, tool.model_extra)
+    return tool.type not in NAMED_TOOLS and not run_by_client
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +201,8 @@ class ToolOffer:
     custom: bool
     namespaced: Namespaced | None = None
     grammar: TextGrammar | None = None
+    defined: bool = False
+    """Whether OpenAI defines it, and the client runs it."""
 
     @property
     def name(self) -> str:
@@ -215,7 +226,8 @@ def make_response_policy(request: ResponsesRequest, served: ServedModel) -> Tool
         served,
         custom={tool.name: tool.grammar for tool in offered if tool.custom},
         namespaces=named,
-        hosted={t.type: t.type for t in request.tools or () if t.type not in CLIENT_TOOLS},
+        hosted={tool.type: tool.type for tool in request.tools or () if _is_hosted(tool)},
+        defined=frozenset(tool.name for tool in offered if tool.defined),
     )
 
 
@@ -224,9 +236,13 @@ def _list_offers(given: Sequence[ResponseTool], param: str) -> Iterator[ToolOffe
         path = f"{param}[{at}]"
         if tool.type == "namespace":
             yield from _flatten_namespace(tool, path)
-        elif tool.type in CLIENT_TOOLS:
+        elif tool.type in NAMED_TOOLS:
             yield _make_offer(tool, path)
+        elif client_tools.is_client_tool(tool.type, tool.model_extra):
+            function = client_tools.offer(tool.type, tool.model_extra)
+            yield ToolOffer(function, False, defined=True)
         else:
+            client_tools.check_readable(tool.type, path)
             tools.ignore_hosted(tool.type)
 
 
@@ -268,13 +284,16 @@ def _make_offer(tool: ResponseTool, path: str, namespaced: Namespaced | None = N
 def _read_choice(
     request: ResponsesRequest, offered: Sequence[ToolOffer], namespaces: Mapping[str, Namespaced]
 ) -> tools.ToolSelection | None:
+    defined = frozenset(tool.name for tool in offered if tool.defined)
     match request.tool_choice:
         case None:
             return None
         case NamedChoice() as named:
             return tools.ToolSelection("required", (_flat_choice(named, namespaces),), single=True)
         case AllowedChoice(mode=mode, tools=allowed):
-            return tools.ToolSelection(mode, tuple(_allowed_names(allowed, namespaces)))
+            return tools.ToolSelection(mode, tuple(_allowed_names(allowed, namespaces, defined)))
+        case HostedChoice(type=kind) if kind in defined:
+            return tools.ToolSelection("required", (kind,), single=True)
         case HostedChoice(type=kind):
             raise _unusable_choice(kind)
         case "auto" | "none" as mode if not offered:
@@ -284,14 +303,18 @@ def _read_choice(
 
 
 def _allowed_names(
-    allowed: Sequence[NamedChoice | HostedChoice], namespaces: Mapping[str, Namespaced]
+    allowed: Sequence[NamedChoice | HostedChoice],
+    namespaces: Mapping[str, Namespaced],
+    defined: frozenset[str],
 ) -> Iterator[str]:
     """Their names; hosted tools are ignored if there is another."""
-    if not any(isinstance(tool, NamedChoice) for tool in allowed):
+    if not any(isinstance(tool, NamedChoice) or tool.type in defined for tool in allowed):
         raise _unusable_choice(allowed[0].type)
     for tool in allowed:
         if isinstance(tool, NamedChoice):
             yield _flat_choice(tool, namespaces)
+        elif tool.type in defined:
+            yield tool.type
         else:
             ignore(f"tool_choice.tools[{tool.type}]", "This gateway has no hosted tools")
 

@@ -55,9 +55,11 @@ def make_policy(
     custom: Mapping[str, TextGrammar | None] | None = None,
     namespaces: Mapping[str, Namespaced] | None = None,
     hosted: Mapping[str, str] | None = None,
+    defined: frozenset[str] = frozenset(),
 ) -> ToolPolicy:
     """``custom`` are the names of tools that came as custom ones, each with its grammar;
-    ``hosted`` the names of those that were left out, each with its type.
+    ``hosted`` the names of those that were left out, each with its type; ``defined`` those that
+    the API defines.
     """
     if choice is None or (choice.mode == "auto" and not choice.names):
         choice = ToolSelection("auto" if tools else "none")
@@ -73,6 +75,7 @@ def make_policy(
         several,
         custom or {},
         namespaces or {},
+        defined,
     )
 
 

@@ -1,0 +1,235 @@
+"""Tools that OpenAI defines and the client runs: a shell, and patches to files.
+
+The model is offered each as a function with the parameters of its calls. A call is written as the
+item that the client knows (``shell_call``), and read back as a call of that function; what came of
+it is shown to the model as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from server.errors import InvalidRequest
+
+Item = Mapping[str, Any]
+TEXT = {"type": "string"}
+TEXTS = {"type": "array", "items": TEXT}
+WHOLE = {"type": "integer"}
+OPERATIONS = ("create_file", "update_file", "delete_file")
+IMAGE_TOOLS = ("computer", "computer_use_preview", "computer_use")
+"""Tools that the client runs, too, and that answer with screenshots."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """One such tool: how it is offered, and how its calls and outputs are written."""
+
+    description: str
+    parameters: Mapping[str, Any]
+    write: Callable[[dict[str, Any]], dict[str, Any]]
+    """The members of a call's item that say what to do, from the model's arguments."""
+    read: Callable[[Item], dict[str, Any]]
+    """The arguments, from such an item."""
+    read_output: Callable[[Item], str]
+
+
+def is_client_tool(kind: str, options: Mapping[str, Any] | None) -> bool:
+    """A shell in a container of OpenAI's is a hosted tool."""
+    environment = (options or {}).get("environment")
+    place = environment.get("type", "local") if isinstance(environment, dict) else "local"
+    return kind in CLIENT_TOOLS and place == "local"
+
+
+def check_readable(kind: str, path: str) -> None:
+    """Raises InvalidRequest for a tool whose results are images."""
+    if kind in IMAGE_TOOLS:
+        raise InvalidRequest(
+            f"'{path}' is of type '{kind}', which answers with screenshots; this model reads "
+            "text only. Leave it out.",
+            param=path,
+            code="unsupported_parameter",
+        )
+
+
+def offer(kind: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The function that the model sees; ``options`` are the other members of the tool."""
+    made = CLIENT_TOOLS[kind]
+    described = made.description + _list_skills(options or {})
+    function = {"name": kind, "description": described, "parameters": dict(made.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _list_skills(options: Mapping[str, Any]) -> str:
+    environment = options.get("environment") or {}
+    skills = environment.get("skills") if isinstance(environment, dict) else None
+    listed = [
+        f"\n- {skill.get('name')}: {skill.get('description')} ({skill.get('path')})"
+        for skill in skills or ()
+        if isinstance(skill, dict)
+    ]
+    return "\nSkills, each a folder with instructions:" + "".join(listed) if listed else ""
+
+
+def write_call(kind: str, text: str) -> dict[str, Any]:
+    """The members of the call's item. Arguments that cannot be read run nothing."""
+    try:
+        arguments = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        arguments = None
+    return CLIENT_TOOLS[kind].write(arguments if isinstance(arguments, dict) else {})
+
+
+def read_call(item: Item) -> tuple[str, dict[str, Any]]:
+    """The function's name and its arguments, from an item."""
+    kind = str(item["type"]).removesuffix("_call")
+    return kind, CLIENT_TOOLS[kind].read(item)
+
+
+def read_output(item: Item) -> tuple[str, str]:
+    """The id of the call, and the text that the model sees. A local shell's output has no other id
+    than the call's."""
+    kind = str(item["type"]).removesuffix("_call_output")
+    return item.get("call_id") or item["id"], CLIENT_TOOLS[kind].read_output(item)
+
+
+def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _texts(given: Any) -> list[str]:
+    """A list of texts; a model may write the only one without the list."""
+    if isinstance(given, str):
+        return [given]
+    return [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
+
+
+def _whole(given: Any) -> int | None:
+    return given if type(given) is int else None
+
+
+def _text(given: Any) -> str | None:
+    return given if isinstance(given, str) else None
+
+
+def _write_shell(arguments: dict[str, Any]) -> dict[str, Any]:
+    action = {
+        "commands": _texts(arguments.get("commands")),
+        "timeout_ms": _whole(arguments.get("timeout_ms")),
+        "max_output_length": _whole(arguments.get("max_output_length")),
+    }
+    return {"action": action, "environment": {"type": "local"}}
+
+
+def _write_local_shell(arguments: dict[str, Any]) -> dict[str, Any]:
+    env = arguments.get("env")
+    named = env.items() if isinstance(env, dict) else ()
+    action = {
+        "type": "exec",
+        "command": _texts(arguments.get("command")),
+        "env": {name: value for name, value in named if isinstance(value, str)},
+        "timeout_ms": _whole(arguments.get("timeout_ms")),
+        "user": _text(arguments.get("user")),
+        "working_directory": _text(arguments.get("working_directory")),
+    }
+    return {"action": action}
+
+
+def _write_patch(arguments: dict[str, Any]) -> dict[str, Any]:
+    kind = arguments.get("type")
+    operation = {
+        "type": kind if kind in OPERATIONS else "update_file",
+        "path": _text(arguments.get("path")) or "",
+    }
+    if kind != "delete_file":
+        operation["diff"] = _text(arguments.get("diff")) or ""
+    return {"operation": operation}
+
+
+def _read_action(item: Item) -> dict[str, Any]:
+    given = _without_none(item["action"]).items()
+    return {name: value for name, value in given if name != "type" and value != {}}
+
+
+def _read_operation(item: Item) -> dict[str, Any]:
+    return _without_none(item["operation"])
+
+
+def _read_shell_output(item: Item) -> str:
+    return "\n".join(map(_read_chunk, item["output"]))
+
+
+def _read_chunk(chunk: Item) -> str:
+    outcome = chunk.get("outcome") or {}
+    ended = "timed out" if outcome.get("type") == "timeout" else f"exit {outcome.get('exit_code')}"
+    parts = [chunk.get("stdout") or "", chunk.get("stderr") or "", f"[{ended}]"]
+    return "\n".join(part.rstrip("\n") for part in parts if part)
+
+
+def _read_local_output(item: Item) -> str:
+    output = item["output"]
+    return output if isinstance(output, str) else orjson.dumps(output).decode()
+
+
+def _read_patch_output(item: Item) -> str:
+    said = item.get("output") or ""
+    failed = item.get("status") == "failed"
+    return f"Error: {said or 'the patch failed'}" if failed else said or "Done."
+
+
+CLIENT_TOOLS: Mapping[str, ClientTool] = {
+    "shell": ClientTool(
+        "Runs shell commands on the user's machine.",
+        {
+            "type": "object",
+            "properties": {
+                "commands": TEXTS | {"description": "Commands to run, each in a shell."},
+                "timeout_ms": WHOLE,
+                "max_output_length": WHOLE,
+            },
+            "required": ["commands"],
+        },
+        _write_shell,
+        _read_action,
+        _read_shell_output,
+    ),
+    "local_shell": ClientTool(
+        "Runs a command on the user's machine.",
+        {
+            "type": "object",
+            "properties": {
+                "command": TEXTS | {"description": "The program and its arguments."},
+                "env": {"type": "object", "additionalProperties": TEXT},
+                "timeout_ms": WHOLE,
+                "user": TEXT,
+                "working_directory": TEXT,
+            },
+            "required": ["command"],
+        },
+        _write_local_shell,
+        _read_action,
+        _read_local_output,
+    ),
+    "apply_patch": ClientTool(
+        "Creates, updates or deletes a file. A diff has context lines that begin with a space, "
+        "removed lines with - and added lines with +, below lines of @@; that of a new file has "
+        "only added lines.",
+        {
+            "type": "object",
+            "properties": {
+                "type": {"type": "string", "enum": [*OPERATIONS]},
+                "path": TEXT,
+                "diff": TEXT,
+            },
+            "required": ["type", "path"],
+        },
+        _write_patch,
+        _read_operation,
+        _read_patch_output,
+    ),
+}
+CALLS = tuple(f"{kind}_call" for kind in CLIENT_TOOLS)
+OUTPUTS = tuple(f"{kind}_output" for kind in CALLS)
