@@ -1,4 +1,7 @@
-"""Run chat templates: in this process if that is sure to be quick, else in a child process.
+"""Run chat templates: in this process if that should be quick, else in a child process.
+
+A template that turns out not to be is interrupted (``watchdog.py``), and runs in a child from then
+on.
 
 The child limits memory and CPU time. Each job on its standard input is a length in 8 bytes and
 JSON; so is each answer on standard output: ``["text", ...]`` or ``["refused", why]``. The kernel
@@ -7,6 +10,7 @@ ends a job that takes too long together with the process; one that needs too muc
 
 from __future__ import annotations
 
+import logging
 import resource
 import selectors
 import signal
@@ -14,10 +18,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +34,9 @@ from engine.rendering.template import (
     filter_variables,
     merge_developer,
 )
+from engine.rendering.watchdog import RENDER_S, RenderTooSlow, RenderWatchdog, Result
+
+log = logging.getLogger(__name__)
 
 CPU_S = 5.0
 """CPU seconds for one prompt; the longest of a real conversation takes a tenth."""
@@ -152,6 +159,7 @@ class TemplateRunner:
         self._turns = threading.BoundedSemaphore(PROCESSES)
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
+        self._watchdog = RenderWatchdog()
 
     def write(
         self, writing: TemplateInput, template: ChatTemplate | None, limits: RenderLimits
@@ -160,8 +168,9 @@ class TemplateRunner:
 
         Raises ValueError where the template raises, RenderingCancelled when the client has left.
         """
-        if template is not None and writing.num_bytes <= SMALL_BYTES:
-            return writing.write(template)
+        if template is not None and not template.is_suspect and writing.num_bytes <= SMALL_BYTES:
+            with suppress(RenderTooSlow):
+                return self.watch(template, partial(writing.write, template))
         job = writing.packed
         while not self._turns.acquire(timeout=POLL_S):
             limits.check(0)
@@ -169,6 +178,19 @@ class TemplateRunner:
             return self._run_in_child(job, limits)
         finally:
             self._turns.release()
+
+    def watch(self, template: ChatTemplate, render: Callable[[], Result]) -> Result:
+        """Render in this process. Raises RenderTooSlow, once for a template."""
+        try:
+            return self._watchdog.run(render)
+        except RenderTooSlow:
+            template.is_suspect = True
+            log.warning(
+                "the chat template took more than %g s; from now on it runs in a process of its "
+                "own, which takes longer for each prompt",
+                RENDER_S,
+            )
+            raise
 
     def close(self) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -16,6 +17,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.rendering.template_cost import check_product, is_suspect
 
 TAG = "<eaglegate: the answer goes on here> "
 """Marks where a final message ends, so that the template's text after it can be dropped."""
@@ -184,6 +187,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     it is safe goes by the object's type: found out once.
     """
 
+    intercepted_binops = frozenset({"*", "**", "%"})
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._safe: dict[tuple[type, str], bool] = {}
@@ -195,6 +200,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if key not in self._safe:
             self._safe[key] = super().is_safe_attribute(obj, attr, value)
         return self._safe[key]
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        check_product(operator, left, right)
+        return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, called: Any, /, *given: Any, **named: Any) -> Any:
         if type(called) is not Macro:
@@ -221,16 +230,30 @@ class ChatTemplate:
     def __init__(self, source: str) -> None:
         environment = _create_environment()
         try:
-            self._template = environment.from_string(source)
             tree = environment.parse(source)
+            self.is_suspect = is_suspect(tree)
+            """It is to be run apart: what it does may take very long, or very much memory."""
+            self._code = environment.compile("" if self.is_suspect else source)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template cannot be read: {error}") from error
-        self._globals = dict(self._template.globals)
+        self._environment = environment
         self.source = source
-        self.variables = frozenset(meta.find_undeclared_variables(tree))
+        self.variables = _find_variables(tree, self.is_suspect)
         self.content_in_parts = _iterates_content(tree)
         """It expects a message's content as a list of parts."""
         self.knows_developer = '"developer"' in source or "'developer'" in source
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        """Compiling works out what is constant, so a suspect one is compiled where it runs."""
+        code = self._environment.compile(self.source) if self.is_suspect else self._code
+        return jinja2.Template.from_code(
+            self._environment, code, self._environment.make_globals({})
+        )
+
+    @cached_property
+    def _globals(self) -> dict[str, Any]:
+        return dict(self._template.globals)
 
     def render(
         self,
@@ -268,6 +291,13 @@ class ChatTemplate:
             raise ValueError("the template leaves out the final message, so it cannot go on")
         kept = text[at : at + len(TAG)] == TAG
         return text[:at] if kept else text[:at].rstrip()
+
+
+def _find_variables(tree: nodes.Template, suspect: bool) -> frozenset[str]:
+    """Names a request may set; of a suspect template, all names that it reads."""
+    if not suspect:
+        return frozenset(meta.find_undeclared_variables(tree))
+    return frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
 
 
 def _create_environment() -> TemplateEnvironment:

@@ -30,6 +30,7 @@ from engine.rendering.template import (
     filter_variables,
     merge_developer,
 )
+from engine.rendering.watchdog import RenderTooSlow
 
 READ_DEVELOPER = frozenset({"HfRenderer", "CohereRenderer", "InklingRenderer"})
 """Renderers that give OpenAI's developer role to a template that knows it, else as the system's.
@@ -122,8 +123,8 @@ class VllmRenderer:
                 add_generation_prompt,
                 continue_final_message,
             )
-            if chat_template is not None or self._writes(writing, bool(given.mark)):
-                own = None if chat_template is not None else template
+            own = None if chat_template is not None else template
+            if own is None or own.is_suspect or self._writes(writing, bool(given.mark)):
                 text = self._writer.write(writing, own, limits)
                 return self._encode_parts(text, given.mark, limits)
         elif chat_template is not None:
@@ -133,7 +134,16 @@ class VllmRenderer:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
         }
-        token_ids = self._render(given, kwargs, limits)
+        if template is not None and writing.num_bytes <= SMALL_BYTES:
+            try:
+                token_ids = self._writer.watch(
+                    template, lambda: self._render(given, kwargs, limits)
+                )
+            except RenderTooSlow:
+                text = self._writer.write(writing, template, limits)
+                return self._encode_parts(text, given.mark, limits)
+        else:
+            token_ids = self._render(given, kwargs, limits)
         limits.check(len(token_ids), exact=True)
         return token_ids
 
@@ -247,6 +257,8 @@ class VllmRenderer:
         if source is None:
             return None
         template = ChatTemplate(source)
+        if template.is_suspect and self._content_format == "auto":
+            return template
         content_format = resolve_chat_template_content_format(
             self._chat_template,
             [{}] if with_tools else None,

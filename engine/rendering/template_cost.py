@@ -1,0 +1,67 @@
+"""Which chat templates may take very long, or very much memory, in a single operation.
+
+A loop can be interrupted (``watchdog.py``). One operation that makes a huge string or number
+cannot, so a template with such an operation always runs in a process with limits.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from jinja2 import nodes
+
+GROWING = frozenset((
+    "center", "expandtabs", "format", "format_map", "indent", "lipsum", "ljust", "rjust",
+    "wordwrap", "xmlattr", "zfill",
+))  # fmt: skip
+"""Filters, methods and functions that make a text as long as a number says."""
+LARGE = 100_000
+LARGE_IN_TEXT = re.compile(r"\d{6}")
+MAX_ITEMS = 1 << 20
+MAX_BITS = 4096
+WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{4}|\*)")
+"""A number's width in a format, for ``%``."""
+
+
+def is_suspect(tree: nodes.Template) -> bool:
+    """Whether one operation may do so; loops are not looked at."""
+    return any(map(_may_grow, tree.find_all(nodes.Expr)))
+
+
+def _may_grow(node: nodes.Expr) -> bool:
+    match node:
+        case nodes.Pow():
+            return True
+        case nodes.Const(value=int() as value):
+            return abs(value) > LARGE
+        case nodes.Const(value=str() as value):
+            return LARGE_IN_TEXT.search(value) is not None or value in GROWING
+        case nodes.Filter(name=name) | nodes.Name(name=name) | nodes.Getattr(attr=name):
+            return name in GROWING
+    return False
+
+
+def check_product(operator: str, left: Any, right: Any) -> None:
+    """Raises OverflowError for a number or a text that would be huge."""
+    if operator == "%":
+        too_large = isinstance(left, str) and WIDTH.search(left) is not None
+    elif operator == "**":
+        too_large = _count_bits(left) * abs(right if isinstance(right, int) else 1) > MAX_BITS
+    else:
+        too_large = _measure_product(left, right)
+    if too_large:
+        raise OverflowError(f"the result of {operator!r} would be too large")
+
+
+def _measure_product(left: Any, right: Any) -> bool:
+    if isinstance(left, int) and isinstance(right, int):
+        return _count_bits(left) + _count_bits(right) > MAX_BITS
+    for sequence, times in ((left, right), (right, left)):
+        if isinstance(sequence, str | list | tuple) and isinstance(times, int):
+            return len(sequence) * times > MAX_ITEMS
+    return False
+
+
+def _count_bits(value: Any) -> int:
+    return value.bit_length() if isinstance(value, int) else 64

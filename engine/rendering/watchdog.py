@@ -1,0 +1,102 @@
+"""Interrupts a render of this process that takes too long.
+
+A template is Python code by the time it runs, and Python can raise an exception in a thread. The
+watchdog does so while the render it watches still runs. One that ends meanwhile takes the exception
+itself, so that it never reaches other code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+RENDER_S = 1.0
+"""The longest render in this process; usual ones take less than 0.001."""
+POLL_S = 0.25
+
+
+Result = TypeVar("Result")
+
+
+class RenderTooSlow(BaseException):
+    """Raised inside a render; no ``except Exception`` on its way is to stop it."""
+
+
+class _Watched:
+    __slots__ = ("is_interrupted", "thread", "until")
+
+    def __init__(self, limit_s: float) -> None:
+        self.thread = threading.get_ident()
+        self.until = time.monotonic() + limit_s
+        self.is_interrupted = False
+
+
+class RenderWatchdog:
+    """One thread for all renders; it sleeps while there are none."""
+
+    def __init__(self, limit_s: float = RENDER_S) -> None:
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._watched: set[_Watched] = set()
+        self._busy = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def run(self, render: Callable[[], Result]) -> Result:
+        """Raises RenderTooSlow where ``render`` takes too long."""
+        mine = _Watched(self._limit_s)
+        self._watched.add(mine)
+        if not self._busy.is_set():
+            self._wake()
+        try:
+            return render()
+        finally:
+            self._watched.discard(mine)
+            if mine.is_interrupted:
+                self._take_interrupt()
+
+    def _take_interrupt(self) -> None:
+        """It may not have been raised yet: let it be raised here."""
+        with suppress(RenderTooSlow):
+            with self._lock:
+                pass
+            time.sleep(0.01)
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._start()
+            self._busy.set()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="render-watchdog", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._busy.wait()
+            time.sleep(POLL_S)
+            with self._lock:
+                self._interrupt_late()
+                self._busy.clear()
+            if self._watched:
+                self._busy.set()
+
+    def _interrupt_late(self) -> None:
+        """A render marks its end first and looks at its mark then; here it is the other way."""
+        now = time.monotonic()
+        for watched in list(self._watched):
+            if now > watched.until and not watched.is_interrupted:
+                watched.is_interrupted = True
+                if watched in self._watched:
+                    _raise_in(watched.thread)
+                    self._watched.discard(watched)
+
+
+def _raise_in(thread: int) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), ctypes.py_object(RenderTooSlow)
+    )
