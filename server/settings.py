@@ -25,7 +25,8 @@ from server.http.response import StreamTiming
 from server.store.base import Retention, StoreLimits
 
 POSITIVE = (
-    "responses_retention_s", "responses_most", "conversation_items", "conversation_bytes",
+    "responses_retention_s", "responses_most", "responses_bytes",
+    "responses_key_bytes", "conversation_items", "conversation_bytes",
     "conversations_most", "conversations_bytes",
     "max_body_bytes", "first_event_grace_s", "keep_alive_s",
     "engine_start_s", "engine_hang_s", "engine_stall_s", "engine_wait_s",
@@ -243,6 +244,12 @@ class Settings:
     )
     responses_retention_s: float = setting_of(Retention, "seconds", "seconds a response is kept")
     responses_most: int = setting_of(Retention, "most", "responses kept; beyond them the oldest go")
+    responses_bytes: int = setting_of(
+        Retention, "bytes", "bytes of all responses kept; beyond them the oldest go"
+    )
+    responses_key_bytes: int = setting_of(
+        Retention, "owner_bytes", "bytes kept of the responses of one API key"
+    )
     conversation_items: int = setting_of(StoreLimits, "items", "items one conversation may hold")
     conversation_bytes: int = setting_of(
         StoreLimits, "bytes", "bytes one conversation may hold, at most --max-body-bytes"

@@ -135,7 +135,12 @@ class ResponseStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is older than ``seconds``, and the oldest beyond ``most``, goes."""
+    """What is older than ``seconds``, and the oldest beyond the limits, goes."""
 
     seconds: float = 30 * 86400.0
     most: int = 100_000
+    """Responses of all owners."""
+    bytes: int = 16 << 30
+    """Their bytes, as JSON."""
+    owner_bytes: int = 4 << 30
+    """Those of one owner."""

@@ -14,6 +14,7 @@ import orjson
 from sqlalchemy import (
     Column,
     Float,
+    Index,
     Integer,
     MetaData,
     Select,
@@ -52,6 +53,9 @@ Result = TypeVar("Result")
 
 SWEEP_EVERY = 100
 """Puts between two sweeps of what is too old or too much."""
+SWEEP_BYTES = 64 << 20
+SWEEP_SHARE = 16
+"""Bytes put between them: so many, or this part of what one owner may have."""
 LONGEST_HISTORY = 1000
 """Responses that may hang on one another by previous_response_id."""
 CONNECTIONS = 8
@@ -70,9 +74,12 @@ RESPONSES = Table(
     Column("held_until", Float),
     Column("size", Integer),
     Column("output", Text),
+    Column("num_bytes", Integer),
+    Index("eaglegate_responses_usage", "owner", "created", "num_bytes"),
 )
 """``output`` is kept apart from the response, whose tools a reader of the history does not need;
-``size`` is that of input and output. Rows of earlier versions have neither."""
+``size`` is that of input and output, which rows of earlier versions do not have, and ``num_bytes``
+that of all three."""
 
 
 class SqlResponseStore:
@@ -84,7 +91,7 @@ class SqlResponseStore:
         """Raises StoreError."""
         self._retention = retention or Retention()
         self._limits = limits or StoreLimits()
-        self._puts = 0
+        self._puts = self._bytes_put = 0
         self._url = url
         try:
             self._engine = connect(url)
@@ -142,8 +149,14 @@ class SqlResponseStore:
             row = _to_row(stored)
             connection.execute(insert(RESPONSES).values(row))
             items.add(connection, row, _list_items(stored))
+        self._note_put(row)
+
+    def _note_put(self, row: dict[str, Any]) -> None:
         self._puts += 1
-        if self._puts % SWEEP_EVERY == 0:
+        self._bytes_put += row["num_bytes"]
+        smallest = min(self._retention.bytes, self._retention.owner_bytes)
+        if self._puts >= SWEEP_EVERY or self._bytes_put >= min(SWEEP_BYTES, smallest / SWEEP_SHARE):
+            self._puts = self._bytes_put = 0
             self._sweep()
 
     def _settle(self, stored: StoredResponse) -> bool:
@@ -154,6 +167,8 @@ class SqlResponseStore:
             found = connection.execute(update(RESPONSES).where(held).values(row)).rowcount > 0
             if found:
                 items.add(connection, row, _list_items(stored))
+        if found:
+            self._note_put(row)
         return found
 
     def _hold(self, ids: list[str], until: float) -> set[str]:
@@ -256,8 +271,8 @@ class SqlResponseStore:
             conversations.remove_old(connection, oldest)
             items.remove_old(connection, oldest)
             connection.execute(delete(RESPONSES).where(RESPONSES.c.created < oldest))
-            for owner, surplus in _count_surplus(connection, self._retention.most).items():
-                _remove_oldest(connection, owner, surplus)
+            for owner, surplus in _find_surplus(connection, self._retention).items():
+                _remove_oldest(connection, owner, *surplus)
 
 
 def _prepare(engine: Engine) -> None:
@@ -276,26 +291,53 @@ def _prepare(engine: Engine) -> None:
             rename_owners(connection, table)
     with engine.begin() as connection:
         conversations.count_items(connection)
+        _count_bytes(connection)
     if sqlite:
         convert_to_shrinking(engine)
 
 
-def _count_surplus(connection: Connection, most: int) -> dict[str, int]:
-    """How many of each owner's responses are too many: those with few keep what they have."""
-    counted = select(RESPONSES.c.owner, func.count()).group_by(RESPONSES.c.owner)
-    counts = sorted((int(count), owner) for owner, count in connection.execute(counted))
-    surplus, left = {}, most
-    for at, (count, owner) in enumerate(counts):
-        kept = min(count, left // (len(counts) - at))
-        left -= kept
-        if kept < count:
-            surplus[owner] = count - kept
-    return surplus
+def _count_bytes(connection: Connection) -> None:
+    """Rows of earlier versions do not know how many they have."""
+    table = RESPONSES.c
+    size = func.length(table.response) + func.length(table.input)
+    size += func.coalesce(func.length(table.output), 0)
+    connection.execute(update(RESPONSES).where(table.num_bytes.is_(None)).values(num_bytes=size))
 
 
-def _remove_oldest(connection: Connection, owner: str, surplus: int) -> None:
-    first = select(RESPONSES.c.id).where(RESPONSES.c.owner == owner).order_by(RESPONSES.c.created)
-    ids = connection.execute(first.limit(surplus)).scalars().all()
+def _find_surplus(connection: Connection, retention: Retention) -> dict[str, tuple[int, int]]:
+    """How many responses, and how many bytes, each owner has too many."""
+    table = RESPONSES.c
+    size = func.coalesce(func.sum(table.num_bytes), 0)
+    used = connection.execute(select(table.owner, func.count(), size).group_by(table.owner)).all()
+    counts = _share({owner: int(count) for owner, count, _ in used}, retention.most)
+    sizes = {owner: min(int(size), retention.owner_bytes) for owner, _, size in used}
+    sizes = _share(sizes, retention.bytes)
+    surplus = {
+        owner: (count - counts[owner], int(size) - sizes[owner]) for owner, count, size in used
+    }
+    return {owner: both for owner, both in surplus.items() if any(both)}
+
+
+def _share(used: dict[str, int], most: int) -> dict[str, int]:
+    """What each owner may keep of what it uses: those with little keep all of it."""
+    kept, left = {}, most
+    for at, (amount, owner) in enumerate(sorted((amount, owner) for owner, amount in used.items())):
+        kept[owner] = min(amount, left // (len(used) - at))
+        left -= kept[owner]
+    return kept
+
+
+def _remove_oldest(connection: Connection, owner: str, count: int, num_bytes: int) -> None:
+    """At least so many of the owner's responses, with at least so many bytes."""
+    table = RESPONSES.c
+    first = select(table.id, table.num_bytes).where(table.owner == owner).order_by(table.created)
+    ids = []
+    with connection.execute(first) as rows:
+        for id, size in rows:
+            if count <= 0 and num_bytes <= 0:
+                break
+            ids.append(id)
+            count, num_bytes = count - 1, num_bytes - size
     items.remove(connection, ids)
     for at in range(0, len(ids), 500):
         connection.execute(delete(RESPONSES).where(RESPONSES.c.id.in_(ids[at : at + 500])))
@@ -307,15 +349,17 @@ def _to_row(stored: StoredResponse) -> dict[str, Any]:
     output = orjson.dumps(response["output"]) if "output" in response else None
     if output is not None:
         response = response | {"output": None}
+    rest = orjson.dumps(response)
     return {
         "id": stored.id,
         "owner": stored.owner,
         "created": stored.created,
         "previous": stored.previous,
-        "response": orjson.dumps(response).decode(),
+        "response": rest.decode(),
         "input": given.decode(),
         "output": None if output is None else output.decode(),
         "size": len(given) + len(output or b""),
+        "num_bytes": len(rest) + len(given) + len(output or b""),
         "held_until": stored.held_until,
     }
 

@@ -14,7 +14,7 @@ from server.cli.serve import store_limits
 from server.errors import ConfigError
 from server.flags import add_arguments, make_part
 from server.settings import Settings, read_settings
-from server.store.base import StoreLimits
+from server.store.base import Retention, StoreLimits
 
 
 def read(argv, environ=None):
@@ -35,6 +35,15 @@ def test_conversations_are_bounded_by_settings(tmp_path):
     assert store_limits(Settings()) == StoreLimits()
     with pytest.raises(ConfigError, match="--conversation-items"):
         Settings(conversation_items=0)
+
+
+def test_stored_responses_are_bounded_by_settings():
+    given = ["--responses-most", "3", "--responses-bytes", "4000", "--responses-key-bytes", "500"]
+    settings = read([*given, "--responses-retention-s", "60"])[1]
+    assert make_part(Retention, settings) == Retention(60, 3, 4000, 500)
+    assert make_part(Retention, Settings()) == Retention()
+    with pytest.raises(ConfigError, match="--responses-key-bytes"):
+        Settings(responses_key_bytes=0)
 
 
 def test_defaults():

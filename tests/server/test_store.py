@@ -278,6 +278,60 @@ async def test_a_key_with_many_responses_pushes_out_its_own():
     assert kept["many"][-1] == kept["more"][-1] == 59
 
 
+def large(id: str, owner: str, num_bytes: int, at: int) -> StoredResponse:
+    """Its bytes are in the tools, which count as those of input and output do."""
+    response = {"output": [], "tools": ["x" * num_bytes]}
+    return StoredResponse(id, owner, time.time() - 1000 + at, response, [])
+
+
+async def keep(store: SqlResponseStore, owner: str, size: int, num: int = 20) -> list[int]:
+    for at in range(num):
+        await store.put(large(f"{owner}{at}", owner, size, at))
+    return [at for at in range(num) if await store.get(f"{owner}{at}", owner)]
+
+
+async def test_a_key_s_responses_have_so_many_bytes_and_the_oldest_go():
+    store = SqlResponseStore("sqlite://", Retention(owner_bytes=100_000))
+    kept = await keep(store, "ann", 10_000)
+    assert kept[-1] == 19
+    assert kept == list(range(20 - len(kept), 20))
+    assert 8 <= len(kept) <= 10
+    await keep(store, "bob", 1000, 3)
+    assert [at for at in kept if await store.get(f"ann{at}", "ann")] == kept
+
+
+async def test_all_responses_have_so_many_bytes_and_those_with_few_keep_theirs():
+    store = SqlResponseStore("sqlite://", Retention(bytes=100_000))
+    few = await keep(store, "few", 5000, 2)
+    for owner in ("many", "more"):
+        await keep(store, owner, 10_000)
+    await store.sweep()
+    assert [at for at in few if await store.get(f"few{at}", "few")] == [0, 1]
+    left = [at for owner in ("many", "more") for at in range(20)
+            if await store.get(f"{owner}{at}", owner)]  # fmt: skip
+    assert 6 <= len(left) <= 8
+    assert left.count(19) == 2
+
+
+async def test_bytes_are_swept_as_they_come_however_few_responses_they_are():
+    store = SqlResponseStore("sqlite://", Retention(owner_bytes=1 << 20))
+    for at in range(8):
+        await store.put(large(f"r{at}", "ann", 900_000, at))
+        assert rows(store, "responses") == 1
+
+
+async def test_responses_of_an_earlier_version_count_too(tmp_path):
+    url = f"sqlite:///{tmp_path}/responses.sqlite"
+    store = SqlResponseStore(url)
+    await keep(store, "ann", 10_000)
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("DROP INDEX eaglegate_responses_usage")
+        connection.exec_driver_sql("ALTER TABLE eaglegate_responses DROP COLUMN num_bytes")
+    await store.aclose()
+    store = SqlResponseStore(url, Retention(owner_bytes=55_000))
+    assert rows(store, "responses") == 5
+
+
 async def test_a_history_is_two_statements_however_long():
     store = SqlResponseStore("sqlite://")
     for at in range(300):
