@@ -28,8 +28,10 @@ Result = TypeVar("Result")
 
 HELD_BYTES = 96 << 20
 """Of all bodies together."""
+READ_BYTES = 64 << 20
+"""Of all stored answers together that are being read. Slow readers of these stop no bodies."""
 SHARE = 0.5
-"""Of that, one key may hold."""
+"""Of either, one key may hold."""
 BYTES_PER_TOKEN = 16
 """Of a body, as it is charged before it is read: usual text has 4, so that few pay too much."""
 TURNS = 2
@@ -58,6 +60,7 @@ class RequestCharge:
     """The key's public name."""
     quota: TokenQuota | None = None
     num_bytes: int = 0
+    num_stored: int = 0
     prepaid: float = 0.0
     """Tokens paid in advance."""
     estimated: float = 0.0
@@ -67,8 +70,13 @@ class RequestCharge:
 
     def hold(self, num_bytes: int) -> None:
         """More of the body is there, or of what it refers to. Raises TooManyRequests."""
-        self.budget.hold(self.name, num_bytes)
+        self.budget.bodies.hold(self.name, num_bytes)
         self.num_bytes += num_bytes
+
+    def hold_stored(self, num_bytes: int) -> None:
+        """So much of what is stored goes to a client, which may be slow. Raises TooManyRequests."""
+        self.budget.stored.hold(self.name, num_bytes)
+        self.num_stored += num_bytes
 
     def estimate(self) -> None:
         """Pay for the body before it is parsed: no more than a prompt may have."""
@@ -105,7 +113,8 @@ class RequestCharge:
         """Give the bytes back when the last that needs them is over, and tokens not settled."""
         self.shares -= 1
         if self.shares == 0:
-            self.budget.release(self.name, self.num_bytes)
+            self.budget.bodies.release(self.name, self.num_bytes)
+            self.budget.stored.release(self.name, self.num_stored)
             if self.prepaid:
                 self._settle(self.estimated)
 
@@ -124,6 +133,35 @@ class RequestCharge:
 
 
 @dataclass(eq=False)
+class HeldBytes:
+    """Bytes of one kind that are held at a time: of all clients, and of one key."""
+
+    kind: str
+    most: int
+    total: int = 0
+    _of_keys: Counter[str | None] = field(default_factory=Counter)
+
+    def hold(self, name: str | None, num_bytes: int) -> None:
+        """Raises TooManyRequests."""
+        share = self.most if name is None else int(self.most * SHARE)
+        if self.total + num_bytes > self.most or self._of_keys[name] + num_bytes > share:
+            raise TooManyRequests(
+                f"Too many bytes of {self.kind} are held: at most {self.most} of all clients and "
+                f"{share} of this one. Come back after the time in Retry-After.",
+                code="request_bytes_exceeded",
+                retry_after_s=RETRY_S,
+            )
+        self.total += num_bytes
+        self._of_keys[name] += num_bytes
+
+    def release(self, name: str | None, num_bytes: int) -> None:
+        self.total -= num_bytes
+        self._of_keys[name] -= num_bytes
+        if self._of_keys[name] <= 0:
+            del self._of_keys[name]
+
+
+@dataclass(eq=False)
 class RequestBudget:
     """One per gateway; one event loop."""
 
@@ -131,33 +169,22 @@ class RequestBudget:
     turns: int = TURNS
     longest_prompt: int = 1 << 62
     """Tokens of the model's context, once it is known."""
-    held: int = 0
-    _of_keys: Counter[str | None] = field(default_factory=Counter)
+    read_bytes: int = READ_BYTES
     _taken: int = 0
     _waiting: dict[str | None, deque[asyncio.Future[None]]] = field(default_factory=dict)
     """By key, in the order of their next turn."""
 
+    def __post_init__(self) -> None:
+        self.bodies = HeldBytes("requests", self.held_bytes)
+        self.stored = HeldBytes("stored answers that are being read", self.read_bytes)
+
+    @property
+    def held(self) -> int:
+        """Bytes of bodies."""
+        return self.bodies.total
+
     def open(self, name: str | None = None, quota: TokenQuota | None = None) -> RequestCharge:
         return RequestCharge(self, name, quota)
-
-    def hold(self, name: str | None, num_bytes: int) -> None:
-        """Raises TooManyRequests."""
-        share = self.held_bytes if name is None else int(self.held_bytes * SHARE)
-        if self.held + num_bytes > self.held_bytes or self._of_keys[name] + num_bytes > share:
-            raise TooManyRequests(
-                f"Too many bytes of requests are held: at most {self.held_bytes} of all clients "
-                f"and {share} of this one. Come back after the time in Retry-After.",
-                code="request_bytes_exceeded",
-                retry_after_s=RETRY_S,
-            )
-        self.held += num_bytes
-        self._of_keys[name] += num_bytes
-
-    def release(self, name: str | None, num_bytes: int) -> None:
-        self.held -= num_bytes
-        self._of_keys[name] -= num_bytes
-        if self._of_keys[name] <= 0:
-            del self._of_keys[name]
 
     @asynccontextmanager
     async def turn(self, name: str | None) -> AsyncIterator[None]:

@@ -52,6 +52,8 @@ from server.http.response import send_json
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 OPERATOR_PATHS = ("/metrics", "/debug", "/admin")
 OPERATOR_FOLDERS = tuple(f"{path}/" for path in OPERATOR_PATHS)
+STORED = ("/v1/responses/", "/v1/conversations/")
+"""What is stored may be as large as a request, and a reader as slow as it likes."""
 BASIC = 'Basic realm="eaglegate: an admin API key is the password", charset="UTF-8"'
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 86400.0
@@ -183,8 +185,10 @@ class AuthMiddleware:
 
 
 def _uses_memory(scope: Scope) -> bool:
-    """Whether a request may take memory; one that shows something or stops it does not."""
+    """Whether a request may take memory: one that stops or shows something small does not."""
     path = scope["path"]
+    if path.startswith(STORED) and scope["method"] != "DELETE":
+        return not path.endswith("/cancel")
     stops = path.endswith("/cancel") or scope["method"] == "DELETE"
     return scope["method"] not in SAFE_METHODS and not stops and not is_operator(path)
 

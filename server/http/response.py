@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -240,6 +240,8 @@ class _EventStream:
         self._opener: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._stopped = False
+        self._is_cut = False
+        """A part of a frame is still to be written."""
         self.begun = False
         """Whether the status line is sent, or about to be."""
 
@@ -277,13 +279,26 @@ class _EventStream:
                 task.cancel()
 
     async def write(self, data: bytes) -> None:
-        if not data:
-            return
+        if len(data) > PIECE:
+            await self._write_large(data)
+        elif data:
+            await self._write(data)
+
+    async def _write(self, data: bytes) -> None:
         if self._writer.is_open():
             self._writer.write(data)
         else:
             await self._put({"type": "http.response.body", "body": data, "more_body": True})
         self._last = self._clock()
+
+    async def _write_large(self, data: bytes) -> None:
+        """As fast as the client reads it; no comment comes between the pieces of a frame."""
+        self._is_cut = True
+        try:
+            for piece in cut(data):
+                await self._write(piece)
+        finally:
+            self._is_cut = False
 
     def make_push(
         self, encode: Callable[[int, list[Event]], bytes]
@@ -301,6 +316,9 @@ class _EventStream:
         if self._opener is not None:
             await self._opener
         self.stop()
+        if len(data) > PIECE:
+            await self._write_large(data)
+            data = b""
         last: Message = {"type": "http.response.body", "body": data}
         await (self._send(last) if self._writer.is_open() else self._put(last))
 
@@ -316,7 +334,8 @@ class _EventStream:
     def _keep_alive(self) -> None:
         """Break a silence that has lasted, and look again."""
         now, interval_s = self._clock(), self._timing.keep_alive_s
-        if now >= self._last + interval_s and (self._keeper is None or self._keeper.done()):
+        silent = now >= self._last + interval_s and not self._is_cut
+        if silent and (self._keeper is None or self._keeper.done()):
             self._keeper = self._loop.create_task(self._write_comment())
         due = self._last + interval_s
         self._timer = self._loop.call_at(due if due > now else now + interval_s, self._keep_alive)
@@ -326,15 +345,31 @@ class _EventStream:
             await self.write(SSE_KEEP_ALIVE)
 
 
+PIECE = 64 << 10
+"""Bytes given to the connection at a time. It buffers what a slow client has not read yet."""
+MIN_RATE = 64 << 10
+READ_S = 60.0
+"""A client may take this long to read an answer, and a second more for every ``MIN_RATE`` bytes."""
+
+
 async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
-    """A whole JSON response."""
+    """A whole JSON response, in pieces where it is large; one that is not read is cut off."""
     head = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         *headers,
     ]
     await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(READ_S + len(body) / MIN_RATE):
+            for piece in cut(body[:-PIECE]):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": body[-PIECE:]})
+
+
+def cut(data: bytes) -> Iterator[bytes]:
+    """Pieces of at most ``PIECE`` bytes."""
+    return (data[at : at + PIECE] for at in range(0, len(data), PIECE))
 
 
 async def end_source(batches: Batches, error: ReaderTooSlow) -> None:
@@ -343,8 +378,21 @@ async def end_source(batches: Batches, error: ReaderTooSlow) -> None:
         await batches.athrow(error)
 
 
+class JsonBytesResponse(Response):
+    """JSON that is encoded already; a large one is sent as its client reads it."""
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= PIECE:
+            await super().__call__(scope, receive, send)
+            return
+        async with WhileConnected(receive, find_writer(scope)):
+            await send_json(send, self.status_code, bytes(self.body))
+
+
 def json_response(content: Any) -> Response:
-    return Response(orjson.dumps(content), media_type="application/json")
+    return JsonBytesResponse(orjson.dumps(content))
 
 
 def from_engine(error: EngineError) -> GatewayError:

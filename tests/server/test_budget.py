@@ -25,7 +25,7 @@ def test_bytes_are_bounded_for_all_and_for_each():
     second.hold(50)
     for charge in (first, second, third):
         charge.close()
-    assert (budget.held, dict(budget._of_keys)) == (0, {})
+    assert (budget.held, dict(budget.bodies._of_keys)) == (0, {})
 
 
 def test_a_gateway_holds_96_mebibytes_of_which_a_key_has_half():

@@ -42,7 +42,7 @@ def router(gateway: Gateway, runs: BackgroundRuns) -> APIRouter:
     ) -> Response:
         if stream:
             return await service.stream(response_id, starting_after)
-        return json_response(await service.get(response_id))
+        return _respond_stored(await service.get(response_id))
 
     @routes.delete("/v1/responses/{response_id}")
     async def delete(response_id: str) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def router(gateway: Gateway, runs: BackgroundRuns) -> APIRouter:
 
     @routes.post("/v1/responses/{response_id}/cancel", response_model=None)
     async def cancel(response_id: str) -> Response:
-        return json_response(await service.cancel(response_id))
+        return _respond_stored(await service.cancel(response_id))
 
     @routes.get("/v1/responses/{response_id}/input_items", response_model=None)
     async def items(
@@ -59,7 +59,7 @@ def router(gateway: Gateway, runs: BackgroundRuns) -> APIRouter:
         order: str = "desc",
         after: str | None = None,
     ) -> Response:
-        return json_response(make_page(await service.items(response_id), limit, order, after))
+        return _respond_stored(make_page(await service.items(response_id), limit, order, after))
 
     _add_conversations(routes, gateway)
     _add_conversation_items(routes, gateway)
@@ -101,9 +101,8 @@ def _add_conversation_items(routes: APIRouter, gateway: Gateway) -> None:
         order: str = "desc",
         after: str | None = None,
     ) -> Response:
-        return json_response(
-            make_page(await conversations.items(conversation_id), limit, order, after)
-        )
+        found = await conversations.items(conversation_id)
+        return _respond_stored(make_page(found, limit, order, after))
 
     @routes.post(
         "/v1/conversations/{conversation_id}/items",
@@ -117,11 +116,18 @@ def _add_conversation_items(routes: APIRouter, gateway: Gateway) -> None:
 
     @routes.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=None)
     async def item(conversation_id: str, item_id: str) -> Response:
-        return json_response(await conversations.item(conversation_id, item_id))
+        return _respond_stored(await conversations.item(conversation_id, item_id))
 
     @routes.delete("/v1/conversations/{conversation_id}/items/{item_id}")
     async def remove(conversation_id: str, item_id: str) -> dict[str, Any]:
         return await conversations.remove(conversation_id, item_id)
+
+
+def _respond_stored(content: dict[str, Any]) -> Response:
+    """What is stored may be large, and its reader slow. Raises TooManyRequests."""
+    response = json_response(content)
+    charge.get().hold_stored(len(response.body))
+    return response
 
 
 def _admit(gateway: Gateway) -> AbstractAsyncContextManager[None]:

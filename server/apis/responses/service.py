@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import orjson
 from fastapi import Request
 from starlette.responses import Response
 
@@ -203,6 +204,8 @@ class ResponsesService:
                 param="stream",
             )
         run.check(after)
+        response = run.response or (await self._load(id)).response
+        charge.get().hold_stored(len(orjson.dumps(response)))  # the largest frame has all of it
         return self._follow(run, after)
 
     async def cancel(self, id: str) -> dict[str, Any]:

@@ -1,0 +1,198 @@
+"""Readers of what is stored: what they may hold, and what a slow one keeps in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from server.access.budget import RequestBudget
+from server.access.caller import ApiKey
+from server.access.keys import KeyRing, hash_key
+from server.access.memory import MemoryMonitor
+from server.http import response as http_response
+from server.http.response import PIECE, ReplayedResponse, StreamTiming, send_json
+from server.store.base import StoredConversation, StoredResponse
+
+MB = 1_000_000
+READ = ("/v1/responses/resp_1", "/v1/responses/resp_1/input_items", "/v1/conversations/c/items",
+        "/v1/conversations/c/items/msg_1")  # fmt: skip
+KEYS = {name: f"{name}-key-0123456789" for name in ("ann", "bob")}
+
+
+async def store_large(lab, num_bytes=MB, owner=""):
+    item = {"id": "msg_1", "type": "message", "content": "x" * num_bytes}
+    response = {"id": "resp_1", "status": "completed", "output": [item]}
+    await lab.gateway.store.put(StoredResponse("resp_1", owner, time.time(), response, [item]))
+    conversations = lab.gateway.store.conversations
+    await conversations.put(StoredConversation("c", owner, time.time(), {}))
+    await conversations.append("c", [item | {"content": item["content"][: 2 * MB]}])
+
+
+@pytest.mark.parametrize("path", READ)
+async def test_what_is_read_is_bounded_for_all_and_given_back(lab, path):
+    await store_large(lab)
+    lab.gateway.budget = RequestBudget(read_bytes=int(2.5 * MB))
+    waiting, served = asyncio.Event(), []
+
+    async def read():
+        async def stall(message):
+            if message["type"] == "http.response.body":
+                served.append(message)
+                await waiting.wait()
+
+        await lab.app(scope(path), receive, stall)
+
+    readers = [asyncio.create_task(read()) for _ in range(2)]
+    async with asyncio.timeout(5):
+        while len(served) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        refused = await lab.get(path)
+        assert (refused.status, refused.json["error"]["code"]) == (429, "request_bytes_exceeded")
+        assert "stored answers" in refused.json["error"]["message"]
+        assert (await lab.chat()).status != 429, "those who read stop nobody who asks"
+        waiting.set()
+        await asyncio.gather(*readers)
+    assert (await lab.get(path)).status == 200
+    assert lab.gateway.budget.stored.total == 0
+
+
+def scope(path, **headers):
+    given = {"host": "localhost"} | headers
+    return {
+        "type": "http", "method": "GET", "path": path, "query_string": b"", "http_version": "1.1",
+        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in given.items()],
+        "scheme": "http", "root_path": "", "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+
+
+async def receive():
+    await asyncio.Event().wait()
+
+
+async def test_one_key_holds_half_of_what_may_be_read(lab):
+    keys = [ApiKey(name, hash_key(secret)) for name, secret in KEYS.items()]
+    lab.gateway.keys = KeyRing(tuple(keys))
+    await store_large(lab, owner="key:ann")
+    lab.gateway.budget = budget = RequestBudget(read_bytes=3 * MB)
+    budget.open("ann").hold_stored(MB)
+    path = READ[0]
+    assert (await lab.get(path, headers={"x-api-key": KEYS["ann"]})).status == 429
+    budget.open("bob").hold_stored(MB)
+    assert (await lab.get(path, headers={"x-api-key": KEYS["bob"]})).status == 404, "not his"
+
+
+@pytest.mark.parametrize("path", READ)
+async def test_readers_count_where_memory_is_short(lab, path):
+    await store_large(lab)
+    lab.gateway.memory = memory = MemoryMonitor([])
+    memory.shedding = True
+    lab.gateway.in_flight = 1
+    refused = await lab.get(path)
+    assert (refused.status, refused.json["error"]["code"]) == (503, "memory_pressure")
+    assert (await lab.get("/v1/models")).status == 200
+    assert (await lab.delete("/v1/responses/resp_1")).status == 200
+
+
+async def test_a_large_answer_goes_out_in_pieces():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    body = bytes(range(256)) * 1000
+    await send_json(send, 200, body)
+    pieces = [message["body"] for message in sent[1:]]
+    assert b"".join(pieces) == body
+    assert max(map(len, pieces)) == PIECE
+    assert [message.get("more_body", False) for message in sent[1:]] == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 3 * PIECE])
+async def test_an_answer_of_any_size_is_whole(lab, size):
+    await store_large(lab, size)
+    answer = await lab.get(READ[0])
+    assert answer.json["output"][0]["content"] == "x" * size
+    assert int(answer.headers["content-length"]) == len(answer.body)
+    head = await lab.head(READ[0])
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-length"] == answer.headers["content-length"]
+
+
+async def test_one_who_does_not_read_is_cut_off(lab, monkeypatch):
+    monkeypatch.setattr(http_response, "READ_S", 0.01)
+    monkeypatch.setattr(http_response, "MIN_RATE", 1 << 40)
+    await store_large(lab)
+
+    async def stall(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(5):
+        await lab.app(scope(READ[0]), receive, stall)
+    assert lab.gateway.budget.stored.total == 0
+
+
+async def test_a_large_frame_goes_out_in_pieces_with_no_comment_between():
+    sent = []
+
+    async def send(message):
+        sent.append(message.get("body", b""))
+        await asyncio.sleep(0.005)
+
+    async def frames():
+        yield b"data: " + b"x" * (3 * PIECE) + b"\n\n"
+
+    answer = ReplayedResponse(frames(), StreamTiming(keep_alive_s=0.001))
+    async with asyncio.timeout(5):
+        await answer(scope("/"), receive, send)
+    whole = b"".join(sent)
+    assert max(map(len, sent)) == PIECE
+    frame, _, _ = whole.partition(b"\n\n")
+    assert frame == b"data: " + b"x" * (3 * PIECE)
+
+
+async def test_a_stream_of_a_stored_answer_counts_as_reading_it(lab):
+    lab.says("Hello.")
+    made = await lab.post(
+        "/v1/responses",
+        {"model": "demo", "input": "hi", "background": True, "instructions": "x" * 500},
+    )
+    path = f"/v1/responses/{made.json['id']}"
+    await asyncio.wait({run.task for run in lab.runs._runs.values()})
+    assert (await lab.get(f"{path}?stream=true")).status == 200
+    lab.gateway.budget = RequestBudget(read_bytes=100)
+    assert (await lab.get(f"{path}?stream=true")).status == 429
+    assert lab.gateway.budget.stored.total == 0
+
+
+@pytest.mark.thorough
+async def test_slow_readers_on_the_wire_keep_little_in_memory(lab, url):
+    """A server that has given an answer to its connection no longer counts it."""
+    await store_large(lab, 12 * MB)
+    lab.gateway.budget = RequestBudget(read_bytes=30 * MB)
+    address = urlsplit(url)
+    slow = []
+    for _ in range(2):
+        reader = socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect((address.hostname, address.port))
+        reader.sendall(f"GET {READ[0]} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        slow.append(reader)
+    async with asyncio.timeout(20):
+        while lab.gateway.budget.stored.total < 24 * MB:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert lab.gateway.budget.stored.total > 24 * MB, "neither was taken for served"
+        async with httpx.AsyncClient(base_url=url) as client:
+            assert (await client.get(READ[0])).status_code == 429
+            for reader in slow:
+                reader.close()
+            while lab.gateway.budget.stored.total:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert len((await client.get(READ[0], timeout=30)).content) > 12 * MB
