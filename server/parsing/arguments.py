@@ -182,9 +182,14 @@ class ArgumentsWriter:
         return marker
 
     def inline(self, text: str) -> None:
-        """Some models write an object after all, in a format that has parameters."""
+        """Some models write an object after all, in a format that has parameters.
+
+        Other text may be a parameter whose tags are broken: the call lacks it.
+        """
         if text.lstrip().startswith("{"):
             self.verbatim(text.strip())
+        elif text.strip():
+            self._calls.spoil()
 
     def __enter__(self) -> Self:
         return self

@@ -11,18 +11,20 @@ and ends at the latest where the next call or the section ends.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from server.parsing.json_calls import JsonCalls, skip_fence
-from server.parsing.markers import NAME, Follow, Quotes
+from server.parsing.markers import NAME, Follow, Quotes, Stops
 from server.parsing.message import Ahead, Context, Skipping, ToolFormat, last_name, opens
 from server.parsing.output import Calls, Framed
-from server.parsing.reader import DONE, Grammar, JsonValue, Next, Subgrammar, Until, ignore
+from server.parsing.reader import DONE, Ended, Grammar, JsonValue, Next, Subgrammar, Until, ignore
 from server.parsing.tags import Tags
 
 SPACE = " \t\r\n"
+_LAST_WORD = re.compile(r"\S{1,200}\s*\Z")
 _NAMED: Follow = {NAME: None}
 _MEMBER: Follow = {'"': None}
 BEGINS: Follow = {"{": _MEMBER, "[": {"{": _MEMBER, "]": None}}
@@ -105,30 +107,64 @@ class Sections:
     begin: Callable[[Calls, str], bool]
     inside: tuple[str, ...] = ()
     """Markers around each call that mean nothing by themselves."""
+    others: tuple[tuple[str, str], ...] = ()
+    """What models write in place of the section's markers."""
 
     @property
     def ends(self) -> tuple[str, ...]:
         """What ends a call."""
-        return self.call, self.call_end, self.section_end
+        return self.call, self.call_end, *self.section_ends
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        return self.section, *(opening for opening, _ in self.others)
+
+    @property
+    def section_ends(self) -> tuple[str, ...]:
+        return self.section_end, *(closing for _, closing in self.others)
 
     def format(self) -> ToolFormat:
-        inner = (self.separator, self.call_end, self.section_end, *self.inside)
-        return ToolFormat((self.section, self.call), self._section, inner, "", self.section_end)
+        inner = (self.separator, self.call_end, *self.section_ends, *self.inside)
+        openers = (*self.sections, self.call)
+        return ToolFormat(openers, self._section, inner, "", self.section_end)
 
     def _section(self, opener: str, context: Context) -> Grammar:
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
-        between = context.lexicon.stops(self.call, self.section_end, *self.inside)
-        begins = context.follow(None, self.call, *self.inside) if opener == self.section else _NAMED
+        between = context.lexicon.stops(self.call, self.separator, *self.section_ends, *self.inside)
+        begins = _NAMED if opener == self.call else context.follow(None, self.call, *self.inside)
         if context.lexicon.is_text(opener) and not (yield from opens(opener, begins, context)):
             return
         marker = opener
-        while marker != self.section_end:
+        while marker not in self.section_ends:
             if marker == self.call:
                 marker = yield from self.read(context)
             elif opener == self.call:
                 return
             else:
-                marker = yield Until(between, stray.write, stray=ignore)
+                marker = yield from self._between(between, stray, context)
+
+    def _between(self, stops: Stops, stray: Framed, context: Context) -> Subgrammar:
+        """Text between calls is content, but for a header whose opening token is missing."""
+        parts: list[str] = []
+        try:
+            marker = yield Until(stops, parts.append, stray=ignore)
+        except Ended:
+            stray.write("".join(parts))
+            raise
+        text, header = "".join(parts), ""
+        if marker == self.separator and (found := _LAST_WORD.search(text)):
+            text, header = text[: found.start()], found[0]
+        if text:
+            stray.write(text)
+        if not header or not self.begin(context.calls, header.strip()):
+            return marker
+        return (yield from self._finish(context))
+
+    def _finish(self, context: Context) -> Subgrammar:
+        """The rest of a call, from behind its separator."""
+        marker = yield from self._arguments_text(context)
+        context.calls.close()
+        return marker
 
     def read(self, context: Context) -> Subgrammar:
         """One call: returns the marker that ended it."""
@@ -142,8 +178,8 @@ class Sections:
         if not self.begin(context.calls, written.strip()):
             return marker
         if marker == self.separator:
-            marker = yield from self._arguments_text(context)
-        elif inline:
+            return (yield from self._finish(context))
+        if inline:
             context.calls.write_json(inline.rstrip())
         context.calls.close()
         return marker
@@ -164,8 +200,9 @@ class Sections:
         """A string is given up where the section goes on or ends, and the output with it."""
 
         def find() -> Mapping[str, Follow | None]:
-            last = context.follow({}, self.section_end)
+            last = context.follow({}, *self.section_ends)
             following = context.follow({NAME: None}, self.call)
-            return {self.call_end: {**last, **following}, self.section_end: {}}
+            closing: dict[str, Follow | None] = {end: {} for end in self.section_ends}
+            return {self.call_end: {**last, **following}, **closing}
 
         return context.remember_quotes(self, find)

@@ -211,14 +211,17 @@ _NAME = re.compile(r"[\w.:\-]{1,128}")
 
 
 class Ahead:
-    """Whether the text goes on as ``follow`` says: YES or NO, and nothing is taken."""
+    """Whether the text goes on as ``follow`` says: YES or NO, and nothing is taken.
 
-    __slots__ = ("_follow", "tokens")
-    lexicon: Lexicon | None = None
+    With ``lexicon`` marker tokens count as their signs, else they are no text that could go on.
+    """
+
+    __slots__ = ("_follow", "lexicon", "tokens")
     YES, NO = "yes", "no"
 
-    def __init__(self, follow: Follow, stops: Stops) -> None:
+    def __init__(self, follow: Follow, stops: Stops, lexicon: Lexicon | None = None) -> None:
         self._follow = follow
+        self.lexicon = lexicon
         self.tokens = stops.tokens
 
     def take(self, text: str, more: bool) -> tuple[str | None, str]:
@@ -281,7 +284,8 @@ class Skipping(Looking):
 def opens(opener: str, follow: Follow, context: Context) -> Generator[Want, str, bool]:
     """Whether a plain-text ``opener`` opens anything: not unless the text goes on as it must."""
     try:
-        opened = (yield Ahead(follow, context.lexicon.stops())) == Ahead.YES
+        lexicon = context.lexicon
+        opened = (yield Ahead(follow, lexicon.stops(), lexicon)) == Ahead.YES
     except Ended:
         context.out.content.unmark(opener)
         raise

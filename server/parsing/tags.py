@@ -60,6 +60,8 @@ class Tags:
     """Tags that models write in place of those around a section."""
     attributes: tuple[str, str] = ("", "")
     """``call`` and ``parameter`` as models write them that put the name into an attribute."""
+    strays: tuple[str, ...] = ()
+    """Tags of an older format that models write between calls."""
     doubled: bool = False
     """A tool may be called by its name doubled, as in ``get_weather.get_weather``."""
 
@@ -105,6 +107,8 @@ class Tags:
         words: Follow = {self.parameter: None}
         for word in lexicon.words(self.call_end):
             words[word] = then if self.section else None
+        if self.strays:
+            words |= dict.fromkeys(self.strays, then)
         words |= then
         if lexicon.is_token(self.section_end):
             words |= dict.fromkeys(lexicon.words(self.section_end), self.again(lexicon))
@@ -148,7 +152,7 @@ class Tags:
     def read(self, context: Context, marker: str = "") -> Subgrammar:
         """A section from behind its opening tag, or ``marker`` in it: the marker that ended it."""
         calls, parameters = self.spellings
-        stops = context.lexicon.stops(*calls, self.call_end, *self.outer)
+        stops = context.lexicon.stops(*calls, self.call_end, *self.strays, *self.outer)
         write = ignore if self.inside else context.out.content.write
         stray = Framed(write, lead=SPACE, trail=SPACE)
         known = KnownEnds()
@@ -193,13 +197,14 @@ class Tags:
     def head(self, lexicon: Lexicon, names: Iterable[str] = (NAME,)) -> Follow:
         inside: Follow = dict.fromkeys([self.parameter, *lexicon.words(self.call_end)])
         bare: Follow = {">": inside}
-        if not self.call.endswith("name="):
-            return dict.fromkeys(names, bare)
+        named: Follow = dict.fromkeys(names, bare)
         quoted: Follow = {}
         for quote in "\"'":
             closed: Follow = {quote: bare}
             quoted[quote] = dict.fromkeys(names, closed)
-        return quoted
+        if self.call.endswith("name="):
+            return quoted
+        return {"name=": quoted, **named} if self.call.endswith(" ") else named
 
 
 class _Call:
@@ -243,7 +248,7 @@ class _Call:
             text, marker = text.removesuffix("/").rstrip(), _EMPTY
         found = _TYPE.search(text)
         name = text[: found.start()] if found else text
-        return name.strip("\"' \t"), found[1] if found else None, marker
+        return name.removeprefix("name=").strip("\"' \t"), found[1] if found else None, marker
 
     def _parameters(self, arguments: ArgumentsWriter) -> Subgrammar:
         tags, spellings = self._tags, self._spellings
@@ -281,7 +286,8 @@ class _Call:
         if lexicon.is_token(tags.parameter):
             return closing, None
         names = arguments.properties.keys() - arguments.given
-        following: Follow = {word: None for name in names for word in (f"{name}>", f'"{name}"')}
+        forms = ("{}>", '"{}"', 'name="{}"', "name='{}'")
+        following: Follow = {form.format(name): None for name in names for form in forms}
         nexts = dict.fromkeys(tags.next_parameters, following)
         return closing, {**closing.words, **nexts}
 

@@ -70,12 +70,12 @@ class BareKeys:
             if name := written.strip().lstrip(":").removeprefix(BARE).strip():
                 calls.begin(name)
 
-        marker = yield from last_name(stops("{", self.call, self.call_end), header, begin)
+        marker = yield from last_name(stops("{", "(", self.call, self.call_end), header, begin)
         begin("".join(header))
         if not calls.open:
             return marker
-        members = Members(calls)
-        if marker == "{":
+        members = Members(calls, in_parentheses=marker == "(")
+        if marker in ("{", "("):
             try:
                 marker = yield from self._members(members, context)
             except Ended as ended:
@@ -90,23 +90,27 @@ class BareKeys:
         ends = context.lexicon.stops(self.quote, self.call, self.call_end)
         while (marker := (yield _Outside(ends, members))) == self.quote:
             write, end = members.string()
-            closing = self._closing(context)
+            closing = self._closing(context, members.in_parentheses)
             if (yield Tagged(context.lexicon, closing, write)) == FORCED:
                 context.calls.spoil()
             end()
         return marker
 
-    def _closing(self, context: Context) -> Closing:
+    def _closing(self, context: Context, in_parentheses: bool) -> Closing:
         found: Closing = context.lexicon.remember(
-            (self, context.sound), lambda: self._find_closing(context)
+            (self, context.sound, in_parentheses),
+            lambda: self._find_closing(context, in_parentheses),
         )
         return found
 
-    def _find_closing(self, context: Context) -> Closing:
+    def _find_closing(self, context: Context, in_parentheses: bool) -> Closing:
         """A string ends at its own token, or where the call is over and the output agrees."""
-        after: Follow = dict.fromkeys(",:}]")
+        after: Follow = dict.fromkeys(",:}]") | context.follow(None, self.call_end)
+        if in_parentheses:
+            after[")"] = context.follow(None, self.call_end, self.call)
         value: Follow = dict.fromkeys([*"[{-0123456789", "true", "false", "null"])
-        after[NAME] = {":": value | context.follow(None, self.quote)}
+        value |= context.follow(None, self.quote)
+        after[NAME] = {":": value, "=": value}
         words = context.follow(after, self.quote)
         if context.sound or not context.lexicon.is_token(self.call_end):
             return Closing(words)
@@ -144,11 +148,16 @@ class _Outside:
 class Members:
     """Writes the JSON of an object, character by character outside of strings; closes the call.
 
-    A forgotten comma, a forgotten value and forgotten brackets at the end are made up for.
+    A forgotten comma, a forgotten value and forgotten brackets at the end are made up for, and
+    parentheses around the members and ``=`` behind a key are read as they are meant. A key without
+    a value makes the call malformed.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, in_parentheses: bool = False) -> None:
         self._calls = calls
+        self.in_parentheses = in_parentheses
+        self._num_parentheses = 0
+        """Those that a word has opened."""
         self._write = calls.write
         self._closers: list[str] = []
         self._is_first: list[bool] = []
@@ -169,11 +178,22 @@ class Members:
                 self._end_quotes(char)
             if self._quote:
                 self._take_quoted(char)
+            elif self.in_parentheses and char in "()":
+                self._take_parenthesis(char)
             elif char in "\"'" and self._takes != self._take_next and self._is_blank:
                 self._word, self._quote = [char], char
             else:
                 self._takes(char)
         return len(text)
+
+    def _take_parenthesis(self, char: str) -> None:
+        """The one that closes the members, or a part of a word."""
+        if char == "(" or self._num_parentheses:
+            self._num_parentheses += 1 if char == "(" else -1
+            self._takes(char)
+            return
+        while not self.ended:
+            self._takes("}" if self._closers[-1:] == ["}"] else "]")
 
     @property
     def is_behind_value(self) -> bool:
@@ -209,6 +229,8 @@ class Members:
             return
         if self._takes == self._take_value and self._closers:
             self._finish_word()
+        elif self._takes == self._take_key and not self._is_blank:
+            self._calls.spoil()
         self._write("".join(reversed(self._closers)))
         self._end()
 
@@ -244,18 +266,22 @@ class Members:
     def _end_quotes(self, char: str) -> None:
         """Behind a single quote, which may be an apostrophe."""
         self._may_end = False
-        if char in ",:]} \n":
+        if char in ",:]} \n" or (char == ")" and self.in_parentheses):
             self._quote = ""
 
     def _take_key(self, char: str) -> None:
-        if char == ":":
+        if char == ":" or (char == "=" and not self._is_blank):
             self._separate()
             self._key = _unquote(self._take_word())
             self._write(encode_basestring(self._key) + ": ")
             self._takes = self._take_value
-        elif char in "}]":
-            self._close()
-        elif char != ",":
+        elif char in ",}]":
+            if not self._is_blank:
+                self._calls.spoil()
+            self._word = []
+            if char != ",":
+                self._close()
+        elif not (char == "{" and self.in_parentheses and self._is_blank):
             self._word.append(char)
 
     def _take_value(self, char: str) -> None:

@@ -29,7 +29,7 @@ from server.parsing.arguments import ArgumentsWriter
 from server.parsing.json_blocks import SPACE
 from server.parsing.json_calls import JsonCalls
 from server.parsing.markers import NAME, Follow
-from server.parsing.message import CallFrame, Context, ToolFormat, last_name, opens
+from server.parsing.message import Ahead, CallFrame, Context, ToolFormat, last_name, opens
 from server.parsing.output import Calls, Framed
 from server.parsing.reader import Grammar, Next, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import ALIASES, TYPES
@@ -87,7 +87,7 @@ class KeyValues:
 
     def _call(self, context: Context) -> Subgrammar:
         parts: list[str] = []
-        words = filter(None, ("\n", self.key, self.key_end, self.separator))
+        words = filter(None, ("\n", self.key, self.key_end, self.value_end, self.separator))
         stops = context.lexicon.stops(*words, *self.outer)
         first = yield Next(stops, keep=None, markup=True)
         if first == "{":
@@ -103,12 +103,20 @@ class KeyValues:
         if not _NAME.fullmatch(name := name.rstrip()):
             return (yield from self._pass(written, marker, context))
         context.calls.begin(name)
+        if marker == self.call and self.key_end and (yield from self._is_key_next(context)):
+            marker = self.key
         with ArgumentsWriter(context.calls) as arguments:
             marker = yield from self._arguments(marker, brace + inline, arguments, context, key)
         context.calls.close(spoiled=marker == FORCED)
         if marker == FORCED:
             marker = yield Until(context.lexicon.stops(*self.outer), ignore)
         return marker
+
+    def _is_key_next(self, context: Context) -> Generator[Want, str, bool]:
+        """Whether the opening token has been written in place of that of the first key."""
+        lexicon = context.lexicon
+        head: Follow = {NAME: context.follow(None, self.key_end)}
+        return (yield Ahead(head, lexicon.stops(), lexicon)) == Ahead.YES
 
     def _pass(self, written: str, marker: str, context: Context) -> Subgrammar:
         """What has no name is no call."""

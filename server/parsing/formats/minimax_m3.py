@@ -85,11 +85,15 @@ class Elements:
         """One call: the tag that ended it, or nothing where that was its own."""
         context.calls.begin(name)
         with ArgumentsWriter(context.calls) as arguments:
-            tag = yield from self._tag(context)
+            loose: list[str] = []
+            tag = yield from self._tag(context, loose.append)
             while tag not in ("</invoke", "</tool_call") and not _INVOKE.fullmatch(tag):
-                if not tag.startswith("</"):
+                if tag.startswith("</"):
+                    _take_unopened(tag.removeprefix("</"), "".join(loose), arguments, context)
+                else:
                     yield from self._parameter(tag.removeprefix("<"), arguments, context)
-                tag = yield from self._tag(context)
+                loose.clear()
+                tag = yield from self._tag(context, loose.append)
         context.calls.close()
         return DONE if tag == "</invoke" else tag
 
@@ -115,6 +119,18 @@ class Elements:
             raise
         arguments.key(key)
         context.calls.write(value.end())
+
+
+def _take_unopened(key: str, text: str, arguments: ArgumentsWriter, context: Context) -> None:
+    """A closing tag that nothing has opened: the text before it is the parameter of its name."""
+    if not text.strip():
+        return
+    if key in arguments.given or key not in arguments.properties:
+        context.calls.spoil()
+        return
+    arguments.begin(key)
+    arguments.write(text.strip())
+    arguments.end()
 
 
 @dataclass(slots=True)

@@ -79,6 +79,7 @@ KIMI_K2 = Sections(
     separator="<|tool_call_argument_begin|>",
     call_end="<|tool_call_end|>",
     begin=_begin_kimi,
+    others=(("<|tool_call_section_begin|>", "<|tool_call_section_end|>"),),
 ).format()
 
 

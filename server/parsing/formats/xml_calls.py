@@ -47,8 +47,9 @@ before ``</parameter>``, which are no part of the value, strings as they are, ob
 JSON, and other values as Python prints them (``True``, ``None``). ``<tool_call>`` and
 ``</tool_call>`` are added tokens, the inner tags plain text: ``server/parsing/tagged.py`` says how
 a value that contains them is read. Models write the names as attributes at times
-(``<function name="get_weather">``). A ``<function=`` outside ``<tool_call>`` opens a call only
-where it names an offered tool.
+(``<function name="get_weather">``) or behind a blank (``<function get_weather>``), and the closing
+tag of an older format (``</function_invocation>``). A ``<function=`` outside ``<tool_call>`` opens
+a call only where it names an offered tool.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ CODER = Tags(
     parameter="<parameter=",
     parameter_end="</parameter>",
     line="\n",
-    attributes=("<function name=", "<parameter name="),
+    attributes=("<function ", "<parameter "),
+    strays=("</function_invocation>", "<function_invocation>"),
 )
 
 QWEN3_CODER = CODER.format()
