@@ -38,7 +38,7 @@ class Stops:
         self.pattern = re.compile("|".join(map(re.escape, written))) if written else None
         self._first = tuple({marker[0] for marker in written})
         """The characters that the written ones begin with."""
-        self._beginnings = re.compile("|".join(map(_beginnings, written)))
+        self._beginnings = re.compile("|".join(map(match_beginnings, written)))
         self._longest = max(map(len, written), default=1)
 
     def find(self, text: str, at: int, more: bool) -> tuple[int, int, str | None]:
@@ -66,7 +66,7 @@ class Stops:
         return found.start() if found else len(text)
 
 
-def _beginnings(marker: str) -> str:
+def match_beginnings(marker: str) -> str:
     """A pattern for the proper prefixes of ``marker`` at the end of a text."""
     pattern = ""
     for char in reversed(marker[:-1]):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 
-from server.parsing.markers import Follow, Lexicon, follows
+from server.parsing.markers import FRAGMENT, Follow, Lexicon, follows
 from server.parsing.reader import DONE, Sink
 
 _NAME = re.compile(r"""["']?([^\s"'<>]+)""")
@@ -355,6 +356,49 @@ class CallValue(Tagged):
             return False
         opening = text.find(self._closing.parameter, self._first[0], place)
         return opening >= 0 and text.find(self._closing.call, self._first[0], opening) < 0
+
+
+_TAG_AT_END = re.compile(r"\n?<(?:/(?:[^<>\s]{0,64}>?\s{0,99}+)?)?\Z")
+_ALIKE = 0.8
+"""How much of a misspelt tag's letters are those of the tag, in order."""
+
+
+class MisspeltEnd:
+    """A sink that keeps back a closing tag at the end of the text.
+
+    If nothing else closes the value, and the tag is the value's own but for its spelling, it is no
+    part of the value.
+    """
+
+    __slots__ = ("_held", "_sink", "_tag")
+
+    def __init__(self, tag: str, sink: Sink) -> None:
+        self._tag = tag
+        self._sink = sink
+        self._held = ""
+
+    def write(self, text: str) -> None:
+        if not self._held and "<" not in text:
+            self._sink(text)
+            return
+        text = self._held + text
+        found = _TAG_AT_END.search(text, max(0, len(text) - 170))
+        end = found.start() if found else len(text)
+        self._held = text[end:]
+        if end:
+            self._sink(text[:end])
+
+    def end(self, closed: bool) -> bool:
+        """Whether a tag of the format is left in it. ``closed``: its own tag has ended it."""
+        held, self._held = self._held, ""
+        if held and (closed or not self._is_own(held)):
+            self._sink(held)
+            return not closed and FRAGMENT in held
+        return False
+
+    def _is_own(self, written: str) -> bool:
+        one, other = (tag.strip("</> \t\n" + FRAGMENT) for tag in (written, self._tag))
+        return SequenceMatcher(None, one, other).ratio() >= _ALIKE
 
 
 class LeadingBreak:

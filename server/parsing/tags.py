@@ -14,10 +14,10 @@ from typing import Any
 
 from server.parsing.arguments import ArgumentsWriter
 from server.parsing.json_calls import JsonCalls
-from server.parsing.markers import FRAGMENT, NAME, Follow, Lexicon, Stops
-from server.parsing.message import Context, ToolFormat, last_name, opens
+from server.parsing.markers import FRAGMENT, NAME, Follow, Lexicon, Stops, match_beginnings
+from server.parsing.message import Context, Skipping, ToolFormat, last_name, opens
 from server.parsing.output import Framed
-from server.parsing.reader import DONE, Grammar, Next, Subgrammar, Until, Want, ignore
+from server.parsing.reader import DONE, Ended, Grammar, Next, Sink, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import STRING
 from server.parsing.tagged import (
     FORCED,
@@ -25,6 +25,7 @@ from server.parsing.tagged import (
     Closing,
     KnownEnds,
     LeadingBreak,
+    MisspeltEnd,
     OwnLines,
     Tagged,
 )
@@ -87,6 +88,14 @@ class Tags:
     def section_ends(self) -> tuple[str, ...]:
         return (self.section_end, *self.ends, *(closing for _, closing in self.others))
 
+    @cached_property
+    def _tails(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """Closing tags behind a section that is closed, and what may become one."""
+        tags = (self.parameter_end, self.call_end, *self.section_ends)
+        whole = rf"(?:\s{{0,99}}+(?:{'|'.join(map(re.escape, tags))}))"
+        begun = "|".join(map(match_beginnings, tags))
+        return re.compile(f"{whole}+"), re.compile(rf"{whole}*+\s{{0,99}}+(?:\Z|{begun})")
+
     @property
     def next_parameters(self) -> tuple[str, ...]:
         """How a parameter's tag may begin behind a value that is not closed."""
@@ -148,6 +157,8 @@ class Tags:
             return
         if opener in self.sections:
             yield from self.read(context)
+        if FRAGMENT in self.section:
+            yield Skipping(*self._tails)
 
     def read(self, context: Context, marker: str = "") -> Subgrammar:
         """A section from behind its opening tag, or ``marker`` in it: the marker that ended it."""
@@ -259,7 +270,7 @@ class _Call:
             name, text, marker = yield from self._header()
             if marker not in self._outer:
                 arguments.begin(name, _TYPES[text])
-                marker = DONE if marker == _EMPTY else (yield self._value(arguments))
+                marker = DONE if marker == _EMPTY else (yield from self._read_value(arguments))
                 arguments.end()
             if marker == FORCED:
                 return FORCED
@@ -267,10 +278,25 @@ class _Call:
                 marker = yield Until(stops, ignore)
         return DONE if marker == tags.call_end else marker
 
-    def _value(self, arguments: ArgumentsWriter) -> Tagged:
+    def _read_value(self, arguments: ArgumentsWriter) -> Subgrammar:
+        end = MisspeltEnd(self._tags.parameter_end, self._framed(arguments))
+        try:
+            marker = yield self._value(end.write, arguments)
+        except Ended:
+            end.end(closed=True)
+            raise
+        if end.end(closed=marker not in (DONE, FORCED)):
+            self._context.calls.spoil()
+        return marker
+
+    def _framed(self, arguments: ArgumentsWriter) -> Sink:
+        """Drops the line breaks that the template writes inside the tags."""
         line, sink = self._tags.line, arguments.write
         if line or self._tags.may_line:
             sink = (LeadingBreak(line, sink) if line else OwnLines(sink)).write
+        return sink
+
+    def _value(self, sink: Sink, arguments: ArgumentsWriter) -> Tagged:
         lexicon, calls = self._context.lexicon, self._context.calls
         closing, words = self._closing(arguments)
         if not closing.call:

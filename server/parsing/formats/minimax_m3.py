@@ -40,6 +40,8 @@ _TAGS = {
 }
 """By how the token stands in the text: the same characters in other tokens are text."""
 _MAX_DEPTH = 64
+_MAX_WORDS = 3
+"""Between two parameters, beside the first; more is part of the value."""
 ANY: dict[str, Any] = {}
 """The schema that allows everything."""
 
@@ -97,12 +99,21 @@ class Elements:
         context.calls.close()
         return DONE if tag == "</invoke" else tag
 
+    def _find_next(self, key: str, arguments: ArgumentsWriter) -> Follow:
+        """Another tag; behind a few words only one that the call may well go on with."""
+        names = arguments.properties.keys() - arguments.given - {key}
+        sure: Follow = {"/invoke>": None, **{f"{name}>": None for name in names}}
+        words: Follow = {f"{self.token}<": sure}
+        for _ in range(_MAX_WORDS):
+            words = {f"{self.token}<": sure, NAME: words}
+        return {f"{self.token}<": None, NAME: words}
+
     def _parameter(self, key: str, arguments: ArgumentsWriter, context: Context) -> Grammar:
         """A value up to its own closing tag. Where elements nest, one of the same name may."""
         end, opening = f"{self.token}</{key}>", f"{self.token}<{key}>"
         if named := _PARAMETER.fullmatch(key):
             key, end = named[1], f"{self.token}</parameter>"
-        closing = Closing({end: {f"{self.token}<": None}})
+        closing = Closing({end: self._find_next(key, arguments)})
         if arguments.allowed(key) <= STRING or key in arguments.given:
             arguments.begin(key)
             yield Tagged(context.lexicon, closing, arguments.write)

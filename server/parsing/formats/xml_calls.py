@@ -109,6 +109,7 @@ _V32 = Tags(
     others=(
         ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
         ("<｜DSML｜toolcalls>", "</｜DSML｜toolcalls>"),
+        ("<｜DSML｜tool_call>", "</｜DSML｜tool_call>"),
     ),
 )
 _V4 = replace(
@@ -118,6 +119,7 @@ _V4 = replace(
     others=(
         ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
         ("<｜DSML｜toolcalls>", "</｜DSML｜toolcalls>"),
+        ("<｜DSML｜tool_call>", "</｜DSML｜tool_call>"),
     ),
 )
 _V41 = Tags(
