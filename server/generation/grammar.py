@@ -20,6 +20,7 @@ from server.parsing.answer import fit_reasoning, make_fallback_parser, make_pars
 from server.parsing.message import CallFrame, ReasoningFormat, TagNode, matching
 from server.parsing.parser import Parser, ParserFallback
 from server.parsing.registry import find_frame, framed_names, tool_format
+from server.parsing.schemas import modernise
 from server.parsing.vocabulary import Vocabulary
 
 
@@ -202,7 +203,7 @@ def _tag_of(
     grammar = policy.custom.get(function["name"])
     if grammar is not None:
         return frame.text_call(function["name"], grammar)
-    schema = function.get("parameters") if constrained else None
+    schema = modernise(function.get("parameters")) if constrained else None
     return frame.call(function["name"], {"type": "object"} if schema is None else schema)
 
 

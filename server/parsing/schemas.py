@@ -11,7 +11,8 @@ a value; ``Effort`` counts the visits without making them, each pair once, so th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -46,8 +47,64 @@ ALIASES: Mapping[str, str] = {
 TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 STRING = frozenset({"string"})
 MAX_DEPTH = 16
+MAX_MODERNISED = 64
+"""Levels of a schema that are translated from an older draft."""
 _VALUES = ("const", "enum", "default", "examples", "example")
 """Keywords whose content is no schema."""
+
+
+_SCHEMA_MAPS = frozenset(
+    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+)
+_SCHEMA_LISTS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems", "items"))
+_SCHEMA_SINGLE = frozenset((
+    "items", "additionalItems", "additionalProperties", "unevaluatedItems",
+    "unevaluatedProperties", "contains", "propertyNames", "not", "if", "then", "else",
+))  # fmt: skip
+_ANCHOR = re.compile(r"#([A-Za-z_][-A-Za-z0-9._]*)")
+_LATEST = "https://json-schema.org/draft/2020-12/schema"
+
+
+def walk_schema(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """``schema`` with each subschema as ``change`` makes it."""
+    found = dict(schema)
+    for name, part in schema.items():
+        if name in _SCHEMA_MAPS and isinstance(part, dict):
+            found[name] = {key: change(inner) for key, inner in part.items()}
+        elif name in _SCHEMA_LISTS and isinstance(part, list):
+            found[name] = [change(inner) for inner in part]
+        elif name in _SCHEMA_SINGLE and isinstance(part, dict):
+            found[name] = change(part)
+    return found
+
+
+def modernise(schema: Any, depth: int = 0) -> Any:
+    """A schema of an older draft in the words of draft 2020-12.
+
+    Tuples in ``items``, exclusive bounds that are boolean, and ids that are fragments.
+    """
+    if not isinstance(schema, dict) or depth > MAX_MODERNISED:
+        return schema
+    found = walk_schema(schema, lambda part: modernise(part, depth + 1))
+    if isinstance(found.get("items"), list):
+        found["prefixItems"] = found.pop("items")
+        if "additionalItems" in found:
+            found["items"] = found.pop("additionalItems")
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and bound in found:
+            found[exclusive] = found.pop(bound)
+    _modernise_id(found)
+    return found
+
+
+def _modernise_id(schema: dict[str, Any]) -> None:
+    """Drafts before 2019-09 name a place by an id that is a fragment, where an anchor is now."""
+    if isinstance(given := schema.get("$id"), str) and given.startswith("#"):
+        del schema["$id"]
+        if anchor := _ANCHOR.fullmatch(given):
+            schema["$anchor"] = anchor[1]
+    if isinstance(schema.get("$schema"), str) and schema["$schema"].rstrip("#") != _LATEST:
+        del schema["$schema"]
 
 
 def normalise(schema: Any, depth: int = 0) -> Any:
@@ -197,7 +254,7 @@ def _infer_types(schema: Mapping[str, Any]) -> frozenset[str]:
     """By keywords that only one type has."""
     if "properties" in schema or "required" in schema:
         return frozenset({"object"})
-    return frozenset({"array"}) if "items" in schema else frozenset()
+    return frozenset({"array"}) if {"items", "prefixItems"} & schema.keys() else frozenset()
 
 
 def _kind(value: Any) -> str:

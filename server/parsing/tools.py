@@ -31,6 +31,7 @@ from server.parsing.schemas import (
     additional,
     kinds,
     measure_schema,
+    modernise,
     normalise,
     num_values,
     properties,
@@ -87,7 +88,7 @@ class ToolSchema:
     @cached_property
     def parameters(self) -> Mapping[str, Any]:
         """The schema, in JSON Schema's own words unless it is too large to be read over."""
-        read = normalise(self._given) if self._size.is_compilable else self._given
+        read = modernise(normalise(self._given)) if self._size.is_compilable else self._given
         return read if isinstance(read, dict) else {}
 
     @cached_property

@@ -9,6 +9,7 @@ import orjson
 from jsonschema_rs import Draft4Validator, Draft7Validator, Draft202012Validator
 
 from engine.types import Constraint
+from server.apis.shared.all_of import merge_all_of
 from server.apis.shared.fields import (
     EngineFields,
     JsonObjectFormat,
@@ -23,7 +24,7 @@ from server.apis.shared.request import BadJSON, loads
 from server.apis.shared.strict_schema import check_strict
 from server.apis.shared.text_grammars import to_ebnf
 from server.errors import InvalidRequest
-from server.parsing.schemas import normalise
+from server.parsing.schemas import modernise, normalise
 
 MAX_BYTES = 256 << 10
 """Of one schema as JSON; the limit of the engine's grammar compiler."""
@@ -89,10 +90,12 @@ def schema_constraint(schema: dict[str, Any] | str, param: str, strict: bool = F
             raise InvalidRequest(f"'{param}' must be a JSON schema: {error}", param=param) from None
     if not isinstance(schema, dict):
         raise InvalidRequest(f"'{param}' must be a JSON schema object.", param=param)
-    check_schema(schema, param)
+    latest: dict[str, Any] = modernise(schema)
+    check_schema(latest, param)
+    merged = merge_all_of(latest)
     if strict:
-        check_strict(schema, param)
-    return Constraint("json_schema", orjson.dumps(schema).decode())
+        check_strict(merged, param)
+    return Constraint("json_schema", orjson.dumps(merged).decode())
 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:

@@ -1,0 +1,126 @@
+"""Merges the schemas of an ``allOf`` into one, since xgrammar enforces only the last of them.
+
+What has no merged form (two patterns, properties that another schema forbids) stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.parsing.schemas import resolve, walk_schema
+
+MOST_SCHEMAS = 2000
+"""Schemas looked at in all: references can multiply a small schema without end."""
+_MAX_DEPTH = 64
+_ANNOTATIONS = frozenset(("title", "description", "default", "examples", "$comment", "deprecated"))
+_LOWER_BOUNDS = frozenset(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"))
+_UPPER_BOUNDS = frozenset(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"))
+_ALONE = frozenset(("$ref", "anyOf", "oneOf", "allOf"))
+"""xgrammar ignores assertions beside one of these."""
+_NEUTRAL = _ANNOTATIONS | {"$defs", "definitions"}
+
+
+class _Unmergeable(Exception):
+    """The schemas cannot be written as one."""
+
+
+class _TooMuch(Exception):
+    """There are more schemas than may be looked at."""
+
+
+def merge_all_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """``schema`` with every ``allOf`` merged that can be; it matches the same values."""
+    try:
+        merged = _Merger(schema).read(schema, 0)
+    except _TooMuch:
+        return schema
+    return merged if isinstance(merged, dict) else schema
+
+
+class _Merger:
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._left = MOST_SCHEMAS
+
+    def read(self, schema: Any, depth: int) -> Any:
+        self._left -= 1
+        if self._left < 0 or depth > _MAX_DEPTH:
+            raise _TooMuch
+        if not isinstance(schema, dict):
+            return schema
+        found = walk_schema(schema, lambda part: self.read(part, depth + 1))
+        if not isinstance(found.get("allOf"), list) or not found["allOf"]:
+            return found
+        try:
+            return self._merge_parts(found, depth)
+        except _Unmergeable:
+            return found
+
+    def _merge_parts(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
+        merged = {name: part for name, part in schema.items() if name != "allOf"}
+        for part in schema["allOf"]:
+            merged = self._merge(merged, self._resolve(part, depth + 1), depth + 1)
+        return merged
+
+    def _resolve(self, part: Any, depth: int) -> dict[str, Any]:
+        """What a reference points to, any other schema itself."""
+        if isinstance(part, dict) and part.keys() - _NEUTRAL == {"$ref"}:
+            part = self.read(resolve(part["$ref"], self._root), depth)
+        if not isinstance(part, dict):
+            raise _Unmergeable
+        return part
+
+    def _merge(self, one: dict[str, Any], other: dict[str, Any], depth: int) -> dict[str, Any]:
+        for first, second in ((one, other), (other, one)):
+            if first.keys() & _ALONE and second.keys() - _NEUTRAL:
+                raise _Unmergeable
+            _check_additional(first, second)
+        merged = dict(one)
+        for name, value in other.items():
+            merged[name] = self._combine(name, one[name], value, depth) if name in one else value
+        return merged
+
+    def _combine(self, name: str, one: Any, other: Any, depth: int) -> Any:
+        if one == other or name in _ANNOTATIONS:
+            return one
+        if name in ("properties", "$defs", "definitions"):
+            return self._combine_maps(one, other, depth)
+        if name == "required":
+            return list(dict.fromkeys([*one, *other]))
+        if name == "type":
+            return _intersect(one, other)
+        if name in _LOWER_BOUNDS:
+            return max(one, other)
+        if name in _UPPER_BOUNDS:
+            return min(one, other)
+        raise _Unmergeable
+
+    def _combine_maps(
+        self, one: dict[str, Any], other: dict[str, Any], depth: int
+    ) -> dict[str, Any]:
+        both = {
+            name: self._merge(self._resolve(one[name], depth), self._resolve(part, depth), depth)
+            for name, part in other.items()
+            if name in one and one[name] != part
+        }
+        return {**one, **other, **both}
+
+
+def _check_additional(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+    """Raises _Unmergeable where ``first`` says something of properties of ``second`` alone."""
+    says = first.get("additionalProperties", True)
+    known = first.get("properties", {}).keys()
+    if says is not True and not second.get("properties", {}).keys() <= known:
+        raise _Unmergeable
+
+
+def _intersect(one: Any, other: Any) -> Any:
+    """The types that both allow; every integer is a number."""
+    first, second = ({named} if isinstance(named, str) else set(named) for named in (one, other))
+    both = first & second
+    if "integer" in first | second and "number" in first | second:
+        both |= {"integer"}
+    if not both:
+        raise _Unmergeable
+    return both.pop() if len(both) == 1 else sorted(both)

@@ -1,0 +1,183 @@
+"""Schemas of older drafts, and ``allOf``: what a client asks for is enforced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+import xgrammar
+from xgrammar.testing import _is_grammar_accept_string
+
+from engine.events import Outcome
+from server.apis.shared.all_of import merge_all_of
+from server.apis.shared.constraints import schema_constraint
+from server.parsing.message import matching
+from server.parsing.tools import OfferedTools
+
+DRAFT7, DRAFT4 = (
+    "http://json-schema.org/draft-07/schema#",
+    "http://json-schema.org/draft-04/schema#",
+)
+I, S = {"type": "integer"}, {"type": "string"}  # noqa: E741
+OLDER: dict[str, tuple[dict[str, Any], str, str]] = {
+    "tuple": (
+        {
+            "$schema": DRAFT7,
+            "type": "object",
+            "properties": {"p": {"type": "array", "items": [I, S], "additionalItems": False}},
+            "required": ["p"],
+        },
+        '{"p": [1, "a"]}',
+        '{"p": ["a", 1]}',
+    ),
+    "exclusive": (
+        {
+            "$schema": DRAFT4,
+            "type": "object",
+            "properties": {"n": {"type": "integer", "minimum": 0, "exclusiveMinimum": True}},
+            "required": ["n"],
+        },
+        '{"n": 1}',
+        '{"n": 0}',
+    ),
+    "not exclusive": (
+        {
+            "$schema": DRAFT4,
+            "type": "object",
+            "properties": {"n": {"type": "integer", "maximum": 9, "exclusiveMaximum": False}},
+            "required": ["n"],
+        },
+        '{"n": 9}',
+        '{"n": 10}',
+    ),
+    "id": (
+        {
+            "$schema": DRAFT7,
+            "type": "object",
+            "properties": {"n": {"$id": "#/properties/n", "type": "integer"}},
+            "required": ["n"],
+        },
+        '{"n": 1}',
+        '{"n": "1"}',
+    ),
+    "no $schema": (
+        {"type": "object", "properties": {"p": {"type": "array", "items": [I]}}, "required": ["p"]},
+        '{"p": [1]}',
+        '{"p": ["a"]}',
+    ),
+}
+
+
+def accepts(schema: Any, text: str) -> bool:
+    tag = {"type": "structural_tag", "format": matching(schema)}
+    return _is_grammar_accept_string(xgrammar.Grammar.from_structural_tag(tag), text)
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_a_schema_of_an_older_draft_is_enforced(name):
+    schema, good, bad = OLDER[name]
+    constraint = schema_constraint(schema, "guided_json")
+    written = orjson.loads(constraint.value)
+    assert (accepts(written, good), accepts(written, bad)) == (True, False)
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_a_call_is_judged_by_a_schema_of_an_older_draft(name):
+    schema, good, bad = OLDER[name]
+    tools = OfferedTools([{"name": "f", "parameters": schema}])
+    assert tools.judge("f", good) is Outcome.VALID
+    assert tools.judge("f", bad) is Outcome.SCHEMA_MISMATCH
+
+
+@pytest.mark.parametrize("name", OLDER)
+async def test_every_field_takes_it(lab, name):
+    schema, good, _ = OLDER[name]
+    lab.says(good)
+    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for fields in ({"response_format": named}, {"guided_json": schema}):
+        answer = await lab.chat(**fields)
+        assert answer.status == 200, answer.body
+
+
+def test_names_of_properties_are_no_keywords():
+    schema = {
+        "type": "object",
+        "properties": {"items": {"type": "array", "items": I}, "exclusiveMinimum": True, "$id": S},
+    }
+    assert orjson.loads(schema_constraint(schema, "x").value) == schema
+
+
+MERGED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "objects": (
+        {
+            "allOf": [
+                {"type": "object", "properties": {"a": I}, "required": ["a"]},
+                {"type": "object", "properties": {"b": S}, "required": ["b"]},
+            ]
+        },
+        '{"a": 1, "b": "x"}',
+        '{"b": "x"}',
+    ),
+    "beside": (
+        {
+            "type": "object",
+            "properties": {"a": I},
+            "required": ["a"],
+            "allOf": [{"properties": {"b": I}, "required": ["b"]}],
+        },
+        '{"a": 1, "b": 2}',
+        '{"a": 1}',
+    ),
+    "reference": (
+        {
+            "$defs": {"base": {"type": "object", "properties": {"a": I}, "required": ["a"]}},
+            "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"b": I}, "required": ["b"]}],
+        },
+        '{"a": 1, "b": 2}',
+        '{"b": 2}',
+    ),
+    "bounds": (
+        {"allOf": [{"type": "integer", "minimum": 5}, {"type": "integer", "maximum": 9}]},
+        "7",
+        "3",
+    ),
+    "same property": (
+        {
+            "allOf": [
+                {"type": "object", "properties": {"a": {"type": "number", "minimum": 1}}},
+                {"properties": {"a": {"type": "integer", "maximum": 3}}, "required": ["a"]},
+            ]
+        },
+        '{"a": 2}',
+        '{"a": 2.5}',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_all_of_is_enforced(name):
+    schema, good, bad = MERGED[name]
+    written = orjson.loads(schema_constraint(schema, "response_format").value)
+    assert (accepts(written, good), accepts(written, bad)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]},
+        {"allOf": [{"type": "string"}, {"type": "integer"}]},
+        {
+            "allOf": [
+                {"properties": {"a": I}, "additionalProperties": False},
+                {"properties": {"b": I}},
+            ]
+        },
+        {"allOf": [{"anyOf": [I, S]}, {"minimum": 3}]},
+        {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, I]}}, "allOf": [{"$ref": "#/$defs/a"}]},
+        {"$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}},
+    ],
+    ids=["patterns", "types", "forbidden", "anyOf", "endless", "wide"],
+)
+def test_what_cannot_be_merged_stays(schema):
+    assert merge_all_of(schema) == schema
