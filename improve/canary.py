@@ -30,6 +30,7 @@ from improve.arms import (
     measure_request,
 )
 from improve.changes import CanaryChanges
+from improve.effects import describe_effect
 from improve.sequential import (
     CanaryFindings,
     CanaryRules,
@@ -113,8 +114,13 @@ class Canary:
         finally:
             self._traffic.watch_requests(None)
             await self.change.leave()
+        told = self.describe()
         log.warning(
-            "canary ended: %s", self.findings.reason, extra={"fields": {"canary": self.describe()}}
+            "canary ended: %s: %s%s",
+            self.findings.verdict,
+            self.findings.reason,
+            "".join(f"; {row['text']}" for row in told["evidence"][:1]),
+            extra={"fields": {"canary": told}},
         )
         return self.findings
 
@@ -213,10 +219,11 @@ class Canary:
 
 
 def describe_evidence(evidence: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: an open end is null."""
+    """Numbers and words. JSON has no infinity: an open end is null."""
     interval = evidence.pop("interval")
     ends = {end: interval[end] if math.isfinite(interval[end]) else None for end in ("low", "high")}
-    return {**evidence, "mean": interval["mean"], **ends, "blocks": interval["blocks"]}
+    row = {**evidence, "mean": interval["mean"], **ends, "blocks": interval["blocks"]}
+    return {**row, "text": describe_effect(row)}
 
 
 class CanaryRunner:

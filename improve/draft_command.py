@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from improve.client import CallFailed, send
+from improve.effects import describe_effect
 
 
 def main(argv: Sequence[str]) -> int:
@@ -143,7 +144,4 @@ def _format_canary(canary: Mapping[str, Any] | None) -> str:
         f"{canary['max_blocks']} blocks by {canary['by']}, {canary['sessions']} sessions",
         *([canary["reason"]] if canary["reason"] else []),
     ]
-    for row in canary["evidence"]:
-        ends = [f"{row[end]:+.3f}" if row[end] is not None else "?" for end in ("low", "high")]
-        lines.append(f"{row['metric']:20} {row['mean']:+.3f} ({ends[0]} to {ends[1]})")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  {describe_effect(row)}" for row in canary["evidence"])])

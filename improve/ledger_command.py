@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from improve.effects import describe_effect
 from improve.ledger import Candidate, Ledger
 
 HEAD = ("id", "created", "draft", "parent", "answers", "offline", "live", "verdict")
@@ -84,9 +86,9 @@ def _format_offline(offline: Mapping[str, Any]) -> str:
 
 
 def _format_live(live: Mapping[str, Any]) -> str:
-    """The same of the canary: its evidence is in logarithms, so nearly in per cent."""
+    """The same of the canary, whose evidence is in logarithms."""
     rows = [row for row in live.get("evidence", ()) if row["metric"] == "acceptance"]
-    return f"{rows[0]['mean']:+.1%}" if rows else "-"
+    return f"{math.expm1(rows[0]['mean']):+.1%}" if rows else "-"
 
 
 def format_candidate(one: Candidate, events: Sequence[Mapping[str, Any]]) -> str:
@@ -97,7 +99,5 @@ def format_candidate(one: Candidate, events: Sequence[Mapping[str, Any]]) -> str
     for row in one.offline.get("slices", ()):
         mark = "ok  " if row["passed"] else "FAIL"
         lines.append(f"offline {mark} {row['slice']:24} {row['why']}")
-    for row in one.live.get("evidence", ()):
-        ends = [f"{row[end]:+.3f}" if row[end] is not None else "?" for end in ("low", "high")]
-        lines.append(f"live         {row['metric']:24} {row['mean']:+.3f} ({' to '.join(ends)})")
+    lines += [f"live         {describe_effect(row)}" for row in one.live.get("evidence", ())]
     return "\n".join(lines)

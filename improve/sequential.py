@@ -304,12 +304,19 @@ class CanaryTest:
         primary, *others = [self._gather(one) for one in self._guardrails.values()]
         enough = self.blocks >= rules.min_blocks and len(self._sessions) >= rules.min_sessions
         last = self.blocks >= rules.max_blocks
-        verdict, reason = decide(primary, others, enough)
+        verdict, reason = decide(primary, others, "" if enough else self._describe_data())
         ended = last or verdict is not CanaryVerdict.UNDECIDED
         if last and verdict is CanaryVerdict.UNDECIDED:
             reason = f"the longest duration is over: {reason}"
         evidence = (primary, *others)
         return CanaryFindings(verdict, reason, ended, self.blocks, len(self._sessions), evidence)
+
+    def _describe_data(self) -> str:
+        rules, sessions = self.rules, len(self._sessions)
+        return (
+            f"too little data: {self.blocks} of {rules.min_blocks} blocks, "
+            f"{sessions} of {rules.min_sessions} sessions"
+        )
 
     def _gather(self, guardrail: Guardrail) -> MetricEvidence:
         """A promotion needs every metric to hold, so each may err with ``alpha``; one is enough
@@ -341,13 +348,14 @@ class CanaryTest:
 
 
 def decide(
-    primary: MetricEvidence, others: Sequence[MetricEvidence], enough: bool
+    primary: MetricEvidence, others: Sequence[MetricEvidence], lacking: str
 ) -> tuple[CanaryVerdict, str]:
+    """The verdict and why; ``lacking`` says which data is still waited for, if any."""
     for one in (primary, *others):
         if one.worse:
             return CanaryVerdict.ROLL_BACK, f"{one.metric} is worse than its margin"
-    if not enough:
-        return CanaryVerdict.UNDECIDED, "fewer blocks or sessions than the least"
+    if lacking:
+        return CanaryVerdict.UNDECIDED, lacking
     if not primary.better:
         return CanaryVerdict.UNDECIDED, f"{primary.metric} is not shown to be better"
     open_ = [one.metric for one in others if one.interval.blocks and not one.tolerable]
