@@ -1,8 +1,8 @@
 """Small faults in a module's source, one at a time, as syntax trees.
 
 Made: swapped comparisons, operators and booleans; other numbers; conditions that always or never
-hold; statements that call, raise, assign in place or delete and are left out; returns of nothing.
-Left alone: docstrings, messages and other text, annotations, imports, ``assert``.
+hold; statements that call, raise, assign in place or delete and are left out; returns of nothing;
+statements of a ``finally`` that run only where nothing was raised. Left alone: docstrings, messages and other text, annotations, imports, ``assert``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.LShift: ast.RShift,
     ast.Mod: ast.Mult,
 }
+OUT_OF_FINALLY = "out of finally"
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 Step = tuple[str, int | None]
@@ -60,6 +61,11 @@ class Mutant:
         tree = ast.parse(self.source)
         parent = _at(tree, self.path[:-1])
         name, index = self.path[-1]
+        if self.change == OUT_OF_FINALLY:
+            assert isinstance(parent, ast.Try)
+            assert index is not None
+            _move_out_of_finally(parent, index)
+            return ast.fix_missing_locations(tree)
         new = _changed(_at(tree, self.path), self.change)
         if index is None:
             setattr(parent, name, new)
@@ -72,8 +78,8 @@ def mutants_of(source: str) -> Iterator[Mutant]:
     tree = ast.parse(source)
     seen: dict[str, int] = {}
     for place, path in _walk(tree, ()):
-        for change in _changes(place):
-            after = _described(_changed(copy.deepcopy(place), change))
+        for change in _changes_at(place, path):
+            after = _describe_change(place, change)
             name = f"{_scope(tree, path)}: {_described(place)} -> {after}"
             seen[name] = seen.get(name, 0) + 1
             if seen[name] > 1:
@@ -103,6 +109,25 @@ def _walk(
 
 def _is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _changes_at(node: ast.stmt | ast.expr, path: tuple[Step, ...]) -> Iterator[str]:
+    yield from _changes(node)
+    if path[-1][0] == "finalbody" and not isinstance(node, ast.Pass):
+        yield OUT_OF_FINALLY
+
+
+def _move_out_of_finally(node: ast.Try, index: int) -> None:
+    """Behind what is tried, which it no longer follows when that raises, returns or is left."""
+    moved = node.finalbody.pop(index)
+    node.finalbody = node.finalbody or [ast.Pass()]
+    (node.orelse or node.body).append(moved)
+
+
+def _describe_change(node: ast.stmt | ast.expr, change: str) -> str:
+    if change == OUT_OF_FINALLY:
+        return f"({OUT_OF_FINALLY})"
+    return _described(_changed(copy.deepcopy(node), change))
 
 
 def _changes(node: ast.stmt | ast.expr) -> Iterator[str]:

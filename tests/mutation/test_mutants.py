@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.mutation.mutants import mutants_of
 from tests.mutation.targets import TARGETS
@@ -44,6 +48,72 @@ EXPECTED = {
 def test_every_place_is_changed_once():
     names = {mutant.name for mutant in mutants_of(SOURCE)}
     assert names == EXPECTED
+
+
+CLEANED = """
+def answer(place):
+    try:
+        place.work()
+        return 1
+    except OSError:
+        place.fail()
+    finally:
+        place.pay()
+        if place:
+            place.leave()
+"""
+
+
+def test_each_statement_of_a_finally_is_moved_out_of_it():
+    moved = {m.name: m for m in mutants_of(CLEANED) if m.change == "out of finally"}
+    assert set(moved) == {
+        "answer: place.pay() -> (out of finally)",
+        "answer: if place: -> (out of finally)",
+    }
+    tree = moved["answer: place.pay() -> (out of finally)"].tree()
+    (tried,) = (node for node in ast.walk(tree) if isinstance(node, ast.Try))
+    assert [ast.unparse(node) for node in tried.body][-1] == "place.pay()"
+    assert [type(node) for node in tried.finalbody] == [ast.If]
+    assert moved["answer: place.pay() -> (out of finally)"].lines == range(9, 10)
+
+
+@pytest.mark.parametrize(("raises", "paid"), [(True, 0), (False, 1)])
+def test_what_is_moved_out_of_a_finally_runs_only_where_nothing_is_raised(raises, paid):
+    source = "def f(raises, pay):\n    try:\n        raises()\n    finally:\n        pay()\n"
+    (mutant,) = (m for m in mutants_of(source) if m.change == "out of finally")
+    made: dict[str, Any] = {}
+    exec(compile(mutant.tree(), "x", "exec"), made)
+    calls: list[int] = []
+
+    def work() -> None:
+        if raises:
+            raise OSError
+
+    with suppress(OSError):
+        made["f"](work, lambda: calls.append(1))
+    assert len(calls) == paid
+
+
+EXPLAINED = yaml.safe_load((Path(__file__).parent / "explained.yaml").read_text(encoding="utf-8"))
+
+
+def scopes(node: ast.AST, outer: str = "") -> Iterator[str]:
+    """The dotted names of all functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield outer + child.name
+            yield from scopes(child, f"{outer}{child.name}.")
+        else:
+            yield from scopes(child, outer)
+
+
+@pytest.mark.parametrize("target", EXPLAINED)
+def test_explanations_are_of_functions_that_exist(target):
+    """One that outlives its function would excuse a new mutant of the same name."""
+    assert target in TARGETS
+    source = (ROOT / target).read_text(encoding="utf-8")
+    known = {"(module)", *scopes(ast.parse(source))}
+    assert not {name.partition(": ")[0] for name in EXPLAINED[target]} - known
 
 
 @pytest.mark.parametrize("target", TARGETS)
