@@ -2,7 +2,8 @@
 
 Made: swapped comparisons, operators and booleans; other numbers; conditions that always or never
 hold; statements that call, raise, assign in place or delete and are left out; returns of nothing;
-statements of a ``finally`` that run only where nothing was raised. Left alone: docstrings, messages and other text, annotations, imports, ``assert``.
+statements of a ``finally`` that run only where nothing was raised. Left alone: docstrings, messages
+and other text, annotations, imports, ``assert``.
 """
 
 from __future__ import annotations
