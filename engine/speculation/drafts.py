@@ -2,12 +2,19 @@
 
 A draft whose weights are exchanged in a running engine keeps the shape of the one it replaces:
 same method, same config, same tensors. vLLM itself checks none of this.
+
+A folder that somebody names may hold anything, and the gateway must neither wait for it nor fail:
+``check_apart`` inspects it in a process with limits, which is this module run as a program.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -31,7 +38,14 @@ from engine.speculation.inspection.checkpoint import (
     open_model,
 )
 from engine.speculation.inspection.configs import read_draft
-from engine.speculation.inspection.weights import InvalidCheckpoint, TensorEntry
+from engine.speculation.inspection.weights import (
+    InvalidCheckpoint,
+    TensorEntry,
+    open_regular,
+    read_small,
+)
+
+log = logging.getLogger(__name__)
 
 CHUNK = 1 << 22
 IGNORED_KEYS = frozenset(
@@ -74,11 +88,8 @@ class DraftPlan:
 
     def read_version(self, draft: str) -> DraftVersion:
         """Raises DraftRefused for a draft that is not a local folder of safetensors."""
-        folder = find_folder(draft)
         report = self.inspect(draft)
-        return DraftVersion(
-            fingerprint_draft(folder), str(folder), str(folder), report.method, report.summary
-        )
+        return make_version(draft, report.method, report.summary)
 
     def check(self, draft: str, running: str) -> SpeculationReport:
         """Raises DraftRefused unless ``draft`` may replace ``running``."""
@@ -94,6 +105,16 @@ class DraftPlan:
         if found:
             raise DraftRefused(f"The draft {draft} cannot replace the running one: {found[0]}.")
         return ours
+
+
+def make_version(draft: str, method: str, summary: str) -> DraftVersion:
+    """Raises DraftRefused for a draft that is not a local folder of safetensors."""
+    folder = find_folder(draft)
+    try:
+        fingerprint = fingerprint_draft(folder)
+    except InvalidCheckpoint as fault:
+        raise DraftRefused(f"{fault.found}; {fault.advice}.") from None
+    return DraftVersion(fingerprint, str(folder), str(folder), method, summary)
 
 
 def find_folder(draft: str) -> Path:
@@ -117,9 +138,9 @@ def list_files(folder: Path) -> list[Path]:
 
 def fingerprint_draft(folder: Path) -> str:
     """Sixteen hexadecimal digits of config.json and the weights, every byte of them."""
-    digest = sha256((folder / "config.json").read_bytes())
+    digest = sha256(read_small(folder / "config.json"))
     for weights in find_weight_files(folder):
-        with weights.open("rb") as file:
+        with open_regular(weights) as file:
             digest.update(file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]
 
@@ -182,6 +203,8 @@ class DraftStore:
         """The version, loaded from a copy; its fingerprint is the copy's. Raises DraftRefused."""
         try:
             return self._copy(version)
+        except InvalidCheckpoint as fault:
+            raise DraftRefused(f"{fault.found}; {fault.advice}.") from None
         except OSError as error:
             raise DraftRefused(
                 f"The draft cannot be copied to {self._folder or tempfile.gettempdir()}: "
@@ -193,7 +216,7 @@ class DraftStore:
             copy = Path(made) / "draft"
             copy.mkdir()
             for file in list_files(Path(version.source)):
-                shutil.copyfile(file, copy / file.name)
+                copy_file(file, copy / file.name)
             fingerprint = fingerprint_draft(copy)
             final = self.folder / fingerprint
             if not final.is_dir():
@@ -226,6 +249,12 @@ class DraftStore:
         return None
 
 
+def copy_file(source: Path, goal: Path) -> None:
+    """Raises InvalidCheckpoint for anything but a regular file, and OSError."""
+    with open_regular(source) as stream, goal.open("wb") as copy:
+        shutil.copyfileobj(stream, copy, CHUNK)
+
+
 def write_json(path: Path, value: object) -> None:
     """All of it or nothing: a reader finds the old value or the new one. Raises OSError."""
     fresh = path.with_name(f".{path.name}")
@@ -239,3 +268,66 @@ def is_whole(version: DraftVersion) -> bool:
         open_checkpoint(Path(version.path))
         return fingerprint_draft(Path(version.path)) == version.fingerprint
     return False
+
+
+INSPECT_S = 60.0
+"""Seconds for one inspection; that of a large draft on a busy machine takes two."""
+MEMORY_BYTES = 4 << 30
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedDraft:
+    method: str
+    summary: str
+
+
+def check_apart(
+    plan: DraftPlan, draft: str, running: str, limit_s: float = INSPECT_S
+) -> InspectedDraft:
+    """Raises DraftRefused unless ``draft`` may replace ``running``. Blocks, for a while."""
+    asked = {"plan": asdict(plan), "draft": draft, "running": running}
+    try:
+        ended = subprocess.run(
+            (sys.executable, "-m", "engine.speculation.drafts"),
+            cwd=ROOT,
+            input=json.dumps(asked, default=str).encode(),
+            capture_output=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise DraftRefused(
+            f"The draft {draft} could not be inspected in {limit_s:g} s. Check its files, and the "
+            "disk or network they are on."
+        ) from None
+    if ended.returncode:
+        log.warning("inspecting draft %s failed: %s", draft, _last_line(ended.stderr))
+        raise DraftRefused(
+            f"The draft {draft} could not be inspected: its config.json or the headers of its "
+            "weights are malformed, or too large. The gateway's log has details."
+        )
+    answer = json.loads(ended.stdout)
+    if refused := answer.get("refused"):
+        raise DraftRefused(refused)
+    return InspectedDraft(**answer)
+
+
+def _last_line(output: bytes) -> str:
+    return (output.decode("utf-8", "replace").strip().splitlines() or ["no reason"])[-1][:300]
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    asked = json.load(sys.stdin)
+    try:
+        report = DraftPlan(**asked["plan"]).check(asked["draft"], asked["running"])
+    except DraftRefused as refused:
+        answer = {"refused": str(refused)}
+    else:
+        answer = {"method": report.method, "summary": report.summary}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.base import DraftListener, DraftSwap, DraftVersion, SwapsDrafts
 from engine.errors import DraftRefused, DraftSwapBusy
-from engine.speculation.drafts import DraftPlan, DraftStore, is_whole
+from engine.speculation.drafts import DraftPlan, DraftStore, check_apart, is_whole, make_version
 
 log = logging.getLogger(__name__)
 
@@ -138,12 +138,12 @@ class DraftManager:
 
     def _admit(self, source: str, serving: DraftVersion) -> DraftVersion:
         """Check and copy a candidate, and keep a copy of the configured draft for a rollback."""
-        report = self._plan.check(source, serving.path)
-        given = self._plan.read_version(source)
+        found = check_apart(self._plan, source, serving.path)
+        given = make_version(source, found.method, found.summary)
         copy = self._store.add(given)
-        self._plan.check(copy.path, serving.path)
+        check_apart(self._plan, copy.path, serving.path)
         self._keep_configured()
-        log.info("draft %s inspected: %s", copy.fingerprint, report.summary)
+        log.info("draft %s inspected: %s", copy.fingerprint, found.summary)
         return copy
 
     def _keep_configured(self) -> None:

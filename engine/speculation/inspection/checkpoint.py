@@ -14,6 +14,7 @@ from engine.speculation.inspection.weights import (
     UnreadableArchive,
     read_archive,
     read_header,
+    read_small,
 )
 
 MISTRAL = "params.json"
@@ -121,7 +122,11 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 def read_json(file: Path, rule: str) -> Mapping[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(read_small(file))
+    except RecursionError:
+        raise InvalidCheckpoint(
+            rule, f"{file.name} is nested too deeply", "restore the file from its source"
+        ) from None
     except ValueError as error:
         raise InvalidCheckpoint(
             rule, f"{file.name} is not JSON: {error}", "restore the file from its source"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+MAX_LEVELS = 4
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
@@ -48,10 +49,12 @@ def read_target(config: Mapping[str, Any], path: str = "") -> TargetConfig:
 
 def find_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Multimodal models keep the text model's facts one or two levels down."""
-    for name in TEXT_PARTS:
-        part = config.get(name)
-        if isinstance(part, Mapping):
-            return find_text_config(part)
+    for _ in range(MAX_LEVELS):
+        parts = (config.get(name) for name in TEXT_PARTS)
+        part = next((part for part in parts if isinstance(part, Mapping)), None)
+        if part is None:
+            break
+        config = part
     return config
 
 

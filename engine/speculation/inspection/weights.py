@@ -12,12 +12,15 @@ rejected, so no code in the file runs. Torch is not imported.
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import stat
 import struct
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_HEADER_BYTES = 100_000_000
-"""The format's own bound."""
+MAX_HEADER_BYTES = 32 << 20
+"""A third of the format's own bound."""
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
@@ -37,7 +40,13 @@ NUMPY_TYPES = {
     "I32": "<i4", "U32": "<u4", "F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8",
     "BF16": "<u2",
 }  # fmt: skip
+MAX_TENSORS = 200_000
+"""Of one file; the largest models have fewer altogether."""
+MAX_DIMENSIONS = 16
+MAX_SIDE = 1 << 40
 LFS_MARK = b"version https://git-lfs"
+MAX_JSON_BYTES = 32 << 20
+"""A config.json has some KiB; the index of a model with 100,000 tensors has 10 MiB."""
 
 
 class InvalidCheckpoint(Exception):
@@ -46,6 +55,35 @@ class InvalidCheckpoint(Exception):
     def __init__(self, rule: str, found: str, advice: str) -> None:
         super().__init__(found)
         self.rule, self.found, self.advice = rule, found, advice
+
+
+def open_regular(file: Path) -> BufferedReader:
+    """Never blocks, as opening a pipe would.
+
+    Raises InvalidCheckpoint for anything but a regular file, and OSError.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidCheckpoint(
+            "not-a-file",
+            f"{file.name} is not a regular file but a pipe, a device or a folder",
+            "copy the files themselves into the folder",
+        )
+    return os.fdopen(descriptor, "rb")
+
+
+def read_small(file: Path, most: int = MAX_JSON_BYTES) -> bytes:
+    """Raises InvalidCheckpoint and OSError."""
+    with open_regular(file) as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise InvalidCheckpoint(
+            "file-too-large",
+            f"{file.name} has more than {most} bytes",
+            "restore the file from its source",
+        )
+    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +99,8 @@ class TensorEntry:
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
     """The tensors in a file, by name. Raises InvalidCheckpoint."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
         first = stream.read(max(8, len(LFS_MARK)))
         if first.startswith(LFS_MARK):
             raise make_lfs_pointer_error(file)
@@ -81,7 +119,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
 def parse_header(file: Path, text: bytes) -> Mapping[str, Any]:
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise make_malformed_error(file, "its header is not JSON") from error
     if not isinstance(header, dict):
         raise make_malformed_error(file, "its header is not a JSON object")
@@ -91,20 +129,33 @@ def parse_header(file: Path, text: bytes) -> Mapping[str, Any]:
 def list_tensors(
     file: Path, header: Mapping[str, Any], base: int, size: int
 ) -> dict[str, TensorEntry]:
+    if len(header) > MAX_TENSORS:
+        raise make_malformed_error(file, f"its header names more than {MAX_TENSORS} tensors")
     found: dict[str, TensorEntry] = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        try:
-            start, end = entry["data_offsets"]
-            tensor = TensorEntry(
-                entry["dtype"], tuple(entry["shape"]), file, base + start, end - start
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise make_malformed_error(file, f"the entry of {name!r} is malformed") from error
+        tensor = read_entry(file, base, entry)
+        if tensor is None:
+            raise make_malformed_error(file, f"the entry of {name[:100]!r} is malformed")
         check_extent(file, name, tensor, size)
         found[name] = tensor
+    if size > (end := max((t.start + t.num_bytes for t in found.values()), default=base)):
+        raise make_malformed_error(file, f"{size - end} bytes follow its last tensor")
     return found
+
+
+def read_entry(file: Path, base: int, entry: Any) -> TensorEntry | None:
+    """None for an entry that is malformed."""
+    match entry:
+        case {
+            "dtype": str() as dtype,
+            "shape": list() as shape,
+            "data_offsets": [int() as start, int() as end],
+        } if len(shape) <= MAX_DIMENSIONS and 0 <= start <= end:
+            if all(type(side) is int and 0 <= side < MAX_SIDE for side in shape):
+                return TensorEntry(dtype, tuple(shape), file, base + start, end - start)
+    return None
 
 
 def check_extent(file: Path, name: str, tensor: TensorEntry, size: int) -> None:
@@ -228,7 +279,7 @@ def read_archive(file: Path) -> dict[str, TensorEntry]:
 
     Raises UnreadableArchive, and InvalidCheckpoint for an LFS pointer.
     """
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         if stream.read(len(LFS_MARK)) == LFS_MARK:
             raise make_lfs_pointer_error(file)
     try:
