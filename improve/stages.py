@@ -7,6 +7,7 @@ processes of their own, niced; both go on where they were. The canary runs in th
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -26,6 +27,8 @@ from improve.process import become_background
 from improve.sequential import CanaryVerdict
 from improve.windows import JUDGE, NEW, OLD, TrafficWindows
 from observability.capture.record import CaptureError
+
+logger = logging.getLogger(__name__)
 
 COMMAND_POLL_S = 0.2
 VERDICTS = {
@@ -49,6 +52,9 @@ class NotYet(Exception):
 
 class Stages:
     """Takes a candidate one stage further. ``check`` raises LoopStopped."""
+
+    tell_every_s = 15.0
+    """How often the log has the last line that a command printed."""
 
     def __init__(
         self,
@@ -174,9 +180,13 @@ class Stages:
                 preexec_fn=lambda: become_background(self.config.tune.nice),
             )
         try:
+            began = said = time.monotonic()
             while process.poll() is None:
                 self._check()
                 time.sleep(COMMAND_POLL_S)
+                if (now := time.monotonic()) - said >= self.tell_every_s:
+                    said = now
+                    logger.info("%s for %.0f s: %s", command[2], now - began, _read_end(log))
         finally:
             if process.poll() is None:
                 process.kill()

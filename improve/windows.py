@@ -85,10 +85,7 @@ class TrafficWindows:
         shutil.rmtree(fresh, ignore_errors=True)
         for name in (NEW, OLD, JUDGE):
             (fresh / name).mkdir(parents=True)
-        records = list(self._read_new(since))
-        facts = WindowFacts()
-        for record in records:
-            facts.add(record)
+        records, facts = self._take_newest(since)
         written = self._split(records, fresh, NEW, "window.jsonl")
         if self._config.reference is not None:
             known = list(self._read(self._config.reference))
@@ -99,6 +96,17 @@ class TrafficWindows:
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
         return facts.describe() | {"files": dict(written), "earlier": len(earlier)}
+
+    def _take_newest(self, since: float) -> tuple[list[CaptureRecord], WindowFacts]:
+        """As much of the new traffic as the configuration asks for; what is older is left out."""
+        facts, taken = WindowFacts(), []
+        arrived = sorted(self._read_new(since), key=lambda one: one.arrived or 0.0, reverse=True)
+        for record in arrived:
+            if self.is_enough(facts):
+                break
+            facts.add(record)
+            taken.append(record)
+        return taken[::-1], facts
 
     def _split(
         self, records: Sequence[CaptureRecord], folder: Path, part: str, name: str

@@ -180,8 +180,11 @@ def summarise_one(
 
 
 def inspect(text: str, target: Path, depth: int) -> Contestant:
+    """Raises CompareError."""
     label, named, folder = text.partition("=")
     path = Path(folder if named else label)
+    if not path.exists():
+        raise CompareError(f"--draft {text}: there is no folder {path}")
     config = {"method": "eagle3", "model": str(path), "num_speculative_tokens": depth}
     report = inspect_draft(target, config)
     fingerprint = "" if report.errors else fingerprint_draft(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from measure.figures import AcceptanceFigures, describe_acceptance, sum_answers
 from measure.replay import ReplayOutcome, ReplayRequest, recorded_outcome
@@ -130,6 +130,10 @@ def compare_slice(
     whole = [pair for pair in pairs if pair.both_ok]
     rows = [compare_measure(measure, whole, level, margin) for measure in MEASURES]
     rows.append(compare_acceptance(whole, level, margin))
+    drafts = [any(pair.base.result.drafted for pair in whole)]
+    drafts.append(any(pair.other.result.drafted for pair in whole))
+    if any(drafts) and not all(drafts):
+        rows = [*map(tell_no_drafts, rows)]
     return SliceReport(
         kind,
         name,
@@ -140,6 +144,13 @@ def compare_slice(
         _describe(pair.other.result for pair in whole),
         sum(pair.differs for pair in pairs),
     )
+
+
+def tell_no_drafts(row: Row) -> Row:
+    """Of two settings of which one drafts nothing: more data would not change it."""
+    if row.ratio is not None or row.finding.verdict is not Verdict.UNKNOWN:
+        return row
+    return replace(row, finding=Finding(Verdict.NO_DRAFTS, "one of the two drafted nothing"))
 
 
 def _describe(results: Iterable[RequestResult]) -> AcceptanceFigures | None:

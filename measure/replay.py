@@ -35,6 +35,10 @@ SLICES = ("workload", "context", "template", "api")
 """Fields of a record that a report is split by."""
 
 
+NOT_CAPTURED = {"x-eaglegate-capture": "off"}
+"""Sent with every request: a replay is no traffic to learn from."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
     """A captured request, ready to be sent."""
@@ -321,7 +325,7 @@ class ReplayRun:
             urls[setting.server],
             plan.model,
             setting.fields,
-            headers=plan.headers,
+            headers={**NOT_CAPTURED, **plan.headers},
             timeout_s=plan.timeout_s,
         )
         target = await describe_target(target)

@@ -30,6 +30,7 @@ KINDS = {
     Verdict.WORSE: "worse",
     Verdict.SAME: "same",
     Verdict.UNKNOWN: "unknown",
+    Verdict.NO_DRAFTS: "unknown",
 }
 
 

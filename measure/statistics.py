@@ -218,6 +218,8 @@ class Verdict(StrEnum):
     """The whole interval lies within the margin."""
     UNKNOWN = "not enough data"
     """The interval holds both no difference and one that would matter."""
+    NO_DRAFTS = "no drafts"
+    """One of the two drafted nothing, so there is no figure of drafting to compare."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,8 @@ class HttpExchange:
     span: Any = None
     body: list[bytes] | None = None
     """The request's body as it comes in, where it may be captured."""
+    captured: bool = True
+    """Its client did not ask to be left out of the capture."""
 
 
 current: ContextVar[HttpExchange | None] = ContextVar("exchange", default=None)
@@ -71,11 +73,16 @@ def note_refusal(code: str) -> None:
         exchange.refused = code
 
 
-def take_body() -> tuple[str, bytes]:
-    """The path and the body of the exchange that caused a request; the exchange forgets it."""
+def take_body() -> tuple[str, bytes] | None:
+    """The path and the body of the exchange that caused a request; the exchange forgets it.
+
+    None where the client asked not to be captured.
+    """
     exchange = current.get()
     if exchange is None:
         return NOT_SENT
+    if not exchange.captured:
+        return None
     body, exchange.body = exchange.body or (), None
     return exchange.path, b"".join(body)
 
@@ -83,6 +90,8 @@ def take_body() -> tuple[str, bytes]:
 RawHeaders = Iterable[tuple[bytes, bytes]]
 W3C = frozenset({b"traceparent", b"tracestate"})
 REQUEST_ID = b"x-request-id"
+CAPTURE = b"x-eaglegate-capture", b"off"
+"""The header of requests that are not to be captured, such as those of a replay."""
 ACCEPTABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -157,13 +166,15 @@ class TelemetryMiddleware:
 
     def _exchange(self, scope: Scope) -> HttpExchange:
         client = scope.get("client") or ("", 0)
+        captured = CAPTURE not in scope["headers"]
         return HttpExchange(
             request_id=_read_request_id(scope["headers"]) or os.urandom(16).hex(),
             method=scope["method"],
             path=scope["path"],
             client=client[0],
             started=self._clock(),
-            body=[] if self._keep_bodies and scope["method"] == "POST" else None,
+            body=[] if self._keep_bodies and captured and scope["method"] == "POST" else None,
+            captured=captured,
         )
 
 

@@ -137,8 +137,7 @@ class Telemetry:
         self._live.add(observation)
         self._sequences.update(observation.sequences)
         attach(observation)
-        if self._capture is not None:
-            sent = take_body()
+        if self._capture is not None and (sent := take_body()) is not None:
             observation.capture(self._capture.select(facts), sent)
         return observation
 

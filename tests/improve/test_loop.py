@@ -106,13 +106,33 @@ def test_a_better_draft_goes_from_traffic_to_promotion(scene: Scene) -> None:
     assert (one.verdict, one.reason, one.stage) == (CandidateVerdict.PROMOTED, "why", Stage.DONE)
     assert scene.gateway.served == [first, one.fingerprint]
     assert one.parent == {"fingerprint": first, "source": "demo"}
-    assert (one.data["answers"], one.data["sessions"]) == (40, 40)
-    assert one.data["files"]["judge"] + one.data["files"]["tune"] == 40
+    assert (one.data["answers"], one.data["sessions"]) == (20, 20)
+    assert one.data["files"]["judge"] + one.data["files"]["tune"] == 20
     assert one.offline["passed"]
     texts = [event["text"] for event in scene.ledger.list_events(one.id)]
     assert texts[1] == "tuned"
     assert texts[-1] == "promoted: why"
     assert scene.run() is None, "the same traffic makes no second candidate"
+
+
+def test_a_window_is_the_newest_traffic_as_much_as_is_configured(scene: Scene) -> None:
+    one = scene.run()
+    assert one is not None
+    window = scene.state / "candidates" / f"{one.id:05d}" / "window"
+    parts = [read_records(window / part) for part in ("tune", "judge")]
+    found = {record.id for part in parts for record in part}
+    assert found == {f"one-{number}" for number in range(20, 40)}
+
+
+def test_a_command_that_takes_long_tells_how_far_it_is(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    stages = make_scripted_loop(read_config(scene.config), scene.gateway.url)._stages
+    stages.tell_every_s = 0.0
+    script = "import time; print('step 40 of 200', flush=True); time.sleep(1)"
+    with caplog.at_level("INFO"):
+        stages.run_command([sys.executable, "-c", script], scene.folder / "log")
+    assert "s: step 40 of 200" in caplog.text
 
 
 def test_sessions_that_judge_are_never_trained_on(scene: Scene) -> None:

@@ -27,6 +27,8 @@ class StandInServer:
     """The first so many requests are refused with 503."""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    captures: list[str] = field(default_factory=list)
+    """What each request said of its capture."""
     served: int = 0
     text: str = ""
     """Instead of words that count up."""
@@ -70,6 +72,7 @@ class StandInServer:
     async def chat(self, request: Request) -> Response:
         body = await request.json()
         self.bodies.append(body)
+        self.captures.append(request.headers.get("x-eaglegate-capture", "on"))
         if self.fails:
             self.fails -= 1
             return JSONResponse({"error": {"message": "no room"}}, 503)

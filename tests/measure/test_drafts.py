@@ -384,3 +384,12 @@ def test_a_capture_of_hashes_cannot_be_unrolled(
     argv = ["compare", str(path), "--draft", draft, "--out", str(tmp_path / "out")]
     assert drafts_command.main(argv) == 1
     assert "--capture-mode full" in capsys.readouterr().err
+
+
+def test_a_draft_that_is_not_there_is_an_error_at_once(tmp_path, capsys):
+    """Before the capture is read, which may take minutes."""
+    nowhere = tmp_path / "nowhere"
+    command = ["compare", str(tmp_path / "no-capture"), "--draft", f"mine={nowhere}"]
+    assert drafts_command.main([*command, "--out", str(tmp_path / "out")]) == 1
+    assert f"there is no folder {nowhere}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -104,6 +104,17 @@ def test_fewer_tokens_a_step_are_found(start_server, capture, tmp_path, capsys):
     assert "eaglegate replay" in page
 
 
+def test_a_setting_without_drafts_is_not_short_of_data(start_server, capture, tmp_path, capsys):
+    plain = StandInServer(step_s=0.01, steps=(1,), depth=0, text="one")
+    urls = start_server(StandInServer(step_s=0.01)), start_server(plain)
+    _, report = replay(capture(), tmp_path / "out", "--against", urls[0], "--against", urls[1])
+    rows = rows_of(report)
+    for name in ("tokens per step", "acceptance length"):
+        assert rows[name]["finding"]["verdict"] == "no drafts"
+    assert "no drafts" in capsys.readouterr().out
+    assert rows["TTFT"]["finding"]["verdict"] != "no drafts"
+
+
 def judge(factor, *, clusters=12, faults=0, spread=0.05):
     """The verdict where the other side takes ``factor`` times as long, give or take."""
     noise = random.Random(1)
@@ -182,6 +193,7 @@ def test_against_the_recorded_run(server, url, capture, tmp_path):
     }  # fmt: skip
     assert rows_of(report)["acceptance length"]["ratio"]["value"] == pytest.approx(1)
     assert server.bodies[0]["return_token_ids"]
+    assert set(server.captures) == {"off"}, "a replay is no traffic to learn from"
     assert any("take turns" in note for note in report["notes"])
 
 

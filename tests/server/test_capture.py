@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from engine.events import Ending
 from engine.scripted import Pause
 from engine.types import DecodeStep, FinishReason, Step
+from measure.replay import NOT_CAPTURED
 from observability.capture.capture import RequestCapture
 from observability.capture.files import CaptureFolder, CaptureLimits, make_cipher, read_records
 from observability.capture.record import CaptureRecord
@@ -228,6 +229,15 @@ async def test_turns_of_a_conversation_without_a_name_are_one_session(lab: Lab, 
         await found.post(url, {"model": "demo", "messages": other})
         one, two, three = (record.session for record in found.records())
     assert one == two != three
+
+
+async def test_requests_of_a_replay_are_not_captured(lab: Lab, tmp_path: Path):
+    says(lab, "Yes.")
+    with bench(lab, tmp_path / "c") as found:
+        url, fields = REQUESTS["chat"]
+        await found.post(url, {"model": "demo", **fields}, headers=NOT_CAPTURED)
+        assert (await found.post(url, {"model": "demo", **fields})).status == 200
+        assert len(found.records()) == 1
 
 
 async def test_a_share_of_nothing_captures_nothing(lab: Lab, tmp_path: Path):
