@@ -26,12 +26,11 @@ from server.apis.messages.response import MessageFold, MessageStream
 from server.apis.messages.to_job import make_counted_conversation, make_messages_job
 from server.apis.operations import admin, info
 from server.apis.shared.gateway import Gateway
+from server.apis.shared.openapi import complete_openapi, describe_body
 from server.apis.shared.request import NoticeHeader, parse, read_body
 from server.apis.shared.route import (
     GenerationApi,
-    complete_openapi,
     count_prompt_tokens,
-    describe_body,
     respond,
 )
 from server.errors import (
@@ -42,7 +41,7 @@ from server.errors import (
     openai_body,
 )
 from server.generation.prompt import render
-from server.http.auth import ApiCorsMiddleware, AuthMiddleware
+from server.http.auth import OPEN_PATHS, ApiCorsMiddleware, AuthMiddleware
 from server.http.middleware import HeadMiddleware, RootPathMiddleware
 from server.http.routing import method_error, path_error
 
@@ -88,7 +87,7 @@ def create_app(
     ):
         app.include_router(routes)
     app.router.routes.extend(more_routes)
-    complete_openapi(app)
+    complete_openapi(app, OPEN_PATHS)
     refuse = _add_error_handlers(app, gateway)
     _add_middleware(app, gateway, prefix, refuse)
     return app
@@ -131,7 +130,7 @@ def _make_generation_routes(gateway: Gateway) -> APIRouter:
     async def completions(request: Request) -> Response:
         return await respond(request, gateway, lambda _: COMPLETIONS)
 
-    @routes.post("/invocations")
+    @routes.post("/invocations", openapi_extra=describe_body(ChatRequest, CompletionRequest))
     async def invocations(request: Request) -> Response:
         """For SageMaker, as in vLLM: chat completions where the body has ``messages``,
         completions where it has ``prompt``.

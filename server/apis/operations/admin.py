@@ -20,8 +20,8 @@ from improve.changes import CanaryChanges
 from improve.sequential import CanaryRules
 from server.apis.shared.fields import RequestModel
 from server.apis.shared.gateway import Controls, Gateway
+from server.apis.shared.openapi import describe_body
 from server.apis.shared.request import parse, read_body
-from server.apis.shared.route import describe_body
 from server.errors import ConfigError, Conflict, GatewayError, InvalidRequest, Unavailable
 from server.generation.pipeline import Pipeline
 

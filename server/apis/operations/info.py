@@ -19,8 +19,9 @@ from server.apis.chat.to_job import list_offered_tools, template_messages
 from server.apis.completions.to_job import check_token_ids
 from server.apis.shared.fields import Many, RequestModel, TokenId
 from server.apis.shared.gateway import Gateway
+from server.apis.shared.openapi import describe_body
 from server.apis.shared.request import parse, read_body
-from server.apis.shared.route import admit, count_prompt_tokens, describe_body
+from server.apis.shared.route import admit, count_prompt_tokens
 from server.apis.shared.template import own_template, template_kwargs
 from server.apis.shared.to_job import check_model
 from server.errors import InvalidRequest, NotFound

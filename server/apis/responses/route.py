@@ -21,8 +21,9 @@ from server.apis.responses.conversations import (
 from server.apis.responses.request import ResponsesRequest
 from server.apis.responses.service import ResponsesService
 from server.apis.shared.gateway import Gateway
+from server.apis.shared.openapi import describe_body
 from server.apis.shared.request import Model, parse, read_body
-from server.apis.shared.route import admit, describe_body
+from server.apis.shared.route import admit
 from server.http.response import json_response
 
 

@@ -1,4 +1,4 @@
-"""Shared by routes: run a job, count tokens, describe a body in OpenAPI."""
+"""Shared by routes: run a job, count tokens."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Generic
 
-from fastapi import FastAPI, Request
-from pydantic import BaseModel
+from fastapi import Request
 from starlette.responses import Response
 
 from engine.events import BatchSink
@@ -103,37 +101,3 @@ async def count_prompt_tokens(
             return await count(RenderLimits(max_tokens=CONTEXTS * longest))
         except PromptTooLong as error:
             raise context_overflow(api, error.num_tokens, 0, longest, error.exact) from None
-
-
-PARTS = "x-parts"
-"""Where an operation keeps the schemas its body is made of until the document is put together."""
-
-
-def describe_body(model: type[BaseModel]) -> dict[str, Any]:
-    """The request body of ``model`` as FastAPI's ``openapi_extra``."""
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
-    return {"requestBody": {"required": True, "content": content}, PARTS: dict(_schemas(model))}
-
-
-@cache
-def _schemas(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's schema and those it refers to, by name; cached: each app asks for them again."""
-    name = model.__name__
-    schema = model.model_json_schema(ref_template=f"#/components/schemas/{name}.{{model}}")
-    parts = {f"{name}.{part}": inner for part, inner in schema.pop("$defs", {}).items()}
-    return parts | {name: schema}
-
-
-def complete_openapi(app: FastAPI) -> None:
-    """Move the schemas of all bodies to where the application's document refers to them."""
-    made = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = made()
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for operations in document["paths"].values():
-            for operation in operations.values():
-                schemas |= operation.pop(PARTS, {})
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]

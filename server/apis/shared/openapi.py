@@ -1,0 +1,157 @@
+"""The OpenAPI document: bodies, event streams, and every error an operation can answer with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses",
+                     "/v1/responses/{response_id}", "/invocations"})  # fmt: skip
+"""Paths that answer with server-sent events on demand."""
+STATEFUL = ("/v1/responses", "/v1/conversations", "/admin")
+ALWAYS = {
+    400: "The request breaks a rule; `param` names the field.",
+    408: "The request did not come in within its time.",
+    431: "The path and the headers are too long, or there are too many headers.",
+    500: "The gateway or the engine failed.",
+}
+GUARDED = {
+    401: "The API key is missing or unknown.",
+    403: "The key, the host name or the origin may not do this.",
+    404: "There is no such path on this port, or nothing of this name.",
+    503: "The gateway starts, stops or is short of memory, or its store fails.",
+}
+WITH_BODY = {
+    413: "The body is too large.",
+    415: "The body is not JSON, or it has a content encoding.",
+    429: "The key, the queue or the engine is at its limit; see Retry-After.",
+    504: "The deadline of the request has passed.",
+}
+CONFLICT = {409: "What is there does not allow this now."}
+NOT_READY = {503: "The gateway does not take requests now."}
+OPENAI, ANTHROPIC = "Error", "AnthropicError"
+NULLABLE = {"type": ["string", "null"]}
+ERRORS = {
+    OPENAI: {
+        "type": "object",
+        "properties": {
+            "error": {
+                "type": "object",
+                "properties": {
+                    "message": {"type": "string"},
+                    "type": {"type": "string"},
+                    "param": NULLABLE,
+                    "code": NULLABLE,
+                },
+                "required": ["message", "type", "param", "code"],
+            }
+        },
+        "required": ["error"],
+    },
+    ANTHROPIC: {
+        "type": "object",
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "properties": {
+                    "type": {"type": "string"},
+                    "message": {"type": "string"},
+                    "details": {"type": "object"},
+                },
+                "required": ["type", "message"],
+            },
+        },
+        "required": ["type", "error"],
+    },
+}
+PARTS = "x-parts"
+"""Where an operation keeps the schemas its body is made of until the document is put together."""
+
+
+def describe_body(*models: type[BaseModel]) -> dict[str, Any]:
+    """The request body, of one of ``models``, as FastAPI's ``openapi_extra``."""
+    found = [_refer(model.__name__) for model in models]
+    schema = found[0] if len(found) == 1 else {"anyOf": found}
+    parts = {name: part for model in models for name, part in _schemas(model).items()}
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}, PARTS: parts}
+
+
+def complete_openapi(app: FastAPI, open_paths: Collection[str]) -> None:
+    """Complete the application's document: schemas of bodies, streams and errors.
+
+    ``open_paths`` answer everybody, while the gateway starts and stops as well.
+    """
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = made()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                schemas |= operation.pop(PARTS, {})
+                errors = _list_errors(path, method, path in open_paths)
+                _describe_answers(path, operation["responses"], errors)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        schemas |= ERRORS
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _describe_answers(
+    path: str, responses: dict[str, Any], errors: Iterable[tuple[int, str]]
+) -> None:
+    """Add streams and errors. FastAPI's 422 never comes: bodies and parameters are a 400."""
+    responses.pop("422", None)
+    if path in STREAMS:
+        responses["200"].setdefault("content", {})["text/event-stream"] = {
+            "schema": {"type": "string"}
+        }
+    for status, description in sorted(errors):
+        if str(status) not in responses:
+            body = {"content": {"application/json": {"schema": _describe_error(path, status)}}}
+            empty = path == "/ping" and status == 503
+            responses[str(status)] = {"description": description, **({} if empty else body)}
+
+
+def _list_errors(path: str, method: str, is_open: bool) -> Iterator[tuple[int, str]]:
+    yield from ALWAYS.items()
+    if is_open:
+        yield from () if path == "/health" else NOT_READY.items()
+        return
+    yield from GUARDED.items()
+    if method not in ("get", "head"):
+        yield from WITH_BODY.items()
+    if path.startswith(STATEFUL):
+        yield from CONFLICT.items()
+
+
+def _describe_error(path: str, status: int) -> Mapping[str, Any]:
+    """The API's own shape; what ends before a path is known has OpenAI's."""
+    if path == "/ready" and status == 503:
+        return {"type": "object", "properties": {"status": {"type": "string"}}}
+    if not path.startswith("/v1/messages"):
+        return _refer(OPENAI)
+    if status in (408, 431):
+        return {"anyOf": [_refer(OPENAI), _refer(ANTHROPIC)]}
+    return _refer(ANTHROPIC)
+
+
+def _refer(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+@cache
+def _schemas(model: type[BaseModel]) -> dict[str, Any]:
+    """A model's schema and those it refers to, by name; cached: each app asks for them again."""
+    name = model.__name__
+    schema = model.model_json_schema(ref_template=f"#/components/schemas/{name}.{{model}}")
+    parts = {f"{name}.{part}": inner for part, inner in schema.pop("$defs", {}).items()}
+    return parts | {name: schema}
