@@ -87,8 +87,11 @@ CLIENTS = (
         "zod@4.6.7",
     ),
     npm("agents-js", "OpenAI Agents JS", "@openai/agents@0.20.0", "zod@4.6.7"),
+    npm("anthropic-js", "Anthropic SDK (Node)", "@anthropic-ai/sdk@1.12.0"),
+    npm("openai-js", "OpenAI SDK (Node)", "openai@6.49.0"),
     npm("promptfoo", "promptfoo", "promptfoo@0.123.1", f"@libsql/{LIBSQL}@0.5.29", lean=True),
     python("openai", "OpenAI SDK (Python)", "openai==3.54.0"),
+    python("anthropic", "Anthropic SDK (Python)", "anthropic==2.12.0"),
     python("pydantic-ai", "Pydantic AI", "pydantic-ai-slim[openai,anthropic]==2.68.0"),
     python("instructor", "Instructor", "instructor[anthropic]==1.17.0"),
     python("litellm", "LiteLLM", "litellm[proxy]==1.106.2"),
@@ -99,5 +102,6 @@ CLIENTS = (
     python("inspect", "Inspect", "inspect-ai==0.3.285", "openai==3.54.0", "anthropic==2.12.0"),
     Client("vllm-bench", "vllm bench serve", "here"),
     Client("curl", "curl", "here", origin="the system's"),
+    Client("java", "java.net.http", "here", origin="the system's"),
 )
 BY_NAME = {client.name: client for client in CLIENTS}

@@ -172,3 +172,14 @@ async def test_a_call_before_its_text_is_one_turn(lab):
     assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
     assert messages[1]["content"] == "I look."
     assert messages[1]["tool_calls"][0]["id"] == "c"
+
+
+@pytest.mark.parametrize("option", [{"async": True}, {"allowed_callers": ["programmatic"]}])
+async def test_a_function_that_the_model_cannot_call_so_is_refused(lab, option):
+    function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    answer = await ask(lab, "hi", tools=[function | option])
+    assert answer.status == 400
+    assert answer.json["error"]["param"] == f"tools[0].{next(iter(option))}"
+    lab.says("x")
+    usual = {"async": False, "allowed_callers": ["direct", "programmatic"]}
+    assert (await ask(lab, "hi", tools=[function | usual])).status == 200

@@ -268,6 +268,7 @@ def _make_offer(tool: ResponseTool, path: str, namespaced: Namespaced | None = N
             f"given type '{tool.type[:64]}'.",
             param=path,
         )
+    _check_callers(tool, path)
     if tool.type == "custom":
         function = tools.custom_function(tool.name, tool.description)
         return ToolOffer(function, True, namespaced, read_text_grammar(tool.format, path))
@@ -279,6 +280,23 @@ def _make_offer(tool: ResponseTool, path: str, namespaced: Namespaced | None = N
     }
     known = {key: value for key, value in described.items() if value is not None}
     return ToolOffer({"type": "function", "function": known}, False, namespaced)
+
+
+def _check_callers(tool: ResponseTool, path: str) -> None:
+    """Raises InvalidRequest for a tool that waits for nothing, or that only programs call."""
+    options = tool.model_extra or {}
+    callers = options.get("allowed_callers")
+    if callers and "direct" not in callers:
+        raise InvalidRequest(
+            f"'{path}.allowed_callers' must contain 'direct': the model calls tools itself here.",
+            param=f"{path}.allowed_callers",
+        )
+    if options.get("async"):
+        raise InvalidRequest(
+            f"'{path}.async' is not supported: a call is answered before the model goes on.",
+            param=f"{path}.async",
+            code="unsupported_parameter",
+        )
 
 
 def _read_choice(
