@@ -9,7 +9,7 @@ PROCESSES := -n auto --maxprocesses 8 --dist worksteal
 # Two engines at a time: the tests of one file stay in one process.
 ENGINES := -n 2 --dist loadfile --durations 30
 
-.PHONY: serve install install-dev install-light test test-fast test-light coverage clients clients-newest round-trips mutants lint format bench lock audit clean
+.PHONY: serve install install-dev install-light test test-fast test-light test-gpu-path coverage clients clients-newest round-trips mutants lint format bench lock audit clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -34,6 +34,13 @@ test-fast: install-light  ## most tests, in a minute; they need no engine, nor v
 
 test-light: install-light  ## all tests that need no engine, nor vLLM or torch installed
 	@.venv-light/bin/python -m pytest -m "not slow" $(PROCESSES) $(ARGS)
+
+# vLLM's second model runner, which it takes on every GPU, with its Triton kernels interpreted.
+GPU_PATH := TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 PYTHONPATH=$(CURDIR)/tests/gpu_path:$(CURDIR)/.gpu-path
+
+test-gpu-path:  ## tests of engines on the code path of GPUs, without one
+	@$(PYTHON) scripts/install.py --gpu-path
+	@$(GPU_PATH) $(BIN)/python -m pytest -m gpu_path $(ENGINES) $(ARGS)
 
 coverage:  ## the same with their line coverage; HTML with ARGS="--cov-report html"
 	@$(MAKE) --no-print-directory test-light ARGS="--cov $(ARGS)"
@@ -78,6 +85,6 @@ audit:  ## check the locks against the advisories PyPI knows; fails, too, where 
 	@$(PYTHON) scripts/audit.py
 
 clean:
-	rm -rf .venv .venv-light .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-light .gpu-path .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 include training/training.mk

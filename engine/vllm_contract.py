@@ -196,6 +196,16 @@ PARTS: dict[Area, dict[str, str]] = {
             GPUModelRunner: discard_request_mask drafter input_batch use_async_scheduling device
             module: build_logitsprocs
         """,
+        "v1/worker/gpu/model_runner.py": """
+            GPUModelRunner.execute_model(+ scheduler_output)
+            GPUModelRunner.get_draft_model(self)
+            GPUModelRunner: speculator
+        """,
+        "v1/worker/gpu/input_batch.py": "InputBatch: num_reqs",
+        "v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py": """
+            TargetDependentARSpeculator.propose(+ input_batch num_speculative_tokens)
+        """,
+        "v1/worker/gpu/spec_decode/speculator.py": "DraftModelSpeculator: draft_tokens",
         "v1/worker/gpu_input_batch.py": """
             InputBatch._make_sampling_metadata(self)
             InputBatch: generators num_reqs

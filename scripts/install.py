@@ -1,9 +1,10 @@
 """Make .venv and install what the locks pin; says what it does, and does nothing twice.
 
-    python3 scripts/install.py [--dev | --light]
+    python3 scripts/install.py [--dev | --light | --gpu-path]
 
 ``--light`` makes .venv-light, without vLLM and torch: enough to develop and test the gateway.
-Needs only Python and its venv module. torch's CPU wheel is taken from where pip finds it by itself,
+``--gpu-path`` is ``--dev`` with Triton in .gpu-path, a folder of its own: beside it, vLLM would choose
+other kernels. Needs only Python and its venv module. torch's CPU wheel is taken from where pip finds it by itself,
 else from PyTorch's own CPU index.
 """
 
@@ -21,6 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 FULL = ROOT / ".venv"
 LIGHT = ROOT / ".venv-light"
+BESIDE = ROOT / ".gpu-path"
 TORCH_LOCK = ROOT / "requirements" / "torch.lock"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 HEARTBEAT_S = 5.0
@@ -33,6 +35,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     if "--light" in argv:
         return _set_up(Environment(LIGHT), ("light", "dev"))
+    if "--gpu-path" in argv:
+        return _set_up(Environment(FULL), ("cpu", "dev")) or _set_up_beside(Environment(FULL))
     return _set_up(Environment(FULL), ("cpu", "dev") if "--dev" in argv else ("cpu",))
 
 
@@ -68,6 +72,22 @@ def _set_up(environment: Environment, names: Sequence[str]) -> int:
     if all(_install(environment, lock) for lock in missing):
         return 0
     return _report_failure(environment)
+
+
+def _set_up_beside(environment: Environment) -> int:
+    """Install gpu-path.lock into ``BESIDE``, for the Python of ``environment``."""
+    lock = ROOT / "requirements" / "gpu-path.lock"
+    stamp = BESIDE / ".installed"
+    if stamp.exists() and stamp.read_text() == _digest(lock):
+        return 0
+    if not _pip(
+        environment, f"installing {lock.name} into {BESIDE.name}",
+        "--no-deps", "--require-hashes", "--upgrade", "--target", str(BESIDE), "-r", str(lock),
+    ):  # fmt: skip
+        return _report_failure(environment)
+    BESIDE.mkdir(exist_ok=True)
+    stamp.write_text(_digest(lock))
+    return 0
 
 
 def _install(environment: Environment, lock: Path) -> bool:

@@ -105,7 +105,8 @@ def serving(
 ) -> Iterator[RunningGateway]:
     """``eaglegate serve``, run by ``prefix``, on a free port until the block ends."""
     command = [*prefix, sys.executable, "-m", "server", "serve", "--port", "0", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path}
     with log.open("w") as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment

@@ -40,6 +40,7 @@ def install(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("install", ROOT / "scripts" / "install.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "BESIDE", tmp_path / "BESIDE")
     for name in ("FULL", "LIGHT"):
         python = tmp_path / name / "bin" / "python"
         python.parent.mkdir(parents=True)
@@ -69,6 +70,17 @@ def test_torch_comes_from_its_own_index_where_pip_does_not_find_it(install, pip)
     index = pip.asked[1].index("--index-url")
     assert pip.asked[1][index + 1] == install.TORCH_INDEX
     assert "--require-hashes" in pip.asked[1] and wheels(pip)[1].endswith("torch.lock")
+
+
+def test_triton_goes_into_a_folder_of_its_own(install, pip):
+    """In the environment itself it would change which kernels vLLM runs."""
+    assert install.main(["--gpu-path"]) == 0
+    assert wheels(pip)[-1].endswith("gpu-path.lock")
+    assert pip.asked[-1][pip.asked[-1].index("--target") + 1] == str(install.BESIDE)
+    assert "--require-hashes" in pip.asked[-1]
+    pip.asked.clear()
+    assert install.main(["--gpu-path"]) == 0
+    assert pip.asked == []
 
 
 def test_nothing_is_done_twice(install, pip):

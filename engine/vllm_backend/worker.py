@@ -1,8 +1,9 @@
 """Patches of vLLM's first model runner, loaded in every worker (``worker_extension_cls``).
 
+Where Triton works, vLLM takes its second model runner: ``second_runner.py``.
+
 * No draft pass in steps that want no draft. vLLM at depth 0 still runs the draft model once per
-  step to keep its KV cache whole; the scheduler marks the steps where that may be left out. The
-  second model runner (GPU) ignores the mark and keeps the pass: correct, and a little slower.
+  step to keep its KV cache whole; the scheduler marks the steps where that may be left out.
   Under synchronous scheduling such a step prepares nothing for the draft either, and a step that
   verifies nothing takes the plain sampler.
 * On a CPU, sampling with drafts follows temperature, top-p and top-k. vLLM's native kernel that
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.platforms import current_platform
+from vllm.triton_utils import HAS_TRITON
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.sampler import Sampler
@@ -35,7 +37,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker import gpu_input_batch, gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine.vllm_backend import steering
+from engine.vllm_backend import second_runner, steering
 from engine.vllm_backend.child_process import exit_with_parent
 from engine.vllm_backend.draft_reload import DraftReloader
 from engine.vllm_contract import SKIP
@@ -189,6 +191,8 @@ _wrap(
     "maybe_create_thinking_budget_state_holder",
     steering.make_thinking_budgets,
 )
+if HAS_TRITON:
+    second_runner.patch(_wrap)
 if current_platform.is_cpu():
     patch_kernels()
     _wrap(rejection_sampler, "apply_sampling_constraints", apply_sampling_constraints)

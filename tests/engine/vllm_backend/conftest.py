@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 
 import pytest_asyncio
@@ -11,8 +12,11 @@ from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 
-MOST = 7
+SECOND_RUNNER = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+"""``make test-gpu-path``: vLLM's second model runner, whose kernels are interpreted: slow."""
+MOST = 3 if SECOND_RUNNER else 7
 """K of the engine most tests share."""
+DEPTHS = sorted({0, 1, 3, MOST})
 SMALL = {
     "dtype": "float32",
     "max_model_len": 1024,

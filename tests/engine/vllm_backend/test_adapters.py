@@ -48,6 +48,7 @@ def requests(prompts: Prompts) -> list[EngineRequest]:
     ]
 
 
+@pytest.mark.gpu_path
 async def test_each_adapter_has_its_text_at_every_depth_and_in_every_batch(
     adapted: VllmEngine, plain_engine: VllmEngine, prompts: Prompts
 ) -> None:
@@ -66,6 +67,7 @@ async def test_each_adapter_has_its_text_at_every_depth_and_in_every_batch(
         assert all(drafted) == bool(depth)
 
 
+@pytest.mark.gpu_path
 async def test_no_adapter_reads_anothers_prefix(adapted: VllmEngine, prompts: Prompts) -> None:
     prompt = (prompts[1] * 40)[:400]
     for name in (None, "one", "three"):

@@ -17,9 +17,8 @@ from tests.engine.vllm_backend.conftest import MOST, SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent.parent
-DEPTHS = (0, 1, 3, MOST, None)
+ROOT = Path(__file__).parent.parent.parent.parent
+DEPTHS = (*sorted({0, 1, 3, MOST}), None)
 SCRIPT = """
 import asyncio, json, sys
 from benchmarks.drive import at, greedy, run_all, running, speculation
@@ -45,6 +44,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.gpu_path
 async def test_asynchronous_scheduling_gives_the_same(
     engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
@@ -56,14 +56,16 @@ async def test_asynchronous_scheduling_gives_the_same(
     synchronous = await run_all(engine, requests)
     script = tmp_path / "asynchronous.py"
     script.write_text(SCRIPT)
+    given = os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join([str(ROOT / "tests" / "gpu_path"), str(ROOT), given])
     done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, script],
         input=json.dumps([prompts, DEPTHS, SMALL, MOST]),
-        env=os.environ | {"PYTHONPATH": f"{HERE / 'async_cpu'}{os.pathsep}{ROOT}"},
+        env=os.environ | {"PYTHONPATH": path, "ASYNCHRONOUS_SCHEDULING": "1"},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -74,12 +74,14 @@ def cut(outcome: Outcome, tokens: int) -> Outcome:
     return Outcome(outcome.token_ids[:tokens], None, (), 0, outcome.account)
 
 
+@pytest.mark.gpu_path
 async def test_streams_go_on_with_the_same_text_and_a_rollback_brings_acceptance_back(
     engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     await check_swaps(engine, prompts, tmp_path)
 
 
+@pytest.mark.gpu_path
 @pytest.mark.parametrize("fault", ["absent", "shape"])
 async def test_a_draft_that_fails_to_load_leaves_the_running_one(
     engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path, fault: str
@@ -109,6 +111,7 @@ async def test_two_workers_exchange_their_shards(
         await check_swaps(two, prompts, tmp_path)
 
 
+@pytest.mark.gpu_path
 async def test_a_near_draft_keeps_most_of_the_acceptance(
     engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:

@@ -14,13 +14,12 @@ from benchmarks.drive import Outcome, at, greedy, run, run_all
 from engine.types import Constraint, EngineRequest, RepetitionStop, Sampling
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
-from tests.engine.vllm_backend.conftest import MOST
+from tests.engine.vllm_backend.conftest import DEPTHS, MOST
 from tests.engine.vllm_backend.test_lossless import preemptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 Prompts = list[tuple[int, ...]]
-DEPTHS = (0, 1, 3, MOST)
 FIELDS = (
     "logit_bias", "allowed_token_ids", "bad_words", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "min_tokens", "all_together",
@@ -72,6 +71,7 @@ async def steered(
     return Steered(free, prompts[index], renderer)
 
 
+@pytest.mark.gpu_path
 @pytest.mark.parametrize("field", FIELDS)
 async def test_greedy_text_is_that_of_an_engine_without_a_draft(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, field: str
@@ -86,6 +86,7 @@ async def test_greedy_text_is_that_of_an_engine_without_a_draft(
         assert got.totals.imbalance == 0
 
 
+@pytest.mark.gpu_path
 async def test_fields_of_one_request_leave_the_others_of_its_batch_alone(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts
 ) -> None:
@@ -103,6 +104,7 @@ async def test_fields_of_one_request_leave_the_others_of_its_batch_alone(
         assert outcome.totals.acceptance_length == pytest.approx(alone.totals.acceptance_length)
 
 
+@pytest.mark.gpu_path
 async def test_a_bias_and_a_grammar(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, renderer: VllmRenderer
 ) -> None:
@@ -141,6 +143,7 @@ async def test_seeded_text_at_depth_0_is_that_of_an_engine_without_a_draft(
         assert outcome.token_ids == expected.token_ids
 
 
+@pytest.mark.gpu_path
 async def test_a_budget_of_reasoning_tokens(
     engine: VllmEngine, plain_engine: VllmEngine, prompts: Prompts, renderer: VllmRenderer
 ) -> None:
@@ -165,6 +168,7 @@ async def test_a_budget_of_reasoning_tokens(
     assert accepted > 0
 
 
+@pytest.mark.gpu_path
 @pytest.mark.parametrize("depth", DEPTHS)
 async def test_a_repetition_ends_the_answer(
     engine: VllmEngine, prompts: Prompts, depth: int

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 DEPTHS = (0, 1, 3)
 
 
+@pytest.mark.gpu_path
 async def test_two_workers_write_and_accept_what_one_does(
     engine: VllmEngine, prompts: list[tuple[int, ...]]
 ) -> None:

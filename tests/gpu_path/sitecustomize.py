@@ -1,0 +1,97 @@
+"""Makes vLLM on a CPU take the ways that it takes on a GPU.
+
+Python imports this at the start of every process when its folder is on PYTHONPATH.
+
+* ``TRITON_INTERPRET=1``: Triton on PyPI has no backend for CPUs, and without one vLLM uses no
+  Triton at all. This adds a backend that only says that it is there; Triton's interpreter runs the
+  kernels. vLLM then has its second model runner (``VLLM_USE_V2_MODEL_RUNNER=1``). One kernel is
+  not run: that of top-k and top-p calls a method of its loop variable, which is a plain number in
+  the interpreter. vLLM's PyTorch version of it, which has the same contract, takes its place.
+* ``ASYNCHRONOUS_SCHEDULING=1``: vLLM switches it off for CPUs; it is switched on again after that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+
+def add_cpu_backend(backends: ModuleType) -> None:
+    from triton.backends.compiler import GPUTarget
+
+    class CpuDriver:
+        @staticmethod
+        def is_active() -> bool:
+            return True
+
+        def get_current_target(self) -> Any:
+            return GPUTarget("cpu", 0, 1)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, *_: object) -> int:
+            return 0
+
+        def get_active_torch_device(self) -> Any:
+            import torch
+
+            return torch.device("cpu")
+
+        def get_device_interface(self) -> Any:
+            import torch
+
+            return torch.cpu
+
+    backends.backends["cpu"] = SimpleNamespace(driver=CpuDriver, compiler=None)
+
+
+def replace_top_k_kernel(sampler: ModuleType) -> None:
+    def apply_top_k_top_p(logits: Any, k: Any, p: Any) -> Any:
+        return sampler.apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
+
+    sampler.apply_top_k_top_p_triton = apply_top_k_top_p
+
+
+def schedule_asynchronously(platform: ModuleType) -> None:
+    update = platform.CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        update(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    platform.CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
+class AfterImport(MetaPathFinder):
+    """Calls ``change`` with a module once it has been executed."""
+
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self._name, self._change = name, change
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._change(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    sys.meta_path.insert(0, AfterImport("triton.backends", add_cpu_backend))
+    name = "vllm.v1.sample.ops.topk_topp_sampler"
+    sys.meta_path.insert(0, AfterImport(name, replace_top_k_kernel))
+if os.environ.get("ASYNCHRONOUS_SCHEDULING") == "1":
+    sys.meta_path.insert(0, AfterImport("vllm.platforms.cpu", schedule_asynchronously))
