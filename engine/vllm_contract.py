@@ -158,7 +158,7 @@ PARTS: dict[Area, dict[str, str]] = {
             Scheduler.update_from_output(self scheduler_output model_runner_output)
             Scheduler._free_request(self request delay_free_blocks)
             Scheduler: num_spec_tokens requests vllm_config dynamic_sd_lookup max_num_running_reqs
-                max_model_len kv_cache_manager
+                max_model_len kv_cache_manager use_v2_model_runner
         """,
         "v1/engine/core.py": """
             EngineCore: scheduler
@@ -263,16 +263,6 @@ PARTS: dict[Area, dict[str, str]] = {
         """,
     },
 }
-
-
-def declare_depths(most: int) -> list[tuple[int, int, int]]:
-    """Tells vLLM that any depth up to ``most`` occurs, so that it captures CUDA graphs for each.
-
-    In vLLM's notation, (first batch size, last batch size, depth); the batch sizes mean nothing
-    here, since our scheduler decides.
-    """
-    shallow = [(depth + 1, depth + 1, depth) for depth in range(most)]
-    return [*shallow, (most + 1, 1 << 20, most)]
 
 
 @cache

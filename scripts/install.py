@@ -3,9 +3,9 @@
     python3 scripts/install.py [--dev | --light | --gpu-path]
 
 ``--light`` makes .venv-light, without vLLM and torch: enough to develop and test the gateway.
-``--gpu-path`` is ``--dev`` with Triton in .gpu-path, a folder of its own: beside it, vLLM would choose
-other kernels. Needs only Python and its venv module. torch's CPU wheel is taken from where pip finds it by itself,
-else from PyTorch's own CPU index.
+``--gpu-path`` is ``--dev`` and Triton in .gpu-path, a folder of its own: where vLLM finds it, it
+chooses other kernels. Needs only Python and its venv module. torch's CPU wheel is taken from where
+pip finds it by itself, else from PyTorch's own CPU index.
 """
 
 from __future__ import annotations

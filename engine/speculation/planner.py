@@ -294,11 +294,15 @@ class DepthPlanner:
         self._observed.clear()
         self._ended.clear()
 
-    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
-        """A step of decoding requests alone: what it did and how long it took."""
-        expected_s, taken_s = self.cost.observe(batch, verified, depth, seconds)
+    def observe_step(
+        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+    ) -> None:
+        """One step of decoding requests and of ``prompt`` tokens of others, and its time."""
+        expected_s, taken_s = self.cost.observe(batch, verified, depth, seconds, prompt)
         self.totals.expected_s += expected_s
         self.totals.taken_s += taken_s
+        if prompt:
+            return
         reason = DepthReason.COST if self._last is None else self._last.plan.reason
         step = PlannedStep(seconds, self._committed, batch, verified, depth, reason)
         self.recent.append(step)

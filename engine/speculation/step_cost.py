@@ -1,8 +1,9 @@
 """How long a step takes: learnt from step times, linear in what a step does.
 
-seconds = speed x (w0 + w1 B + w2 V + w3 [K > 0] + w4 K + w5 K B + w6 [V > 0]), for B requests, V
-draft tokens verified and K draft tokens made for each request after verifying. Making drafts and
-verifying them fall into different steps where the depth changes, so each has a fixed part.
+seconds = speed x (w0 + w1 B + w2 V + w3 [K > 0] + w4 K + w5 K B + w6 [V > 0] + w7 [P > 0] + w8 P),
+for B requests, V draft tokens verified and K draft tokens made for each request after verifying,
+and P tokens of prompts that are read in the same step. Making drafts and verifying them fall into
+different steps where the depth changes, so each has a fixed part.
 
 Weights and speed are the state of an extended Kalman filter (Kalman, J. Basic Engineering 82, 1960)
 on the logarithm of a step's time. The speed may move fast, the weights slowly: a machine that turns
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating[Any]]
 Row = list[float]
 
-GUESS = (1.0, 0.01, 0.01, 0.01, 0.06, 0.002, 0.01)
+GUESS = (1.0, 0.01, 0.01, 0.01, 0.06, 0.002, 0.01, 0.1, 0.01)
 """First guess of the weights, in units of a step of one request without a draft."""
 NOISE = 0.1
 """Typical relative error of a step time."""
@@ -61,7 +62,11 @@ LEARNT = (
 
 
 class StepCostModel:
-    """Seconds of a decode step. Not for steps that hold a prompt: those must not be observed."""
+    """Seconds of a decode step.
+
+    Steps that hold a piece of a prompt teach the weights, and no correction of a cell: where
+    prompts arrive all the time there are few others.
+    """
 
     def __init__(self, depth: int, base_s: float | None = None) -> None:
         """``base_s``: seconds of a step of one request without a draft; None until observed."""
@@ -82,7 +87,7 @@ class StepCostModel:
         self._cell_steps = [[0] * (depth + 1) for _ in range(SIZES)]
         self._shrunk = [[0.0] * (depth + 1) for _ in range(SIZES)]
         """The cells, as far as they are not known drawn to the mean of their batch size."""
-        self._shape = (0, 0, False)
+        self._shape = (0, 0, False, 0)
         self._waiting: list[tuple[int, float]] = []
         """Tokens verified and seconds of steps of ``_shape`` that are not learnt from yet."""
 
@@ -90,8 +95,10 @@ class StepCostModel:
     def is_known(self) -> bool:
         return self._unit is not None
 
-    def observe(self, batch: int, verified: int, depth: int, seconds: float) -> tuple[float, float]:
-        """One step of ``batch`` requests in steady decoding.
+    def observe(
+        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+    ) -> tuple[float, float]:
+        """One step of ``batch`` decoding requests and ``prompt`` tokens of others' prompts.
 
         Like steps in a row are learnt from together, once their time is known well. Returns the
         seconds that were expected of what is learnt from now, and those it took.
@@ -99,7 +106,7 @@ class StepCostModel:
         if seconds <= 0 or batch <= 0:
             return 0.0, 0.0
         expected = taken = 0.0
-        shape = batch, depth, verified > 0
+        shape = batch, depth, verified > 0, prompt
         if self._waiting and shape != self._shape:
             expected, taken = self._learn()
         self._shape = shape
@@ -112,23 +119,25 @@ class StepCostModel:
 
     def _learn(self) -> tuple[float, float]:
         """Learn from the steps that wait. Seconds expected of them before, and taken."""
-        batch, depth, verifies = self._shape
+        batch, depth, verifies, prompt = self._shape
         verified, taken = zip(*self._waiting, strict=True)
         self._waiting.clear()
         count = len(taken)
         width = sum(verified) / count
-        row = _features(batch, width, depth)
+        row = _features(batch, width, depth, prompt)
         if self._unit is None:
             self._unit = taken[0] / _dot(row, GUESS)
         size, cell = _size_class(batch), self._find_cell(batch, width, depth)
         linear = max(_dot(row, self._weights), 1e-6)
-        factors = self._speed + self._sizes[size] + self._cells[size][cell]
+        factors = self._speed
+        if not prompt:
+            factors += self._sizes[size] + self._cells[size][cell]
         expected = self._unit * linear * math.exp(factors)
         errors = [math.log(seconds / expected) for seconds in taken]
         error = sum(_clip(one, HUBER) for one in errors) / count
         left = error if count > 1 else errors[0]
         left -= self._filter([one / linear for one in row], error, count)
-        if verifies or not depth:
+        if not prompt and (verifies or not depth):
             shared = depth > 0 or not verifies
             self._correct(size, cell, _clip(left, HUBER), count, shared)
         self.steps += count
@@ -179,6 +188,8 @@ class StepCostModel:
             "depth",
             "depth_and_request",
             "verifying",
+            "prompt",
+            "prompt_token",
         )
         unit = (self._unit or 0.0) * math.exp(self._speed)
         return {
@@ -285,8 +296,9 @@ def _gain(steps: float, count: int) -> float:
     return max(CELL_GAIN * count, count / (steps + count))
 
 
-def _features(batch: int, verified: float, depth: int) -> Row:
-    return [1.0, batch, verified, depth > 0, depth, depth * batch, verified > 0]
+def _features(batch: int, verified: float, depth: int, prompt: int = 0) -> Row:
+    decoding = [1.0, batch, verified, depth > 0, depth, depth * batch, verified > 0]
+    return [*decoding, prompt > 0, prompt]
 
 
 def _size_class(batch: int) -> int:

@@ -20,9 +20,13 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from engine.vllm_backend import prepare_cpu, prepare_offline
-from engine.vllm_contract import SCHEDULER, WORKER, Area, declare_depths, find_broken
+from engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
+from engine.vllm_contract import SCHEDULER, WORKER, Area, find_broken
 
 GIB = 1024**3
+TABLE = "num_speculative_tokens_per_batch_size"
+AUTO = "auto"
+"""``--depth auto``: the planner chooses at every step."""
 DEMO = Path(__file__).parent.parent / "demo"
 DEMO_DEPTH = 3
 DEMO_SPECULATION: dict[str, Any] = {
@@ -70,16 +74,23 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
             action.default = argparse.SUPPRESS
 
 
-def make_engine_arguments(namespace: argparse.Namespace) -> AsyncEngineArgs:
-    """What the user chose, and our defaults for the rest."""
+def make_engine_arguments(
+    namespace: argparse.Namespace, depth: str | None = AUTO
+) -> AsyncEngineArgs:
+    """What the user chose, and our defaults for the rest.
+
+    ``depth`` is that of requests that bring none, as ``--depth`` has it.
+    """
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     chosen = {name: value for name, value in vars(namespace).items() if name in fields}
     if getattr(namespace, "model_tag", None):
         chosen["model"] = namespace.model_tag
-    return _make_arguments(chosen) if chosen.get("model") else make_demo_arguments(**chosen)
+    if chosen.get("model"):
+        return _make_arguments(chosen, depth=depth)
+    return make_demo_arguments(depth, **chosen)
 
 
-def make_demo_arguments(**chosen: Any) -> AsyncEngineArgs:
+def make_demo_arguments(depth: str | None = AUTO, **chosen: Any) -> AsyncEngineArgs:
     """The built-in demo: tiny target, EAGLE 3.1 draft, K = 3; any field may be overridden.
 
     ``speculative_config=None`` switches speculation off; a mapping is laid over the demo's.
@@ -88,35 +99,60 @@ def make_demo_arguments(**chosen: Any) -> AsyncEngineArgs:
     speculation = chosen.pop("speculative_config", {})
     if speculation is not None:
         chosen["speculative_config"] = DEMO_SPECULATION | speculation
-    return _make_arguments(DEMO_DEFAULTS | chosen, DEMO_CPU_DEFAULTS, threads=1)
+    return _make_arguments(DEMO_DEFAULTS | chosen, DEMO_CPU_DEFAULTS, 1, depth)
 
 
 def _make_arguments(
     chosen: dict[str, Any],
     cpu_defaults: dict[str, Any] = CPU_DEFAULTS,
     threads: int | None = None,
+    depth: str | None = AUTO,
 ) -> AsyncEngineArgs:
     chosen = _add_scheduler(chosen)
     if Area.WORKER not in find_broken():
         chosen = {"worker_extension_cls": WORKER} | chosen
     if current_platform.is_cpu():
         chosen = _add_cpu_defaults(chosen, cpu_defaults, threads)
+    elif "scheduler_cls" in chosen:
+        chosen = declare_graphs(chosen, depth)
     return AsyncEngineArgs(**chosen)
 
 
 def _add_scheduler(chosen: dict[str, Any]) -> dict[str, Any]:
-    """Our scheduler where there is speculation and the user has no other.
-
-    On a GPU, varying depths must be declared for CUDA graphs; a table of the user's own stays.
-    """
+    """Our scheduler where there is speculation and the user has no other."""
     speculation = chosen.get("speculative_config")
     if not speculation or Area.SCHEDULER in find_broken():
         return chosen
-    depth = speculation.get("num_speculative_tokens")
-    if depth and not current_platform.is_cpu():
-        table = {"num_speculative_tokens_per_batch_size": declare_depths(depth)}
-        chosen = chosen | {"speculative_config": table | speculation}
     return {"scheduler_cls": SCHEDULER} | chosen
+
+
+def declare_graphs(chosen: dict[str, Any], depth: str | None) -> dict[str, Any]:
+    """On a GPU: the depths that CUDA graphs are captured for. What the user chose stays.
+
+    Without a table vLLM captures K alone: enough where every request drafts K.
+    """
+    speculation = chosen["speculative_config"]
+    most = speculation.get("num_speculative_tokens")
+    if not most or chosen["scheduler_cls"] != SCHEDULER:
+        return chosen
+    fixed = most if depth is None else min(most, int(depth)) if depth != AUTO else None
+    depths = choose_depths(most, fixed)
+    if depths == [most]:
+        return chosen
+    table = declare_depths(depths, chosen.get("max_num_seqs"))
+    declared = {TABLE: table} | speculation
+    sizes: dict[str, Any] = {}
+    if fixed is None and TABLE not in speculation and not _sizes_graphs(chosen):
+        sizes["cudagraph_capture_sizes"] = choose_sizes(depths, chosen.get("max_num_seqs"))
+    return sizes | chosen | {"speculative_config": declared}
+
+
+def _sizes_graphs(chosen: dict[str, Any]) -> bool:
+    """Whether the user says which sizes to capture."""
+    names = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
+    compilation = chosen.get("compilation_config") or {}
+    inside = compilation if isinstance(compilation, dict) else vars(compilation)
+    return any(chosen.get(name) or inside.get(name) for name in names)
 
 
 def _add_cpu_defaults(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from vllm.config import VllmConfig
@@ -35,7 +35,9 @@ class Planner(Protocol):
         self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
     ) -> None: ...
 
-    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None: ...
+    def observe_step(
+        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+    ) -> None: ...
 
 
 class RandomPlanner:
@@ -72,7 +74,9 @@ class RandomPlanner:
     ) -> None:
         pass
 
-    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
+    def observe_step(
+        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+    ) -> None:
         pass
 
 
@@ -95,6 +99,9 @@ class StepPlanning:
         self._begun: set[str] = set()
         self.clock: Callable[[], float] = perf_counter
         self._last_update: float | None = None
+        self._late: tuple[int, bool] | None = None
+        """What the second model runner had yet to draft at the last update: the depth, and whether
+        for prompts. None at the first step after a pause."""
         self._phases = PhaseTracker(scheduler.vllm_config)
         self._holes: dict[str, int] = {}
         """Tokens of a request that the draft model has not seen: made in steps at depth 0."""
@@ -161,7 +168,9 @@ class StepPlanning:
     def note(self, output: SchedulerOutput) -> None:
         """Remember, before the next plan, what was planned for the drafts of this step."""
         if self._planner is not None:
-            setattr(output, WIDTHS, self._widths)
+            planned = self._widths
+            names = output.num_scheduled_tokens
+            setattr(output, WIDTHS, {name: planned[name] for name in names if name in planned})
 
     def note_skipped(self, requests: Iterable[Request]) -> None:
         """In a step of these requests no draft model runs."""
@@ -176,8 +185,11 @@ class StepPlanning:
         return min(depth, int(getattr(output, WIDTHS, {}).get(request.request_id, depth)))
 
     def plan(self, drafting: Sequence[tuple[Request, int]], most: int) -> int:
-        """Depth of the drafts made after this step; the widths are kept for the next one."""
-        self._widths = {}
+        """Depth of the drafts made after this step; the widths are kept for the next one.
+
+        Those of requests that are not in this step are kept as well: with pipeline parallelism
+        other steps are under way, and their drafts are yet to be verified.
+        """
         if self._planner is None or not drafting:
             return 0
         names, bounds, floors = [], [], []
@@ -188,13 +200,15 @@ class StepPlanning:
             bounds.append(bound)
             floors.append(0 if _asked(request) is None else bound)
         plan = self._planner.plan(names, bounds, floors)
-        self._widths = dict(zip(names, plan.widths, strict=True))
+        self._widths.update(zip(names, plan.widths, strict=True))
         return min(plan.depth, most)
 
     def observe(self, output: SchedulerOutput, verified: Mapping[str, tuple[int, int]]) -> None:
         """After a step: what was drafted and accepted of each request, and how long it took."""
         now, before = self.clock(), self._last_update
         self._last_update = now if self._scheduler.has_unfinished_requests() else None
+        if before is None:
+            self._late = None
         if self._planner is None:
             return
         tokens = output.num_scheduled_tokens
@@ -203,12 +217,24 @@ class StepPlanning:
         if names:
             drafted, accepted = zip(*pairs, strict=True)
             self._planner.observe(names, drafted, accepted)
-        drafts = output.scheduled_spec_decode_tokens
-        width = sum(len(drafted) for drafted in drafts.values())
-        decoding = sum(tokens.values()) == len(tokens) + width
-        if before is not None and decoding and names:
-            depth = output.num_spec_tokens_to_schedule
-            self._planner.observe_step(len(tokens), width, depth, now - before)
+        step = StepContent.read(output)
+        depth = self._get_depth_in_interval(output, step)
+        if before is not None and depth is not None and step.batch and names:
+            self._planner.observe_step(step.batch, step.width, depth, now - before, step.prompt)
+
+    def _get_depth_in_interval(self, output: SchedulerOutput, step: StepContent) -> int | None:
+        """How many drafts were made between the last update and this one; None where unknown.
+
+        The first model runner drafts before it hands out a step's tokens. The second hands them out
+        first, so that the drafts of the step before fall into the time of this one.
+        """
+        depth = int(output.num_spec_tokens_to_schedule)
+        if not self._scheduler.use_v2_model_runner:
+            return depth
+        late, self._late = self._late, (depth, step.prompt > 0)
+        if late is None or (late[1] and not step.prompt):
+            return None
+        return late[0]
 
     def forget(self, request: Request) -> None:
         """A request is over."""
@@ -232,6 +258,24 @@ class StepPlanning:
         extra = _extra(request)
         traffic = name_slice(str(extra.get(TRAFFIC, "")), *place, request.num_prompt_tokens)
         begin(name, traffic, str(extra.get(TENANT, "")))
+
+
+class StepContent(NamedTuple):
+    """What a step held: decoding requests, their draft tokens, and tokens of prompts."""
+
+    batch: int
+    width: int
+    prompt: int
+
+    @classmethod
+    def read(cls, output: SchedulerOutput) -> StepContent:
+        tokens, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
+        widths = {name: len(drafted) for name, drafted in drafts.items()}
+        total, width = sum(tokens.values()), sum(widths.values())
+        if total == len(tokens) + width:
+            return cls(len(tokens), width, 0)
+        batch = sum(count == 1 + widths.get(name, 0) for name, count in tokens.items())
+        return cls(batch, width, total - batch - width)
 
 
 class PhaseTracker:

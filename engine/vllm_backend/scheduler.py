@@ -38,8 +38,9 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from engine.vllm_backend import draft_reload
 from engine.vllm_backend.child_process import exit_with_parent
+from engine.vllm_backend.graphs import is_declaration
 from engine.vllm_backend.planning import StepPlanning
-from engine.vllm_contract import SKIP, declare_depths
+from engine.vllm_contract import SKIP
 from engine.vllm_fields import DEPTH, KEEP
 
 
@@ -90,14 +91,18 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def _get_step_depth(self, scheduled: list[Request]) -> int:
         """How deep to draft after this step: the greatest depth of its requests."""
-        longest = max((request.num_computed_tokens for request in scheduled), default=0)
-        if longest + self.num_spec_tokens > self._draft_len:
+        if not self.use_v2_model_runner and self._is_near_the_end(scheduled):
             return self.planning.plan([], 0)
         most = self._get_batch_limit(len(scheduled))
         drafting = [(r, self.get_depth(r)) for r in scheduled if not r.is_prefill_chunk]
         if self.planning.active:
             return self.planning.plan(drafting, most)
         return min(most, max((depth for _, depth in drafting), default=0))
+
+    def _is_near_the_end(self, scheduled: list[Request]) -> bool:
+        """Whether the first model runner will draft for none of them, and leave zeros."""
+        longest = max((request.num_computed_tokens for request in scheduled), default=0)
+        return bool(longest + self.num_spec_tokens > self._draft_len)
 
     def _limit_placeholders(self, scheduled: list[Request], depth: int) -> None:
         """Only asynchronous scheduling has placeholders."""
@@ -191,8 +196,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         if not self.num_spec_tokens:
             return True
         configured = self.vllm_config.speculative_config.num_speculative_tokens_per_batch_size
-        ours = [list(entry) for entry in declare_depths(self.num_spec_tokens)]
-        if configured and [list(entry) for entry in configured] != ours:
+        if configured and not is_declaration(configured):
             return False
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
         return True
@@ -204,7 +208,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         return int(self.dynamic_sd_lookup[batch_size])
 
     def _get_draft_len(self) -> int:
-        """Beyond this length (less K) vLLM's worker does not draft for the whole batch."""
+        """Beyond this length (less K) vLLM's first runner does not draft for the whole batch."""
         draft = getattr(self.vllm_config.speculative_config, "draft_model_config", None)
         return int(draft.max_model_len if draft is not None else self.max_model_len)
 

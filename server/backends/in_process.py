@@ -50,7 +50,7 @@ class InProcessBackend:
         self._planning = "auto" if settings.depth == "auto" else "off"
         interval_ms = settings.stream_interval_ms
         self._stream_interval_s = None if interval_ms is None else interval_ms / 1000
-        self._arguments = arguments = read_engine_arguments(line.namespace)
+        self._arguments = arguments = read_engine_arguments(line.namespace, settings.depth)
         refuse_unknown_parsers(settings, arguments)
         modules = getattr(line.namespace, "lora_modules", ())
         self.adapters = read_adapters(modules, bool(arguments.enable_lora), self.names)

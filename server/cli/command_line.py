@@ -334,11 +334,12 @@ def read_again(argv: list[str]) -> CommandLine:
         raise ConfigError("a flag has a value that it cannot have; the log says which") from None
 
 
-def read_engine_arguments(namespace: argparse.Namespace) -> Arguments:
+def read_engine_arguments(namespace: argparse.Namespace, depth: str | None = None) -> Arguments:
+    """``depth``: see ``Settings``."""
     from engine.vllm_backend.arguments import make_engine_arguments
 
     try:
-        return make_engine_arguments(namespace)
+        return make_engine_arguments(namespace, depth)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
 

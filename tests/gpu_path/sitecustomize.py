@@ -6,7 +6,8 @@ Python imports this at the start of every process when its folder is on PYTHONPA
   Triton at all. This adds a backend that only says that it is there; Triton's interpreter runs the
   kernels. vLLM then has its second model runner (``VLLM_USE_V2_MODEL_RUNNER=1``). One kernel is
   not run: that of top-k and top-p calls a method of its loop variable, which is a plain number in
-  the interpreter. vLLM's PyTorch version of it, which has the same contract, takes its place.
+  the interpreter. vLLM's PyTorch version of it, which has the same contract, takes its place. And
+  masks may be integers, as in vLLM's grammar kernel: the interpreter alone refuses them.
 * ``ASYNCHRONOUS_SCHEDULING=1``: vLLM switches it off for CPUs; it is switched on again after that.
 """
 
@@ -51,6 +52,14 @@ def add_cpu_backend(backends: ModuleType) -> None:
     backends.backends["cpu"] = SimpleNamespace(driver=CpuDriver, compiler=None)
 
 
+def take_integer_masks(interpreter: ModuleType) -> None:
+    def create_masked_store(_: object, places: Any, value: Any, mask: Any, __: object) -> Any:
+        store = interpreter._interpreter.store
+        return store(places.data, value.data, mask.data.astype(bool))
+
+    interpreter.InterpreterBuilder.create_masked_store = create_masked_store
+
+
 def replace_top_k_kernel(sampler: ModuleType) -> None:
     def apply_top_k_top_p(logits: Any, k: Any, p: Any) -> Any:
         return sampler.apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
@@ -91,6 +100,7 @@ class AfterImport(MetaPathFinder):
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     sys.meta_path.insert(0, AfterImport("triton.backends", add_cpu_backend))
+    sys.meta_path.insert(0, AfterImport("triton.runtime.interpreter", take_integer_masks))
     name = "vllm.v1.sample.ops.topk_topp_sampler"
     sys.meta_path.insert(0, AfterImport(name, replace_top_k_kernel))
 if os.environ.get("ASYNCHRONOUS_SCHEDULING") == "1":

@@ -80,3 +80,17 @@ def test_costs_of_another_depth_are_refused(learnt: StepCostModel) -> None:
 
 def test_a_model_that_knows_nothing_gives_nothing_to_go_on_from() -> None:
     assert not StepCostModel(DEPTH).restore(StepCostModel(DEPTH).export())
+
+
+def test_steps_with_pieces_of_prompts_teach_what_drafting_costs() -> None:
+    """Under continuous arrivals there are few others."""
+    model, draw = StepCostModel(DEPTH), np.random.default_rng(3)
+    width = 0
+    for _ in range(600):
+        depth, prompt = int(draw.choice([0, 1, 3, DEPTH])), int(draw.choice([16, 64, 128]))
+        milliseconds = step_ms(4, 4 * width, depth) + 1.0 + 0.05 * prompt
+        model.observe(4, 4 * width, depth, milliseconds / 1e3, prompt)
+        width = depth
+    for depth in (0, 1, 3, DEPTH):
+        expected = model.step_seconds(4, 4 * depth, depth)
+        assert expected == pytest.approx(step_ms(4, 4 * depth, depth) / 1e3, rel=0.15)

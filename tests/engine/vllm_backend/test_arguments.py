@@ -3,15 +3,17 @@ from pathlib import Path
 
 import pytest
 
+from engine.vllm_backend import arguments as arguments_module
 from engine.vllm_backend.arguments import (
     DEMO,
     GIB,
+    TABLE,
     add_engine_arguments,
     make_demo_arguments,
     make_engine_arguments,
     make_engine_parser,
 )
-from engine.vllm_contract import SCHEDULER, WORKER, declare_depths
+from engine.vllm_contract import SCHEDULER, WORKER
 
 
 def parse(*argv: str) -> argparse.Namespace:
@@ -94,8 +96,30 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--no-such-flag" in capsys.readouterr().err
 
 
-def test_every_depth_up_to_the_most_is_declared() -> None:
-    declared = declare_depths(3)
-    assert {depth for _, _, depth in declared} == {0, 1, 2, 3}
-    starts, ends = [start for start, _, _ in declared], [end for _, end, _ in declared]
-    assert starts == [1, *(end + 1 for end in ends[:-1])]
+class Gpu:
+    def is_cpu(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("depth", "declared"),
+    [("auto", [0, 1, 3, 7]), ("3", [3]), ("7", None), ("9", None), (None, None)],
+)
+def test_only_depths_that_occur_get_graphs(
+    depth: str | None, declared: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments_module, "current_platform", Gpu())
+    draft = '{"method": "eagle3", "model": "d", "num_speculative_tokens": 7}'
+    arguments = make_engine_arguments(parse("org/model", "--speculative-config", draft), depth)
+    table = arguments.speculative_config.get(TABLE)
+    assert (None if table is None else [each for *_, each in table]) == declared
+    assert bool(arguments.cudagraph_capture_sizes) == (depth == "auto")
+
+
+def test_a_table_and_sizes_of_the_users_own_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments_module, "current_platform", Gpu())
+    draft = '{"method": "eagle3", "model": "d", "num_speculative_tokens": 4, "%s": [[1, 9, 2]]}'
+    given = parse("m", "--speculative-config", draft % TABLE, "--cudagraph-capture-sizes", "1", "2")
+    arguments = make_engine_arguments(given)
+    assert arguments.speculative_config[TABLE] == [[1, 9, 2]]
+    assert arguments.cudagraph_capture_sizes == [1, 2]

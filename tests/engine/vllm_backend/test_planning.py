@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from engine.vllm_backend.planning import MANY_HOLES, name_slice
+from engine.speculation.planner import DepthPlan
+from engine.speculation.totals import DepthReason
+from engine.vllm_backend.planning import MANY_HOLES, RandomPlanner, name_slice
 from engine.vllm_backend.scheduler import planning_scheduler
 from tests.engine.vllm_backend import test_scheduler
 from tests.engine.vllm_backend.test_scheduler import MOST, Pretence
@@ -140,3 +145,70 @@ def test_another_draft_keeps_the_step_costs_and_no_acceptance() -> None:
     pretence.scheduler.forget_draft()
     assert pretence.scheduler.planning.export_costs() == costs
     assert pretence.scheduler.planning.describe()["slices"] == []
+
+
+class Watching(RandomPlanner):
+    """Remembers the steps that it was shown, and can be told the widths to plan."""
+
+    def __init__(self, widths: dict[str, int] | None = None) -> None:
+        super().__init__(MOST)
+        self.seen: list[tuple[int, ...]] = []
+        self._given = widths
+
+    def plan(
+        self, requests: Sequence[str], bounds: list[int], floors: list[int] | None = None
+    ) -> DepthPlan:
+        if self._given is None:
+            return super().plan(requests, bounds, floors)
+        widths = [self._given[name] for name in requests]
+        return DepthPlan(max(widths), widths, DepthReason.COST, 1.0, 1.0)
+
+    def observe_step(
+        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+    ) -> None:
+        self.seen.append((batch, verified, depth, prompt))
+
+
+def watch(pretence: Pretence, widths: dict[str, int] | None = None) -> Watching:
+    pretence.scheduler.set_planning("random")
+    watching = Watching(widths)
+    planning: Any = pretence.scheduler.planning
+    planning._planner = watching
+    return watching
+
+
+@pytest.mark.parametrize("second_runner", [False, True])
+def test_the_time_of_a_step_goes_with_the_drafts_that_were_made_in_it(second_runner: bool) -> None:
+    """The second runner hands out a step's tokens before it drafts."""
+    pretence = Pretence()
+    pretence.scheduler.use_v2_model_runner = second_runner
+    watching = watch(pretence)
+    pretence.add("a")
+    made = [pretence.step().num_spec_tokens_to_schedule for _ in range(12)]
+    assert len(set(made)) > 2
+    seen = [depth for _, _, depth, _ in watching.seen]
+    assert seen == (made[1:-1] if second_runner else made[1:])
+
+
+def test_a_step_with_a_piece_of_a_prompt_is_shown_as_such() -> None:
+    pretence = Pretence()
+    watching = watch(pretence)
+    pretence.add("a", 2)
+    pretence.step()
+    pretence.step()
+    pretence.add("b", 2, prompt=list(range(30)))
+    pretence.step()
+    assert watching.seen == [(1, 2, 2, 0), (1, 2, 2, 30)]
+
+
+def test_the_widths_of_a_step_that_is_under_way_stay() -> None:
+    """With pipeline parallelism another step is planned before its drafts are verified."""
+    pretence = Pretence()
+    watch(pretence, {"a": 1, "b": 3})
+    planning = pretence.scheduler.planning
+    a, b = pretence.add("a"), pretence.add("b")
+    planning.plan([(a, MOST)], MOST)
+    planning.plan([(b, MOST)], MOST)
+    assert (planning.get_width(a, MOST), planning.get_width(b, MOST)) == (1, 3)
+    planning.forget(a)
+    assert planning.get_width(a, MOST) == MOST

@@ -20,9 +20,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 from benchmarks.drive import speculation
 from engine.types import DecodeStep, UndraftedReason
 from engine.vllm_backend.arguments import make_demo_arguments
+from engine.vllm_backend.graphs import choose_depths, declare_depths
 from engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
 from engine.vllm_backend.translate import read_decode_step
-from engine.vllm_contract import SKIP, declare_depths
+from engine.vllm_contract import SKIP
 from engine.vllm_fields import DEPTH
 
 BLOCK = 32
@@ -201,6 +202,19 @@ def test_near_the_end_of_the_context_nobody_drafts() -> None:
     assert all(step.drafted in (0, 3) for step in steps)
 
 
+def test_the_second_runner_drafts_for_others_near_the_end_of_one_context() -> None:
+    world = Pretence()
+    world.scheduler.use_v2_model_runner = True
+    world.add("long", 3, prompt=list(range(235)), max_tokens=20)
+    world.add("short", 3, max_tokens=50)
+    world.run()
+    for name, tokens in (("long", 20), ("short", 50)):
+        assert 1 + sum(step.delivered for step in world.steps[name]) == tokens
+        assert all(step.cut == 0 for step in world.steps[name])
+    assert {step.drafted for step in world.steps["short"][:-2]} == {3}
+    assert world.steps["long"][-1].drafted > 0
+
+
 def test_a_fully_cached_prompt_is_not_padded_with_drafts_nobody_made() -> None:
     world = Pretence()
     prompt = list(range(BLOCK * 3 + 1))
@@ -243,7 +257,7 @@ def test_a_users_own_table_of_depths_bounds_the_requests() -> None:
 
 
 def test_our_own_declaration_for_gpus_bounds_nothing() -> None:
-    table = [list(entry) for entry in declare_depths(MOST)]
+    table = [list(entry) for entry in declare_depths(choose_depths(MOST))]
     world = Pretence(num_speculative_tokens_per_batch_size=table)
     world.add("a", 3)
     assert world.step().num_spec_tokens_to_schedule == 3

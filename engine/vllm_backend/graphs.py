@@ -1,0 +1,84 @@
+"""CUDA graphs for the depths that occur: what is declared to vLLM, and which batches find a graph.
+
+vLLM captures FULL graphs for batches in which every request verifies equally many drafts, and only
+for the depths in ``num_speculative_tokens_per_batch_size``, which it reads literally: one depth per
+batch size up to ``max_num_seqs``. Our scheduler decides on depths, so the batch sizes of what is
+declared here mean nothing. All other batches run piece by piece, which is slower.
+
+vLLM looks at the next larger size alone. Where that is a size of another depth only, the batch
+finds no graph. So the depths are such that the tokens of a request, depth + 1, divide K + 1, and
+sizes are multiples of K + 1, but for the smallest ones and those of a full batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+UNBOUNDED = 1 << 20
+"""Last batch size of the last depth."""
+WIDEST = 512
+"""Tokens of the largest batch that vLLM captures by default."""
+STRIDE = 8
+"""Tokens between captured sizes at least, as in vLLM's own."""
+COARSE = 256
+"""Tokens from which on sizes are twice as far apart."""
+FEW = 4
+"""Depths that are captured at most: each adds as many graphs as one depth has alone."""
+
+Table = list[tuple[int, int, int]]
+
+
+def choose_depths(most: int, depth: int | None = None) -> list[int]:
+    """The depths to capture, the most important one last.
+
+    ``depth``: that of requests that bring none; None where the planner chooses.
+
+    >>> choose_depths(7), choose_depths(5), choose_depths(4), choose_depths(7, depth=2)
+    ([0, 1, 3, 7], [0, 1, 2, 5], [0, 4], [2])
+    """
+    if depth is not None:
+        return [depth]
+    even = [length - 1 for length in range(1, most + 1) if (most + 1) % length == 0]
+    return [*even[: FEW - 1], most]
+
+
+def declare_depths(depths: Sequence[int], max_num_seqs: int | None = None) -> Table:
+    """``depths`` in vLLM's notation, (first batch size, last batch size, depth).
+
+    With fewer requests at a time than depths the last ones are declared.
+
+    >>> declare_depths([0, 1, 3]), declare_depths([0, 1, 3], max_num_seqs=2)
+    ([(1, 1, 0), (2, 2, 1), (3, 1048576, 3)], [(1, 1, 0), (2, 1048576, 3)])
+    """
+    *others, last = depths
+    others = others[: (max_num_seqs or UNBOUNDED) - 1]
+    shallow = [(size, size, depth) for size, depth in enumerate(others, start=1)]
+    return [*shallow, (len(shallow) + 1, UNBOUNDED, last)]
+
+
+def is_declaration(table: Sequence[Sequence[int]]) -> bool:
+    """Whether a table is ours, and not one by which the user bounds depths."""
+    ours = declare_depths([depth for *_, depth in table])
+    return [tuple(entry) for entry in table] == ours
+
+
+def choose_sizes(depths: Sequence[int], max_num_seqs: int | None = None) -> list[int]:
+    """Sizes to capture, in tokens, so that no batch at these depths is without a graph.
+
+    >>> choose_sizes([0, 1, 2, 5])[:18]
+    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 24, 36, 48, 60, 72, 84]
+    """
+    lengths = [depth + 1 for depth in depths]
+    stride = lengths[-1] * -(-STRIDE // lengths[-1])
+    sizes = {*range(1, 2 * lengths[-1] + 1), *range(stride, COARSE + 1, stride)}
+    sizes |= {*range(2 * stride, WIDEST + 1, 2 * stride)}
+    full = {(max_num_seqs or 0) * length for length in lengths}
+    return sorted(_add_neighbours({size for size in sizes | full if 0 < size <= WIDEST}, lengths))
+
+
+def _add_neighbours(sizes: set[int], lengths: Sequence[int]) -> set[int]:
+    """The same with the next lower and higher size of every length, and theirs."""
+    lower = {size // length * length for size in sizes for length in lengths} - {0}
+    higher = {-(-size // length) * length for size in sizes for length in lengths}
+    more = sizes | lower | higher
+    return sizes if more == sizes else _add_neighbours(more, lengths)
