@@ -192,11 +192,11 @@ def test_the_time_of_a_step_goes_with_the_drafts_that_were_made_in_it(second_run
 
 def test_a_step_with_a_piece_of_a_prompt_is_shown_as_such() -> None:
     pretence = Pretence()
-    watching = watch(pretence)
-    pretence.add("a", 2)
+    watching = watch(pretence, {"a": 2, "b": 2})
+    pretence.add("a")
     pretence.step()
     pretence.step()
-    pretence.add("b", 2, prompt=list(range(30)))
+    pretence.add("b", prompt=list(range(30)))
     pretence.step()
     assert watching.seen == [(1, 2, 2, 0), (1, 2, 2, 30)]
 
