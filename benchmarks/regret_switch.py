@@ -95,10 +95,12 @@ class SwitchingPlanner(DepthPlanner):
             super().observe(requests, drafted, accepted)
         self._committed = len(requests) + sum(accepted)
 
-    def observe_step(self, batch: int, verified: int, depth: int, seconds: float) -> None:
+    def observe_step(
+        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+    ) -> None:
         self._steps += 1
         if self._is_learning():
-            super().observe_step(batch, verified, depth, seconds)
+            super().observe_step(batch, verified, depth, seconds, prompt)
         if self._steps <= SKIPPED:
             return
         if self._lane != "auto":
