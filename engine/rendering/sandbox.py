@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from engine.errors import EngineOverloaded
 from engine.rendering.encoding import RenderLimits
 from engine.rendering.template import (
     ChatTemplate,
@@ -98,9 +99,12 @@ def _is_usual(message: Mapping[str, Any]) -> bool:
 
 
 def read_message(stream: BinaryIO) -> bytes:
-    """One message; empty at the end of the stream."""
+    """One message; empty at the end of the stream, also in the midst of one."""
     size = stream.read(8)
-    return stream.read(int.from_bytes(size, "big")) if len(size) == 8 else b""
+    if len(size) < 8:
+        return b""
+    message = stream.read(num_bytes := int.from_bytes(size, "big"))
+    return message if len(message) == num_bytes else b""
 
 
 def write_message(stream: BinaryIO, message: bytes) -> None:
@@ -148,6 +152,10 @@ LARGE_BYTES = 1 << 20
 PROCESSES = 2
 PATIENCE_S = 30.0
 POLL_S = 0.05
+ATTEMPTS = 2
+RETRY_S = 1.0
+CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+"""How the interpreter ends by its own fault: the same again for the same template."""
 ROOT = Path(__file__).parents[2]
 TOO_LONG = f"the template took more than {CPU_S:g} s"
 
@@ -199,6 +207,23 @@ class TemplateRunner:
             _kill(process)
 
     def _run_in_child(self, job: bytes, limits: RenderLimits) -> str:
+        """A child that is lost says nothing about the template: another one is asked, once.
+
+        Raises ValueError, RenderingCancelled and EngineOverloaded.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                return self._run_once(job, limits)
+            except _ChildLost as lost:
+                log.warning("a process that renders chat templates ended: %s", lost)
+                status = lost.status
+        if -status in CRASHES:
+            raise ValueError("the template crashed the process that ran it")
+        raise EngineOverloaded(
+            f"The process that renders chat templates ended {ATTEMPTS} times. Try again.", RETRY_S
+        )
+
+    def _run_once(self, job: bytes, limits: RenderLimits) -> str:
         process = self._take_process()
         kept = False
         try:
@@ -216,8 +241,11 @@ class TemplateRunner:
 
     def _take_process(self) -> subprocess.Popen[bytes]:
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                process = self._idle.pop()
+                if process.poll() is None:
+                    return process
+                _kill(process)
         return subprocess.Popen(
             (sys.executable, "-m", __name__),
             cwd=ROOT,
@@ -240,10 +268,21 @@ def _run(process: subprocess.Popen[bytes], job: bytes, limits: RenderLimits) -> 
             if time.monotonic() > until:
                 raise ValueError(TOO_LONG)
     answer = read_message(process.stdout)  # type: ignore[arg-type]
-    if not answer:
+    if answer:
+        kind, text = orjson.loads(answer)
+        return kind, text
+    status = process.wait()
+    if status == -signal.SIGPROF:
         raise ValueError(TOO_LONG)
-    kind, text = orjson.loads(answer)
-    return kind, text
+    raise _ChildLost(status)
+
+
+class _ChildLost(Exception):
+    """The child ended without an answer."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}" if status >= 0 else signal.strsignal(-status))
+        self.status = status
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -141,7 +141,8 @@ class ChildLog:
         with os.fdopen(read, "rb") as source, os.fdopen(forward, "wb", buffering=0) as sink:
             for line in source:
                 if self._echo:
-                    sink.write(line)
+                    with suppress(OSError):  # children must never wait for a log that is gone
+                        sink.write(line)
                 self._lines.append(line.decode("utf-8", "replace").rstrip("\n"))
 
 

@@ -344,8 +344,12 @@ class CaptureWriter:
         self._dropped = Counter(dict.fromkeys(REASONS, 0))
         self._retry_at = 0.0
         self._log_at = 0.0
-        self._thread = Thread(target=self._run, name="capture", daemon=True)
-        self._thread.start()
+        self._thread = self._start()
+
+    def _start(self) -> Thread:
+        thread = Thread(target=self._run, name="capture", daemon=True)
+        thread.start()
+        return thread
 
     def put(self, item: Any, size: int) -> None:
         """``size`` is about what the item holds in memory, in bytes."""
@@ -355,6 +359,9 @@ class CaptureWriter:
             return
         self._queue.append((item, size))
         self._put_bytes += size
+        if not self._thread.is_alive() and not self._closing.is_set():
+            logger.error("the thread that writes captures has died; another one is started")
+            self._thread = self._start()
         if not self._ready.is_set():
             self._ready.set()
 

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from engine.base import Renderer
+from engine.errors import EngineOverloaded
 from engine.rendering.encoding import PromptTooLong, RenderLimits
 from server.access.budget import SMALL_BYTES, charge
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, TooManyRequests
 from server.generation.job import LEAST, Conversation, Side
 
 TaskResult = TypeVar("TaskResult")
@@ -37,7 +38,8 @@ async def render(
 ) -> list[int]:
     """Render, off the event loop unless it is quick.
 
-    Raises InvalidRequest when the template refuses the messages, PromptTooLong.
+    Raises InvalidRequest when the template refuses the messages, PromptTooLong, and
+    TooManyRequests where the process that renders was lost.
     """
     limits = limits or RenderLimits()
     own = {} if conversation.template is None else {"chat_template": conversation.template}
@@ -57,6 +59,10 @@ async def render(
         return await _apart(work, limits, quick=not own)
     except PromptTooLong:
         raise
+    except EngineOverloaded as error:
+        raise TooManyRequests(
+            str(error), code="engine_overloaded", retry_after_s=error.retry_after_s or 1
+        ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"The chat template of this model refused the messages: {error}", param="messages"
