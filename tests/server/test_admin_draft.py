@@ -67,6 +67,19 @@ async def test_what_cannot_be_swapped_is_refused(swappable, body, status, code):
 
 
 @pytest.mark.parametrize(
+    "path",
+    ["x" * 4000, "/" + "y/" * 2000, "/tmp/a\0b", "~nobody-of-this-name/draft", "/etc/hostname",
+     "/proc/self/mem", "\n", "a" * 256],
+)  # fmt: skip
+@pytest.mark.parametrize("url", ["/admin/draft", "/admin/canary"])
+async def test_no_path_makes_a_server_error(swappable, path, url):
+    """The file system refuses some names with errors of its own."""
+    answer = await swappable.call("POST", url, {"path": path})
+    assert (answer.status, answer.json["error"]["code"]) == (400, "draft_refused")
+    assert not swappable.loader.loaded
+
+
+@pytest.mark.parametrize(
     ("error", "status", "code"),
     [
         (EngineFailed("The draft was not exchanged."), 500, "draft_swap_failed"),

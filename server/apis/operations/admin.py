@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -199,6 +200,7 @@ def _add_drafts(routes: APIRouter, gateway: Gateway) -> None:
         gateway.require()
         given = parse(await read_body(request, gateway.settings.max_body_bytes), DraftModel)
         drafts = _require_drafts(gateway)
+        await asyncio.to_thread(_check_path, given.path)
         return await _change_draft(drafts, drafts.swap(given.path, trial=given.trial))
 
     @routes.post("/draft/rollback")
@@ -221,6 +223,8 @@ def _add_canaries(routes: APIRouter, gateway: Gateway) -> None:
         path = gateway.require()
         given = parse(await read_body(request, gateway.settings.max_body_bytes), CanaryModel)
         canaries = _require_canaries(gateway)
+        if given.path is not None:
+            await asyncio.to_thread(_check_path, given.path)
         with _convert_draft_errors():
             change = _make_change(given, canaries.changes, path, gateway)
             await canaries.start(change, given.plan())
@@ -297,6 +301,17 @@ async def _change_draft(drafts: DraftControl, change: Awaitable[DraftSwap]) -> d
     with _convert_draft_errors():
         done = await change
     return {"swap": asdict(done), **drafts.describe()}
+
+
+def _check_path(path: str) -> None:
+    """Raises InvalidRequest for what the file system takes for no path, such as a long one."""
+    try:
+        Path(path).expanduser().exists()
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InvalidRequest(
+            f"No draft can be read from '{path[:80]}': {why}.", param="path", code="draft_refused"
+        ) from None
 
 
 @contextmanager
