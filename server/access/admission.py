@@ -163,6 +163,10 @@ class Admission:
             while flow.waiting:
                 self._end_waiting(flow.waiting[-1], error)
 
+    def count_places(self, requester: Requester) -> int:
+        """What counts in its key's concurrency."""
+        return self._places.get(requester.flow, 0)
+
     def count_by_key(self) -> dict[str, dict[str, int]]:
         """What each key has in the engine and in the queue."""
         keys = [flow for flow in self._order if flow.name.startswith("key ")]
@@ -372,7 +376,7 @@ class Admission:
                 param="n",
                 code="key_concurrency_exceeded",
             )
-        inside = self._places.get(requester.flow, 0) - own
+        inside = self.count_places(requester) - own
         if inside + wanted > most:
             raise TooManyRequests(
                 f"The API key '{requester.name}' has {inside} answers under way, this request "

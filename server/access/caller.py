@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -50,6 +50,17 @@ class RateBucket:
     def resume(self, earlier: RateBucket) -> None:
         """Continue with what an earlier bucket has used, in the same share of the minute."""
         self._level = self.per_minute * earlier.level / earlier.per_minute
+
+
+@dataclass(frozen=True, slots=True)
+class LimitState:
+    """How much is left of a limit: ``what`` is requests, tokens or concurrency."""
+
+    what: str
+    limit: int
+    remaining: int
+    full_s: float
+    """Seconds until all of it is there again, if nothing is used."""
 
 
 class KeyQuota:
@@ -109,6 +120,13 @@ class KeyQuota:
     def note_answer(self, tokens: int) -> None:
         """An answer was this long."""
         self._longest = max(tokens, FADE * (self._longest or 0.0))
+
+    def describe(self) -> Iterator[LimitState]:
+        """What is left of each limit there is."""
+        for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket is not None:
+                limit, left = bucket.per_minute, max(0, int(bucket.level))
+                yield LimitState(what, limit, left, bucket.wait_s(limit))
 
     def resume(self, earlier: KeyQuota) -> None:
         """Continue where the quota that this one replaces has come to."""

@@ -47,6 +47,7 @@ from server.http.cross_origin import (
     read_host,
 )
 from server.http.middleware import find_writer
+from server.http.rate_limits import add_rate_limits
 from server.http.response import send_json
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
@@ -91,12 +92,19 @@ class AuthMiddleware:
         if not find_writer(scope).has_request():
             receive = _limit_duration(receive, self._gateway.settings.body_timeout_s)
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, self._show_limits(send, who))
         finally:
             self._gateway.in_flight -= works
             cost.close()
             charge.reset(charged)
             caller.reset(token)
+
+    def _show_limits(self, send: Send, who: Caller) -> Send:
+        key, path = who.key, self._gateway.path
+        if key is None or path is None or (key.quota is None and key.concurrency is None):
+            return send
+        requester = who.to_requester()
+        return add_rate_limits(send, key, lambda: path.admission.count_places(requester))
 
     def _open_charge(self, who: Caller) -> RequestCharge:
         budget = self._gateway.budget

@@ -36,7 +36,12 @@ OWN_SITE = frozenset({"same-origin", "none"})
 JSON = "application/json"
 _DECODE = methodcaller("decode", "latin-1")
 
-READABLE = ("x-request-id", "retry-after", "server-timing", "x-eaglegate-ignored-fields")
+READABLE = (
+    "x-request-id", "retry-after", "server-timing", "x-eaglegate-ignored-fields",
+    "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
+    "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
+    "x-ratelimit-limit-concurrency", "x-ratelimit-remaining-concurrency",
+)  # fmt: skip
 """Response headers that pages of allowed origins may read."""
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+?)\.?)(?::\d{1,5})?")
 

@@ -10,6 +10,8 @@ from engine.scripted import Pause
 from engine.types import FinishReason, Step
 from server.access.caller import ApiKey, KeyQuota, Requester
 from server.access.keys import KeyRing, hash_key
+from server.http.cross_origin import READABLE
+from server.http.rate_limits import _format_duration
 
 SECRET = "k" * 20
 HEADERS = {"x-api-key": SECRET}
@@ -195,3 +197,68 @@ async def test_a_key_s_concurrency_counts_answers(meter):
     assert "asks for 128 answers" in error["message"]
     assert not metered.lab.engine.requests
     assert (await metered.chat()).status == 200
+
+
+def limits(answer) -> dict[str, str]:
+    return {
+        name.removeprefix("x-ratelimit-"): value
+        for name, value in answer.headers.items()
+        if name.startswith("x-ratelimit-")
+    }
+
+
+async def test_answers_show_what_is_left_of_a_key_s_limits(meter):
+    metered = meter(requests=60, tokens=6000, concurrency=2)
+    metered.answers(10)
+    answer = await metered.chat()
+    left = 6000 - answer.json["usage"]["total_tokens"]
+    shown = limits(answer)
+    assert {f"x-ratelimit-{name}" for name in shown} <= set(READABLE), "pages may read them"
+    assert int(shown.pop("remaining-tokens")) == left
+    assert shown.pop("reset-tokens").endswith("ms")
+    assert shown == {
+        "limit-requests": "60",
+        "remaining-requests": "59",
+        "reset-requests": "1s",
+        "limit-tokens": "6000",
+        "limit-concurrency": "2",
+        "remaining-concurrency": "2",
+    }
+    assert limits(await metered.chat(stream=True))["remaining-requests"] == "58"
+    listed = await metered.lab.get("/v1/models", headers=HEADERS)
+    assert limits(listed)["remaining-requests"] == "58"
+
+
+async def test_a_stream_that_begins_shows_its_reservation_and_its_place(meter):
+    metered = meter(tokens=6000, concurrency=2)
+    metered.answers(10, pause_s=0.01)
+    shown = limits(await metered.chat(stream=True, max_tokens=500))
+    assert int(shown["remaining-tokens"]) < 5500
+    assert shown["remaining-concurrency"] == "1"
+    assert metered.level > 5900
+
+
+@pytest.mark.parametrize(("limit", "reset"), [("requests", "1m0s"), ("tokens", "2m0s")])
+async def test_a_429_shows_when_a_key_s_limit_is_whole_again(meter, limit, reset):
+    metered = meter(**{limit: 1})
+    metered.quota.take()
+    metered.quota.pay(90)
+    refused = await metered.chat()
+    assert refused.status == 429
+    shown = limits(refused)
+    assert shown == {f"limit-{limit}": "1", f"remaining-{limit}": "0", f"reset-{limit}": reset}
+
+
+async def test_a_key_without_limits_has_none_to_show(lab):
+    lab.says("x")
+    lab.gateway.keys = KeyRing((ApiKey("user", hash_key(SECRET)),))
+    assert not limits(await lab.get("/v1/models", headers=HEADERS))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, b"0ms"), (0.02, b"20ms"), (1, b"1s"), (1.5, b"1.5s"), (59.9994, b"59.999s"),
+     (60, b"1m0s"), (86.25, b"1m26.25s"), (119.99999, b"2m0s")],
+)  # fmt: skip
+def test_durations_are_written_as_openai_writes_them(seconds, text):
+    assert _format_duration(seconds) == text
