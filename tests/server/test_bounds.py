@@ -18,6 +18,7 @@ FREE = {
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [5]},
     "/v1/messages/count_tokens": {"model": "demo", "messages": SAY},
+    "/v1/responses/input_tokens": {"model": "demo", "input": "hi"},
     "/v1/conversations": {},
 }
 

@@ -14,6 +14,7 @@ BODIES = {
     "/v1/chat/completions": [MESSAGES],
     "/v1/completions": [{"prompt": "hi"}],
     "/v1/responses": [{"input": "hi"}, {"input": "hi", "background": True}],
+    "/v1/responses/input_tokens": [{"input": "hi"}],
     "/v1/messages": [MESSAGES | {"max_tokens": 5}],
     "/v1/messages/count_tokens": [MESSAGES],
     "/tokenize": [{"prompt": "hi"}, MESSAGES],

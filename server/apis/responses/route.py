@@ -35,6 +35,11 @@ def router(gateway: Gateway, runs: BackgroundRuns) -> APIRouter:
     async def create(request: Request) -> Response:
         return await service.create(request, time.perf_counter())
 
+    @routes.post("/v1/responses/input_tokens", openapi_extra=describe_body(ResponsesRequest))
+    async def count_tokens(request: Request) -> dict[str, Any]:
+        """The tokens of a prompt, without generating."""
+        return await service.count_tokens(request, time.perf_counter())
+
     @routes.get("/v1/responses/{response_id}", response_model=None)
     async def get(
         response_id: str,

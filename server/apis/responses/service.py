@@ -29,11 +29,16 @@ from server.apis.responses.response_items import ReasoningStyle
 from server.apis.responses.to_job import check_storage, make_responses_job
 from server.apis.shared.gateway import Gateway
 from server.apis.shared.request import find_header, parse, read_body
-from server.apis.shared.route import WORKLOAD_HEADER, make_encoding_context
+from server.apis.shared.route import (
+    WORKLOAD_HEADER,
+    count_prompt_tokens,
+    make_encoding_context,
+)
 from server.errors import InvalidRequest, NotFound, ReaderTooSlow, StoreFailed, openai_body
 from server.generation.generate import events
-from server.generation.job import Job, ServedModel
+from server.generation.job import Conversation, Job, ServedModel
 from server.generation.pipeline import Pipeline
+from server.generation.prompt import render
 from server.http.response import (
     Batches,
     FoldedResponse,
@@ -133,13 +138,38 @@ class ResponsesService:
 
     async def create(self, request: Request, arrived: float) -> Response:
         gateway = self._gateway
+        asked, given, job, path = await self._read_job(request)
+        sink = BatchSink()
+        source = events(job, path, gateway.observer, arrived, None if asked.background else sink)
+        store = gateway.store if self._should_store(asked) else None
+        record = ResponseRecord(job, gateway.owner(), given, store, gateway.observer)
+        record.thinking = self._thinking(asked, record.owner)
+        if asked.conversation_id is not None:
+            record.conversations = (asked.conversation_id, self._conversations.store)
+        if asked.background:
+            return await self._in_background(record, path, source)
+        return self._now(record, path, source, sink)
+
+    async def count_tokens(self, request: Request, arrived: float) -> dict[str, Any]:
+        """The tokens of the prompt that ``create`` would make of the same body."""
+        _, _, job, path = await self._read_job(request)
+        (source,) = job.prompts
+        assert isinstance(source, Conversation)
+        tokens = await count_prompt_tokens(
+            path, "responses", arrived, lambda limits: render(source, path.renderer, limits)
+        )
+        return {"object": "response.input_tokens", "input_tokens": len(tokens)}
+
+    async def _read_job(self, request: Request) -> tuple[ResponsesRequest, ItemList, Job, Pipeline]:
+        """The request, its own items, and the job of these and of those before."""
+        gateway = self._gateway
         body = await read_body(request, gateway.settings.max_body_bytes)
         path = gateway.require()
         owner = gateway.owner()
         reader = gateway.cipher.reader(owner)
         asked, given = await charge.get().parse(lambda: _read_request(body, reader, path.served))
         check_storage(asked)
-        stored = self._should_store(asked)
+        self._should_store(asked)
         talk = asked.conversation_id
         before = (
             await self._before(asked.previous_response_id, owner, len(body))
@@ -151,16 +181,7 @@ class ResponsesService:
         job = await charge.get().parse(
             lambda: make_responses_job(asked, [*before, *given], path.served, named)
         )
-        sink = BatchSink()
-        source = events(job, path, gateway.observer, arrived, None if asked.background else sink)
-        store = gateway.store if stored else None
-        record = ResponseRecord(job, owner, given, store, gateway.observer)
-        record.thinking = self._thinking(asked, owner)
-        if talk is not None:
-            record.conversations = (talk, self._conversations.store)
-        if asked.background:
-            return await self._in_background(record, path, source)
-        return self._now(record, path, source, sink)
+        return asked, given, job, path
 
     def _now(
         self, record: ResponseRecord, path: Pipeline, source: Batches, sink: BatchSink
