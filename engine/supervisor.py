@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.base import (
@@ -26,7 +26,6 @@ from engine.base import (
 )
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from engine.speculation.totals import Totals
-from engine.supervision.continuation import is_seeded
 from engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
@@ -45,7 +44,7 @@ from engine.supervision.pool import (
     close_engine,
 )
 from engine.supervision.recovery import FailureKind, InFlightRequest, RecoverableError
-from engine.types import EngineInfo, EngineRequest, Health
+from engine.types import EngineInfo, Health
 
 log = logging.getLogger(__name__)
 
@@ -215,19 +214,6 @@ class SupervisedEngine(EnginePool):
 
     def _sessions(self) -> Iterable[EngineSession]:
         return () if self._live_session is None else (self._live_session,)
-
-    def _bound_depth(self, request: EngineRequest) -> EngineRequest:
-        """A seeded request keeps the depth it begins with.
-
-        Each draft that is verified takes numbers from the seed's generator: at another depth the
-        same seed gives another text, and a replay would not repeat what was delivered.
-        """
-        most = 0 if self._info is None else self._info.speculation.depth
-        if not most or not is_seeded(request):
-            return request
-        depths = (request.depth, self._depth, most)
-        depth = min(depth for depth in depths if depth is not None)
-        return replace(request, depth=depth, keeps_depth=True)
 
     @property
     def _live_session(self) -> EngineSession | None:

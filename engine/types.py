@@ -120,8 +120,6 @@ class EngineRequest:
     constraint: Constraint | None = None
     depth: int | None = None
     """Draft tokens per step, 0..K; None leaves it to the lane's default."""
-    keeps_depth: bool = False
-    """A later bound on depth does not change this request's: a seed's text depends on its depth."""
     priority: int = 0
     """Lower runs earlier."""
     lane: str = "default"

@@ -57,7 +57,7 @@ LOST = {
     "decode steps, so acceptance is unknown",
     Area.WORKER: "vLLM's worker runs as it is: min_p, logit_bias and thinking_token_budget are "
     "refused beside a draft, steps without drafts still run the draft model, drafts cannot be "
-    "swapped",
+    "swapped, the text of a seed depends on the depth of every step",
     Area.SWAP: "drafts cannot be swapped in the running engine",
     Area.PRELOAD: "every engine process imports vLLM anew: slower starts and restarts",
 }
@@ -193,7 +193,8 @@ PARTS: dict[Area, dict[str, str]] = {
             GPUModelRunner.propose_draft_token_ids(+ scheduler_output)
             GPUModelRunner._sample(self logits spec_decode_metadata)
             GPUModelRunner._bookkeeping_sync(+ scheduler_output)
-            GPUModelRunner: discard_request_mask drafter input_batch use_async_scheduling device
+            GPUModelRunner: drafter input_batch use_async_scheduling device positions
+                query_start_loc
             module: build_logitsprocs
         """,
         "v1/worker/gpu/model_runner.py": """
@@ -208,7 +209,7 @@ PARTS: dict[Area, dict[str, str]] = {
         "v1/worker/gpu/spec_decode/speculator.py": "DraftModelSpeculator: draft_tokens",
         "v1/worker/gpu_input_batch.py": """
             InputBatch._make_sampling_metadata(self)
-            InputBatch: generators num_reqs
+            InputBatch: generators num_reqs random_reqs sampling_metadata
             module: maybe_create_thinking_budget_state_holder
         """,
         "v1/spec_decode/llm_base_proposer.py": """
@@ -219,6 +220,40 @@ PARTS: dict[Area, dict[str, str]] = {
             RejectionSampler.apply_logits_processors(self logits sampling_metadata metadata)
             apply_sampling_constraints(+ logits)
             expand_batch_to_tokens(x cu_num_tokens num_tokens replace_from replace_to)
+            rejection_sample(draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens
+                draft_probs target_logits bonus_token_ids sampling_metadata synthetic_mode
+                synthetic_conditional_rates use_fp64_gumbel)
+        """,
+        "v1/sample/ops/topk_topp_sampler.py": """
+            TopKTopPSampler.forward_native(self logits generators k p)
+            TopKTopPSampler: logprobs_mode
+            apply_top_k_top_p(logits k p)
+        """,
+        "v1/sample/metadata.py": """
+            SamplingMetadata: generators
+        """,
+        "v1/spec_decode/metadata.py": """
+            SpecDecodeMetadata: num_draft_tokens max_spec_len logits_indices bonus_logits_indices
+                target_logits_indices
+        """,
+        "v1/worker/gpu/spec_decode/rejection_sampler.py": """
+            RejectionSampler._verify(self logits draft_logits draft_sampled pos cu_num_logits
+                idx_mapping idx_mapping_np expanded_idx_mapping expanded_local_pos
+                seq_lens_upper_bound_np verify_draft_sampled)
+            RejectionSampler: sampler synthetic_conditional_rates watermark_key
+        """,
+        "v1/worker/gpu/sample/gumbel.py": """
+            gumbel_sample(+ logits expanded_idx_mapping temperature seed pos apply_temperature
+                is_drafting use_fp64)
+        """,
+        "v1/worker/gpu/sample/sampler.py": """
+            Sampler: sampling_states use_fp64_gumbel
+        """,
+        "v1/worker/gpu/sample/states.py": """
+            SamplingStates: seeds seeds_set temperature
+        """,
+        "utils/torch_utils.py": """
+            async_tensor_h2d(+ data device dtype)
         """,
         "v1/sample/sampler.py": """
             Sampler.apply_logits_processors(self logits sampling_metadata predict_bonus_token)

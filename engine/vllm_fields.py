@@ -10,8 +10,6 @@ from engine.types import Constraint, EngineRequest, FinishReason, TokenLogprob
 
 DEPTH = "num_speculative_tokens"
 """A request's depth in vLLM's ``extra_args`` (over vLLM's HTTP: ``vllm_xargs``)."""
-KEEP = "keeps_depth"
-"""In ``extra_args``: the depth bound does not apply to this request."""
 TRAFFIC = "traffic"
 """In ``extra_args``: the slice that a request's acceptance is learnt in."""
 TENANT = "tenant"
@@ -60,8 +58,6 @@ def _build_extra_args(request: EngineRequest) -> dict[str, Any]:
         extra[TENANT] = request.tenant
     if request.depth is not None:
         extra[DEPTH] = request.depth
-    if request.depth is not None and request.keeps_depth:
-        extra[KEEP] = True
     return extra
 
 

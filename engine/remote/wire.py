@@ -13,7 +13,7 @@ from engine.remote.reading import (
     read_object,
 )
 from engine.types import EngineRequest, PositionLogprobs, Sampling, TokenLogprob
-from engine.vllm_fields import KEEP, build_sampling_fields, is_reasoning_ended, select_top
+from engine.vllm_fields import build_sampling_fields, is_reasoning_ended, select_top
 
 GENERATE = "/inference/v1/generate"
 MOST_ALTERNATIVES = 256
@@ -45,7 +45,7 @@ def build_sampling_params(request: EngineRequest, *, depth: bool) -> dict[str, A
     fields = build_sampling_fields(request)
     extra = fields.pop("extra_args")
     if depth:
-        fields["extra_args"] = {name: value for name, value in extra.items() if name != KEEP}
+        fields["extra_args"] = extra
     if "logit_bias" in fields:
         fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"].items()}
     if _hides_alternative(request.sampling):

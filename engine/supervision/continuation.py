@@ -1,10 +1,11 @@
 """Continuation: how one request continues on a new engine without a gap in its steps.
 
 There are three ways. *Rerun*: nothing was delivered, so it runs again unchanged. *Resume*: the
-delivered tokens alone determine what follows, so they become part of the prompt. *Replay*:
-something else matters, too (a grammar's state, the counts behind a penalty, the state of a seeded
-generator), so it runs from the start; delivered tokens are checked and skipped. Replay needs a
-repeatable sampler: a request that will need it and samples without a seed is given one.
+delivered tokens alone determine what follows, so they become part of the prompt; a seed's noise
+depends on the position in the whole sequence, so it goes on as it would have. *Replay*: something
+else matters, too (a grammar's state, the counts behind a penalty), so it runs from the start;
+delivered tokens are checked and skipped. A sampled request of that kind is repeatable by a seed:
+where it brings none, it is given one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.errors import EngineDead
 from engine.supervision.policy import RecoveryOutcome
 from engine.types import DecodeStep, EngineRequest, Sampling, Step, UndraftedReason
 
@@ -36,7 +36,6 @@ class Continuation:
         self._replayed: int | None = None
         """Delivered tokens generated again on this engine; None when not replaying."""
         self._resuming = False
-        self._may_replay = True
         self._skipped: list[DecodeStep] = []
 
     @property
@@ -44,8 +43,8 @@ class Continuation:
         """How the next engine will continue it."""
         if not self._delivered:
             return RecoveryOutcome.RERUN
-        replays = self._may_replay and not is_resumable(self._request)
-        return RecoveryOutcome.REPLAYED if replays else RecoveryOutcome.RESUMED
+        resumes = is_resumable(self._request)
+        return RecoveryOutcome.RESUMED if resumes else RecoveryOutcome.REPLAYED
 
     @property
     def is_complete(self) -> bool:
@@ -74,15 +73,6 @@ class Continuation:
         """Return and forget the decode steps whose tokens had been delivered before."""
         skipped, self._skipped = self._skipped, []
         return skipped
-
-    def handle_divergence(self) -> None:
-        """Resume instead of replaying, if only a seed stands against it.
-
-        Raises EngineDead where the answer would break its constraint or penalties.
-        """
-        if self._request.constraint is not None or _is_penalised(self._request.sampling):
-            raise EngineDead("The engine died, and the answer could not be continued.")
-        self._may_replay = False
 
     def _build_replay(self) -> EngineRequest:
         if not self._delivered:
@@ -144,16 +134,8 @@ class Continuation:
 
 
 def is_resumable(request: EngineRequest) -> bool:
-    """Whether the rest depends on nothing but the tokens so far."""
-    sampling = request.sampling
-    seeded = sampling.seed is not None and sampling.temperature > 0
-    return request.constraint is None and not _is_penalised(sampling) and not seeded
-
-
-def is_seeded(request: EngineRequest) -> bool:
-    """Whether its text depends on a seed, given by the client or added for replays."""
-    sampling = request.sampling
-    return sampling.temperature > 0 and (sampling.seed is not None or not is_resumable(request))
+    """Whether the rest depends on nothing but the seed and the tokens so far."""
+    return request.constraint is None and not _is_penalised(request.sampling)
 
 
 def skip_tokens(step: Step, tokens: int) -> Iterator[DecodeStep]:

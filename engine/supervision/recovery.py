@@ -233,7 +233,9 @@ class RequestRecovery:
                 except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
                     self._handle_failure(inflight, submission, await submission.classify(error))
                 except ReplayDiverged:
-                    continuation.handle_divergence()
+                    raise EngineDead(
+                        "The engine died, and the answer could not be continued."
+                    ) from None
                 finally:
                     if skipped := continuation.pop_skipped():
                         self.replayed += sum_steps(skipped, requests=0)

@@ -41,7 +41,7 @@ from engine.vllm_backend.child_process import exit_with_parent
 from engine.vllm_backend.graphs import is_declaration
 from engine.vllm_backend.planning import StepPlanning
 from engine.vllm_contract import SKIP
-from engine.vllm_fields import DEPTH, KEEP
+from engine.vllm_fields import DEPTH
 
 
 class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
@@ -64,8 +64,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         """What this request wants, as far as the engine and the ceiling go."""
         extra = request.sampling_params.extra_args if request.sampling_params else None
         wanted = (extra or {}).get(DEPTH)
-        most = self.num_spec_tokens if (extra or {}).get(KEEP) else self.ceiling
-        return self.ceiling if wanted is None else max(0, min(int(wanted), most))
+        return self.ceiling if wanted is None else max(0, min(int(wanted), self.ceiling))
 
     def _get_width(self, request: Request) -> int:
         """Draft tokens of this request to verify next."""

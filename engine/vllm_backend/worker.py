@@ -10,8 +10,7 @@ Where Triton works, vLLM takes its second model runner: ``second_runner.py``.
   spreads a request's values over its draft tokens writes to a copy, so that the sampler used
   uninitialised memory: a twentieth of the acceptance, and text from another distribution. And a
   request with top-k no longer kills the engine in a step without drafts, as its prefill is.
-* On a CPU, a request with a seed survives a prefill in chunks. vLLM takes back what the discarded
-  rows drew with ``Generator.set_offset``, which only CUDA has: the engine died.
+* A request with a seed gets one text at every depth, in both runners (``seeded_rows.py``).
 * With LoRA adapters a draft that shares the target's embedding shares it without them. vLLM shares
   the adapters' wrapper, which counts the target's tokens: on a CPU the engine died.
 * On a CPU, adapters leave requests without one alone. vLLM gives their tokens the index -1, which
@@ -25,19 +24,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker import gpu_input_batch, gpu_model_runner
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
+    RejectionSampler as SecondRejectionSampler,
+)
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine.vllm_backend import second_runner, steering
+from engine.vllm_backend import second_runner, seeded_rows, steering
 from engine.vllm_backend.child_process import exit_with_parent
 from engine.vllm_backend.draft_reload import DraftReloader
 from engine.vllm_contract import SKIP
@@ -84,27 +86,23 @@ def load_model(
 
 
 def sample(original: Callable[..., Any], runner: GPUModelRunner, logits: Any, metadata: Any) -> Any:
-    """Rows of unfinished prompts draw nothing. Without drafts vLLM's plain sampler is enough."""
-    before = [(draws, draws.get_state()) for draws in find_discarded_generators(runner).values()]
+    """Without drafts vLLM's plain sampler is enough. Rows with a seed draw by their positions."""
     if metadata is not None and not runner.use_async_scheduling and metadata.max_spec_len == 0:
         metadata = None
-    output = original(runner, logits, metadata)
-    for draws, state in before:
-        draws.set_state(state)
-    return output
+    with seeded_rows.key_by_position(runner, metadata):
+        return original(runner, logits, metadata)
 
 
 def bookkeeping_sync(
     original: Callable[..., Any], runner: GPUModelRunner, *args: Any, **kwargs: Any
 ) -> Any:
-    hidden = find_discarded_generators(runner)
-    generators = runner.input_batch.generators
-    for row in hidden:
-        del generators[row]
+    """vLLM takes back what rows of unfinished prompts drew from their generators: nothing."""
+    batch = runner.input_batch
+    generators, batch.generators = batch.generators, {}
     try:
         return original(runner, *args, **kwargs)
     finally:
-        generators.update(hidden)
+        batch.generators = generators
 
 
 def apply_sampling_constraints(
@@ -125,15 +123,6 @@ def expand_batch_to_tokens(
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, replace_to, x) if replace_from != replace_to else x
     return torch.repeat_interleave(values, counts, output_size=num_tokens)
-
-
-def find_discarded_generators(runner: GPUModelRunner) -> dict[int, torch.Generator]:
-    """On a CPU, the generators of the rows whose sampled token is thrown away."""
-    generators = runner.input_batch.generators
-    if not generators or runner.device.type != "cpu":
-        return {}
-    rows = np.nonzero(runner.discard_request_mask.np[: runner.input_batch.num_reqs])[0]
-    return {int(row): generators[int(row)] for row in rows if int(row) in generators}
 
 
 def mask_negative_indices(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,6 +171,9 @@ _wrap(SpecDecodeBaseProposer, "propose", propose)
 _wrap(SpecDecodeBaseProposer, "load_model", load_model)
 _wrap(GPUModelRunner, "_sample", sample)
 _wrap(GPUModelRunner, "_bookkeeping_sync", bookkeeping_sync)
+_wrap(TopKTopPSampler, "__call__", seeded_rows.draw)
+_wrap(rejection_sampler, "rejection_sample", seeded_rows.verify)
+_wrap(SecondRejectionSampler, "_verify", seeded_rows.verify_again)
 _wrap(gpu_model_runner, "build_logitsprocs", steering.build_logitsprocs)
 _wrap(rejection_sampler.RejectionSampler, "apply_logits_processors", steering.apply_to_drafts)
 _wrap(Sampler, "apply_logits_processors", steering.apply_to_samples)

@@ -257,7 +257,7 @@ class Job:
         sampling, num_prompt = self.sampling, len(prompt.token_ids)
         asked, at_least = sampling.max_tokens, sampling.min_tokens
         max_tokens = fit(self.api, num_prompt, asked, at_least, max_model_len)
-        seed = None if sampling.seed is None else sampling.seed + choice % self.n
+        seed = None if sampling.seed is None else derive_seed(sampling.seed, choice % self.n)
         if max_tokens != asked or seed != sampling.seed:
             sampling = revise(sampling, max_tokens=max_tokens, seed=seed)
         return EngineRequest(
@@ -275,6 +275,14 @@ class Job:
             affinity=self.session,
             arm=self.arm,
         )
+
+
+def derive_seed(seed: int, choice: int) -> int:
+    """The seed of one choice. The first has the request's; a seed next to it shares none."""
+    if not choice:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest) >> 1
 
 
 Yielded = TypeVar("Yielded")

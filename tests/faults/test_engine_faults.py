@@ -100,6 +100,30 @@ def test_structured_answers_are_replayed(gateway):
     assert outcome(gateway, "replayed") > before
 
 
+def test_a_seed_gives_the_same_text_when_the_engine_is_killed(tmp_path):
+    """Resumed behind its tokens, or replayed where a penalty counts them; in float32, where no two
+    tokens are equal within the rounding of another batch.
+    """
+    exact = (*ARGUMENTS, "--dtype", "float32", "--depth", "auto")
+    with serving(tmp_path / "serve.log", exact) as gateway:
+        check_seeds(gateway)
+
+
+def check_seeds(gateway):
+    async def kill(began):
+        await began.wait()
+        assert engine_process.kill(gateway.process.pid)
+
+    bodies = [
+        streams.request(kind, at, 300) | {"temperature": 1.2, "seed": at}
+        for at in range(4)
+        for kind in ("chat", "penalised")
+    ]
+    disturbed_as_undisturbed(gateway, bodies, kill)
+    assert outcome(gateway, "resumed") > 0
+    assert outcome(gateway, "replayed") > 0
+
+
 def losses(gateway):
     return httpx.get(f"{gateway.operator}/admin/status", timeout=60).json()["engine_losses"]
 

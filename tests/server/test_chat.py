@@ -151,7 +151,13 @@ async def test_choices_are_generated_apart(lab):
     body = (await lab.chat(n=3, seed=7)).json
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
     assert {choice["message"]["content"] for choice in body["choices"]} == {"same text"}
-    assert sorted(r.sampling.seed for r in lab.engine.requests) == [7, 8, 9]
+    seeds = {r.sampling.seed for r in lab.engine.requests}
+    assert len(seeds) == 3
+    assert 7 in seeds, "the first choice is that of a request for one"
+    await lab.chat(n=3, seed=7)
+    assert {r.sampling.seed for r in lab.engine.requests} == seeds
+    await lab.chat(n=3, seed=8)
+    assert len({r.sampling.seed for r in lab.engine.requests}) == 6, "seeds share no choice"
     streamed = await lab.chat(n=2, stream=True)
     assert {c["choices"][0]["index"] for c in streamed.chunks} == {0, 1}
 

@@ -86,28 +86,21 @@ async def test_a_held_planner_is_held_in_the_next_engine():
 
 
 @pytest.mark.parametrize(
-    ("fields", "keeps"),
+    "fields",
     [
-        ({"sampling": Sampling(max_tokens=12, temperature=1.0, seed=4)}, True),
-        ({"sampling": Sampling(max_tokens=12, temperature=1.0), "constraint": CONSTRAINT}, True),
-        ({"sampling": Sampling(max_tokens=12, temperature=1.0)}, False),
-        ({"sampling": Sampling(max_tokens=12, temperature=0.0, seed=4)}, False),
+        {"sampling": Sampling(max_tokens=12, temperature=1.0, seed=4)},
+        {"sampling": Sampling(max_tokens=12, temperature=1.0), "constraint": CONSTRAINT},
+        {"sampling": Sampling(max_tokens=12, temperature=1.0)},
     ],
 )
-async def test_what_follows_from_a_seed_keeps_its_depth_in_every_engine(fields, keeps):
+async def test_a_sampled_request_leaves_its_depth_to_every_engine(fields):
+    """A seed's text is the same at every depth, so the planner is free."""
     cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 2, depth=3)
     engine, _ = supervised(cradle)
     await engine.start()
-    await engine.set_depth(2)
-    steps = engine.generate(replace(ask(), **fields))
-    await anext(steps)
-    await engine.set_depth(1)
-    async for _ in steps:
+    async for _ in engine.generate(replace(ask(), **fields)):
         pass
-    asked = [life.requests[0] for life in cradle.lives]
-    assert len(asked) == 2
-    wanted = (2, True) if keeps else (None, False)
-    assert [(request.depth, request.keeps_depth) for request in asked] == [wanted] * 2
+    assert [life.requests[0].depth for life in cradle.lives] == [None, None]
     await engine.aclose()
 
 

@@ -20,8 +20,8 @@ def taken(continuation: Continuation, *steps: Step) -> Account:
 
 
 def test_a_replay_keeps_its_whole_account():
-    seeded = EngineRequest("r", (1,), Sampling(max_tokens=20, seed=4))
-    continuation = Continuation(seeded)
+    penalised = EngineRequest("r", (1,), Sampling(max_tokens=20, presence_penalty=0.5))
+    continuation = Continuation(penalised)
     continuation.next_request()
     taken(continuation, Step((5,)), Step((6, 7)))
     assert continuation.next_request().prompt == (1,)

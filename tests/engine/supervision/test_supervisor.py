@@ -23,6 +23,7 @@ from tests.engine.supervision.mortal import (
 )
 
 CONSTRAINT = Constraint("json_object")
+HOT = Sampling(max_tokens=12, temperature=1.0, seed=4)
 
 
 def totals(got):
@@ -124,28 +125,17 @@ async def test_a_replay_that_differs_ends_a_constrained_answer():
     await engine.aclose()
 
 
-async def test_a_seeded_answer_whose_replay_differs_goes_on_behind_its_tokens():
+async def test_a_seeded_answer_goes_on_behind_its_tokens():
+    """Its noise depends on the position in the whole sequence: nothing is generated again."""
     cradle = Cradle(doom=lambda life, _, step: life == 0 and step == 2)
     engine, _ = supervised(cradle)
     await engine.start()
-    hot = Sampling(max_tokens=12, temperature=1.0, seed=4)
-    steps = engine.generate(replace(ask(), sampling=hot))
-    got = [await anext(steps)]
-    for life in cradle.lives:
-        life.cradle = cradle
-    real, other = cradle.make, (8, 8, 8)
-
-    def otherwise():
-        life = real()
-        play = life.script
-        life.script = lambda r: play(replace(r, prompt=(*r.prompt, *other[len(r.prompt) - 3 :])))
-        return life
-
-    engine.make = otherwise
-    got += [step async for step in steps]
+    got = [step async for step in engine.generate(replace(ask(), sampling=HOT))]
     assert len(tokens_of(got)) == 12
-    assert len(cradle.lives[1].requests) == 2
-    assert cradle.lives[1].requests[1].prompt[3:] == tuple(tokens_of(got)[:4])
+    (begun,), (resumed,) = (life.requests for life in cradle.lives)
+    assert resumed.prompt == (*begun.prompt, *tokens_of(got)[: len(resumed.prompt) - 3])
+    assert len(resumed.prompt) > 3
+    assert resumed.sampling.seed == HOT.seed
     await engine.aclose()
 
 

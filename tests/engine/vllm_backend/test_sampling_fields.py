@@ -125,22 +125,50 @@ async def test_a_bias_and_a_grammar(
         assert (await run(engine, at(depth, biased))).token_ids == want.token_ids
 
 
-@pytest.mark.parametrize(
-    "fields", [{"min_p": 0.3}, {"min_p": 0.05, "logit_bias": {20: 2.0}}, {"logit_bias": {20: -9.0}}]
-)
-async def test_seeded_text_at_depth_0_is_that_of_an_engine_without_a_draft(
-    engine: VllmEngine, plain_engine: VllmEngine, prompts: Prompts, fields: dict[str, Any]
+SAMPLED: dict[str, dict[str, Any]] = {
+    "min_p": {"min_p": 0.3},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.8},
+    "min_p_and_bias": {"min_p": 0.05, "logit_bias": {20: 2.0}},
+    "top_p_and_bias": {"top_p": 0.9, "top_k": 40, "logit_bias": {20: -9.0}},
+    "budget": {"thinking_token_budget": 5},
+}
+
+
+@pytest.mark.parametrize("field", [*FIELDS, *SAMPLED, "grammar", "logprobs"])
+async def test_seeded_text_is_that_of_an_engine_without_a_draft(
+    engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts, field: str
 ) -> None:
-    sampling = Sampling(max_tokens=40, temperature=1.5, seed=5, **fields)
+    """At every depth and at depths that change at random, beside greedy and unseeded requests."""
+    fields = steered.fields.get(field) or SAMPLED.get(field) or {}
     requests = [
-        EngineRequest(f"seeded-{at_}", prompt, replace(sampling, seed=at_), depth=0)
-        for at_, prompt in enumerate(prompts)
+        EngineRequest(f"{field}-{seed}", prompt, Sampling(40, temperature=1.5, seed=seed, **fields))
+        for seed, prompt in enumerate([*prompts, steered.prompt])
     ]
+    if field == "grammar":
+        constraint = Constraint("json_schema", json.dumps(SCHEMA))
+        requests = [replace(request, constraint=constraint) for request in requests]
+    if field == "logprobs":
+        requests = [replace(r, sampling=replace(r.sampling, logprobs=2)) for r in requests]
     want = [await run(plain_engine, request) for request in requests]
-    company = [greedy(f"c-{at_}", prompt, 60) for at_, prompt in enumerate(prompts)]
-    got = await run_all(engine, [*requests, *company])
-    for outcome, expected in zip(got, want, strict=False):
-        assert outcome.token_ids == expected.token_ids
+    company = [
+        *(greedy(f"greedy-{at_}", prompt, 60) for at_, prompt in enumerate(prompts)),
+        EngineRequest("free", prompts[0], Sampling(60, temperature=1.5, **fields)),
+    ]
+    mixed = [at(depth, request) for request in requests for depth in DEPTHS]
+    got = (await run_all(engine, [*mixed, *company]))[: len(mixed)]
+    together = await run_all(engine, requests)
+    assert await engine.set_planning("random") == "random"
+    try:
+        planned = await run_all(engine, requests)
+    finally:
+        await engine.set_planning("off")
+    for number, expected in enumerate(want):
+        ours = got[number * len(DEPTHS) :][: len(DEPTHS)]
+        for outcome in (*ours, together[number], planned[number]):
+            assert outcome.token_ids == expected.token_ids, requests[number].id
+            assert outcome.finish == expected.finish
+            assert len(outcome.logprobs) == len(expected.logprobs)
 
 
 @pytest.mark.gpu_path

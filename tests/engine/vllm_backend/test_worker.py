@@ -1,7 +1,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from vllm.utils import cpu_triton_utils
@@ -77,26 +76,13 @@ def test_a_marked_step_runs_no_draft_model(skip: bool, asynchronous: bool) -> No
     assert got.shape == ((2, 0) if skip else (2, 3))
 
 
-def test_rows_that_are_thrown_away_draw_nothing() -> None:
-    kept, thrown = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
-    before = thrown.get_state()
-    runner: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        input_batch=SimpleNamespace(generators={0: kept, 2: thrown}, num_reqs=3),
-        discard_request_mask=SimpleNamespace(np=np.array([False, True, True, False])),
-    )
-
-    def draw(*_: Any) -> None:
-        for generator in (kept, thrown):
-            torch.rand(3, generator=generator)
-
-    worker.sample(draw, runner, None, None)
-    assert torch.equal(thrown.get_state(), before)
-    assert not torch.equal(kept.get_state(), torch.Generator().manual_seed(1).get_state())
-    seen: list[set[int]] = []
-    worker.bookkeeping_sync(lambda r: seen.append(set(r.input_batch.generators)), runner)
-    assert seen == [{0}]
-    assert set(runner.input_batch.generators) == {0, 2}
+def test_vllm_takes_back_nothing_that_no_row_has_drawn() -> None:
+    """vLLM rewinds the generators of discarded rows, in a way only CUDA has."""
+    runner: Any = SimpleNamespace(input_batch=SimpleNamespace(generators={0: "seeded"}))
+    seen: list[dict[int, str]] = []
+    worker.bookkeeping_sync(lambda r: seen.append(dict(r.input_batch.generators)), runner)
+    assert seen == [{}]
+    assert runner.input_batch.generators == {0: "seeded"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""Sampling noise that depends on the seed, the position and the token alone.
+
+A sample is the token with the greatest logit plus Gumbel noise (Maddison et al., 2014, "A*
+sampling"): exactly a draw from the softmax. Here the noise is a hash of (seed, position, token), so
+the token at a position does not depend on what was drawn before it, nor on how many positions one
+step computes. A draft token is accepted where it is the sample itself: with a draft that is chosen
+greedily this happens with its probability under the target, as in rejection sampling.
+
+The hash is MurmurHash3 (x86, 32 bits) of four words: the two of the seed, the position, the token.
+vLLM's second model runner has the same (``v1/worker/gpu/sample/gumbel.py``), so both runners draw
+the same bits on every device. Tensors of int32 hold the words; they wrap around.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+BLOCK = 1 << 18
+"""Scores computed at a time on a CPU, so that what is between stays in its caches."""
+
+
+def signed(word: int) -> int:
+    """The int32 with the same bits."""
+    return word - (1 << 32) if word >> 31 else word
+
+
+FIRST, SECOND = signed(0xCC9E2D51), signed(0x1B873593)
+STEP = signed(0xE6546B64)
+FINAL = signed(0x85EBCA6B), signed(0xC2B2AE35)
+WORD = 0xFFFF
+BELOW_ONE = 1 - 2.0**-24
+"""The greatest float32 below 1: at 1 the noise would be infinite."""
+
+
+def sample(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """A token for each row of ``logits`` (float32), whose temperature has been applied.
+
+    ``seeds`` and ``positions`` are int64, one for each row.
+    """
+    rows, vocabulary = logits.shape
+    prefixes = _hash_prefixes(seeds, positions).unsqueeze(1)
+    table = _hash_tokens(vocabulary, logits.device)
+    scores = torch.empty_like(logits)
+    width = max(1, BLOCK // max(1, rows)) if logits.device.type == "cpu" else vocabulary
+    for begin in range(0, vocabulary, width):
+        block = slice(begin, begin + width)
+        waits = _draw_waits(prefixes ^ table[block])
+        torch.sub(logits[:, block], waits.log_(), out=scores[:, block])
+    return scores.argmax(-1)
+
+
+def count_accepted(
+    samples: torch.Tensor, drafts: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    """How many drafts from the first on are what was sampled in their places.
+
+    ``samples`` and ``drafts`` have a row for each request; its first ``counts`` drafts are real.
+    """
+    places = torch.arange(drafts.shape[1], device=drafts.device)
+    same = (samples == drafts) & (places < counts.unsqueeze(1))
+    return same.cumprod(1).sum(1)
+
+
+def _hash_prefixes(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The hash of seeds and positions, ready for the token's word."""
+    state = torch.zeros_like(seeds, dtype=torch.int32)
+    for word in (seeds, seeds >> 32, positions):
+        state = _rotate(state ^ _mix_word(_to_word(word)), 13) * 5 + STEP
+    return _rotate(state, 13)
+
+
+@lru_cache(maxsize=4)
+def _hash_tokens(vocabulary: int, device: torch.device) -> torch.Tensor:
+    """The token's word for every token: rotation distributes over exclusive or."""
+    tokens = torch.arange(vocabulary, dtype=torch.int32, device=device)
+    return _rotate(_mix_word(tokens), 13)
+
+
+def _draw_waits(state: torch.Tensor) -> torch.Tensor:
+    """Exponentially distributed numbers, from a state that is used up.
+
+    A Gumbel number is minus the logarithm of one. The winning ones are the small ones, where
+    float32 is fine.
+    """
+    state.mul_(5).add_(STEP).bitwise_xor_(16)
+    spare = _shift(state, 16)
+    state.bitwise_xor_(spare).mul_(FINAL[0])
+    state.bitwise_xor_(_shift(state, 13, spare)).mul_(FINAL[1])
+    state.bitwise_xor_(_shift(state, 16, spare))
+    uniform = _shift(state, 16, spare).float().mul_(2.0**-16)
+    uniform.add_(state.bitwise_and_(WORD).float().add_(0.5).mul_(2.0**-32))
+    return uniform.clamp_(max=BELOW_ONE).neg_().log1p_().neg_()
+
+
+def _mix_word(word: torch.Tensor) -> torch.Tensor:
+    return _rotate(word * FIRST, 15) * SECOND
+
+
+def _rotate(word: torch.Tensor, by: int) -> torch.Tensor:
+    return (word << by) | _shift(word, 32 - by)
+
+
+def _shift(word: torch.Tensor, by: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """To the right, with zeros from the left: int32 would repeat its sign."""
+    shifted = torch.bitwise_right_shift(word, by, out=out)
+    return shifted.bitwise_and_((1 << (32 - by)) - 1)
+
+
+def _to_word(values: torch.Tensor) -> torch.Tensor:
+    """The lower 32 bits."""
+    return values.to(torch.int32)

@@ -1,0 +1,199 @@
+"""Samples of requests with a seed, in both of vLLM's model runners.
+
+vLLM's first runner draws numbers from a generator per request, once for each draft that it
+verifies: its text depends on the depth of every step. The second has noise keyed by position, but
+verifies drafts by a ratio test with other numbers: again another text. Here both take the sample of
+``position_noise`` at every position and accept the drafts that equal it. The position is that in
+the whole sequence, prompt included: it stays when a request goes on elsewhere with its tokens in
+the prompt.
+
+Requests without a seed keep vLLM's samplers; a batch of them alone runs none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config.model import PROCESSED_LOGPROBS_MODES
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from engine.vllm_backend import position_noise
+
+REJECTED = -1
+"""In the first runner's output: no token."""
+
+
+class SeededRows:
+    """The seeded requests of one step, in the place of a SamplingMetadata's generators."""
+
+    def __init__(self, runner: GPUModelRunner, metadata: SpecDecodeMetadata | None) -> None:
+        batch = runner.input_batch
+        device = runner.device
+        rows = sorted(batch.generators)
+        seeds = np.array([_get_seed(batch.generators[row]) for row in rows], dtype=np.int64)
+        self.is_complete = len(rows) == len(batch.random_reqs)
+        """No other request of the step samples."""
+        self._rows = async_tensor_h2d(rows, device, torch.int64)
+        self._seeds = async_tensor_h2d(seeds, device)
+        if metadata is None:
+            ends = runner.query_start_loc.gpu[1 : batch.num_reqs + 1] - 1
+            self._ends = runner.positions[ends]
+            return
+        positions = runner.positions[metadata.logits_indices]
+        self._ends = positions[metadata.bonus_logits_indices]
+        counts = metadata.num_draft_tokens
+        owners = np.repeat(np.arange(len(counts)), counts)
+        drafts = np.flatnonzero(np.isin(owners, rows))
+        self._drafts = async_tensor_h2d(drafts, device)
+        self._draft_seeds = async_tensor_h2d(seeds[np.searchsorted(rows, owners[drafts])], device)
+        self._positions = positions[metadata.target_logits_indices][self._drafts]
+
+    def sample_ends(self, logits: torch.Tensor, sampled: torch.Tensor) -> None:
+        """Put the samples after each request's last token in place."""
+        positions = self._ends[self._rows]
+        sampled[self._rows] = position_noise.sample(logits[self._rows], self._seeds, positions).to(
+            sampled.dtype
+        )
+
+    def sample_drafted(self, logits: torch.Tensor) -> torch.Tensor:
+        """The tokens in the places of drafts: samples, and the likeliest of other requests."""
+        if len(self._drafts) == len(logits):
+            return position_noise.sample(logits, self._draft_seeds, self._positions)
+        tokens = logits.argmax(-1)
+        own = logits[self._drafts]
+        tokens[self._drafts] = position_noise.sample(own, self._draft_seeds, self._positions)
+        return tokens
+
+    def merge(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+        """The rows of ``theirs`` with those of seeded requests from ``ours``."""
+        return theirs.index_copy_(0, self._rows, ours[self._rows])
+
+
+@contextmanager
+def key_by_position(runner: GPUModelRunner, metadata: SpecDecodeMetadata | None) -> Iterator[None]:
+    """While the first runner samples, seeded requests bring their positions, not generators."""
+    batch = runner.input_batch
+    if not batch.generators:
+        yield
+        return
+    kept = batch.sampling_metadata
+    batch.sampling_metadata = replace(kept, generators=SeededRows(runner, metadata))
+    try:
+        yield
+    finally:
+        batch.sampling_metadata = kept
+
+
+def draw(
+    original: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+    sampler: TopKTopPSampler,
+    logits: torch.Tensor,
+    generators: Any,
+    k: torch.Tensor | None,
+    p: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Step without drafts, and bonus tokens, of the first runner."""
+    if not isinstance(generators, SeededRows):
+        return original(sampler, logits, generators, k, p)
+    logits = apply_top_k_top_p(logits, k, p)
+    if generators.is_complete and sampler.logprobs_mode not in PROCESSED_LOGPROBS_MODES:
+        sampled, processed = logits.new_zeros(len(logits), dtype=torch.int64), None
+    else:
+        sampled, processed = original(sampler, logits, {}, None, None)
+    generators.sample_ends(logits, sampled)
+    return sampled, processed
+
+
+def verify(
+    original: Callable[..., torch.Tensor],
+    drafts: torch.Tensor,
+    counts: list[int],
+    most: int,
+    ends: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    logits: torch.Tensor,
+    bonus: torch.Tensor,
+    metadata: SamplingMetadata,
+    synthetic_mode: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """``rejection_sample`` of the first runner: a row of tokens for each request."""
+    rows = metadata.generators
+    options["synthetic_mode"] = synthetic_mode
+    given = drafts, counts, most, ends, draft_probs, logits, bonus
+    if not isinstance(rows, SeededRows):
+        return original(*given, metadata, **options)
+    plain = replace(metadata, generators={})
+    if synthetic_mode:
+        return original(*given, plain, **options)
+    ours = accept_drafts(rows.sample_drafted(logits), drafts, ends, most, bonus)
+    return ours if rows.is_complete else rows.merge(ours, original(*given, plain, **options))
+
+
+def accept_drafts(
+    samples: torch.Tensor,
+    drafts: torch.Tensor,
+    ends: torch.Tensor,
+    most: int,
+    bonus: torch.Tensor,
+) -> torch.Tensor:
+    """Each request's samples up to the first that is not the draft; then its bonus token."""
+    if not most:
+        return bonus.to(torch.int32)
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    columns = torch.arange(most + 1, device=ends.device)
+    places = ((ends - counts).unsqueeze(1) + columns).clamp_(max=max(0, len(samples) - 1))
+    tokens, drafted = samples[places].to(torch.int32), drafts[places]
+    accepted = position_noise.count_accepted(tokens, drafted, counts).unsqueeze(1)
+    tokens = torch.where(columns == counts.unsqueeze(1), bonus.to(torch.int32), tokens)
+    return tokens.masked_fill_(columns > accepted, REJECTED)
+
+
+def verify_again(
+    original: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+    sampler: RejectionSampler,
+    *given: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``RejectionSampler._verify`` of the second runner, with seeded requests' rows replaced."""
+    logits, sampled, num_sampled = original(sampler, *given)
+    _, _, _, positions, begins, _, requests, owners, _, _, drafts = given
+    states = sampler.sampler.sampling_states
+    seeded = states.seeds_set[requests]
+    forced = sampler.synthetic_conditional_rates is not None or sampler.watermark_key is not None
+    if forced or not seeded.any():
+        return logits, sampled, num_sampled
+    samples = gumbel_sample(
+        logits,
+        owners,
+        states.temperature.gpu,
+        states.seeds.gpu,
+        positions,
+        apply_temperature=False,
+        is_drafting=False,
+        use_fp64=sampler.sampler.use_fp64_gumbel,
+    )
+    columns = torch.arange(sampled.shape[1], device=sampled.device)
+    places = (begins[:-1].unsqueeze(1) + columns).clamp_(max=len(samples) - 1)
+    drafted = drafts[(places + 1).clamp_(max=len(samples) - 1)]
+    tokens, counts = samples[places], torch.diff(begins) - 1
+    accepted = position_noise.count_accepted(tokens, drafted, counts)
+    own = async_tensor_h2d(seeded, sampled.device)
+    sampled = torch.where(own.unsqueeze(1), tokens.to(sampled.dtype), sampled)
+    return logits, sampled, torch.where(own, (accepted + 1).to(num_sampled.dtype), num_sampled)
+
+
+def _get_seed(generator: torch.Generator) -> int:
+    """As the client gave it, between -2**63 and 2**63."""
+    seed = int(generator.initial_seed())
+    return seed - (1 << 64) if seed >> 63 else seed

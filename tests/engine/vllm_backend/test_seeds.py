@@ -1,0 +1,190 @@
+"""The same request and the same seed give the same text, however the engine comes to it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from benchmarks.drive import Outcome, at, run, run_all
+from engine.speculation.totals import Totals
+from engine.types import EngineRequest, Sampling
+from engine.vllm_backend.engine import VllmEngine
+from tests.engine.draft_copies import make_noise
+from tests.engine.vllm_backend.conftest import MOST
+from tests.engine.vllm_backend.test_draft_swap import manage
+from tests.engine.vllm_backend.test_lossless import preemptions, repeated
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
+
+Prompts = list[tuple[int, ...]]
+REQUESTS = 200
+TOKENS = 24
+TEMPERATURES = (0.7, 1.6)
+ALONE = 24
+"""Requests that also run one by one."""
+
+
+@pytest.fixture(scope="session")
+def requests(prompts: Prompts) -> list[EngineRequest]:
+    """Each with its own text; the longer ones are prefilled in chunks when they have company."""
+    filler = repeated(prompts[1] + prompts[4], 480)
+
+    def make(number: int) -> EngineRequest:
+        prompt = prompts[number % len(prompts)]
+        prompt += filler[number:] if number % 25 == 0 else filler[number : number + 5]
+        sampling = Sampling(TOKENS, temperature=TEMPERATURES[number % 2], seed=number)
+        return EngineRequest(f"seed-{number}", prompt, sampling)
+
+    return [make(number) for number in range(REQUESTS)]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def texts(plain_engine: VllmEngine, requests: list[EngineRequest]) -> list[tuple[int, ...]]:
+    """Of an engine without a draft, in batches of sixteen; the long prompts alone and whole."""
+    found: list[Outcome] = []
+    for begin in range(0, REQUESTS, 25):
+        found.append(await run(plain_engine, requests[begin]))
+        for first in (begin + 1, begin + 13):
+            found += await run_all(plain_engine, requests[first : first + 12])
+    return [outcome.token_ids for outcome in found]
+
+
+def assert_texts(
+    got: list[Outcome], requests: list[EngineRequest], texts: list[tuple[int, ...]]
+) -> Totals:
+    others = [
+        request.id
+        for outcome, request, want in zip(got, requests, texts, strict=False)
+        if outcome.token_ids != want
+    ]
+    assert not others
+    return sum((outcome.totals for outcome in got), Totals())
+
+
+async def test_seeds_differ_and_repeat(
+    plain_engine: VllmEngine, requests: list[EngineRequest], texts: list[tuple[int, ...]]
+) -> None:
+    one = requests[1]
+    many = [
+        replace(one, id=f"other-{seed}", sampling=replace(one.sampling, seed=seed, temperature=1.6))
+        for seed in range(20)
+    ]
+    got = await run_all(plain_engine, many)
+    assert len({outcome.token_ids for outcome in got}) > 15
+    assert_texts(await run_all(plain_engine, requests), requests, texts)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, MOST])
+async def test_every_depth(
+    engine: VllmEngine, requests: list[EngineRequest], texts: list[tuple[int, ...]], depth: int
+) -> None:
+    """And a draft is accepted as often as without a seed."""
+    got = await run_all(engine, [at(depth, request) for request in requests])
+    totals = assert_texts(got, requests, texts)
+    free = [replace(one, sampling=replace(one.sampling, seed=None)) for one in requests]
+    unseeded = sum(
+        (o.totals for o in await run_all(engine, [at(depth, r) for r in free])), Totals()
+    )
+    assert bool(totals.accepted) == bool(depth)
+    if depth:
+        assert totals.acceptance_length == pytest.approx(unseeded.acceptance_length, rel=0.1)
+
+
+@pytest.mark.parametrize("depth", [0, MOST])
+async def test_alone(
+    engine: VllmEngine, requests: list[EngineRequest], texts: list[tuple[int, ...]], depth: int
+) -> None:
+    got = [await run(engine, at(depth, request)) for request in requests[:ALONE]]
+    assert_texts(got, requests, texts)
+
+
+@pytest.mark.parametrize("mode", ["random", "auto"])
+async def test_planned_depths(
+    engine: VllmEngine, requests: list[EngineRequest], texts: list[tuple[int, ...]], mode: str
+) -> None:
+    assert await engine.set_planning(mode) == mode
+    try:
+        got = await run_all(engine, requests)
+        alone = [await run(engine, request) for request in requests[:ALONE]]
+    finally:
+        await engine.set_planning("off")
+    assert_texts(got, requests, texts)
+    assert_texts(alone, requests, texts)
+
+
+async def test_a_bound_that_changes(
+    engine: VllmEngine, requests: list[EngineRequest], texts: list[tuple[int, ...]]
+) -> None:
+    streams = asyncio.create_task(run_all(engine, requests[:48]))
+    try:
+        for bound in (1, MOST, 0, 3) * 3:
+            await engine.set_depth(bound)
+            await asyncio.sleep(0)
+    finally:
+        await engine.set_depth(MOST)
+    assert_texts(await streams, requests, texts)
+
+
+async def test_preemption(engine: VllmEngine, plain_engine: VllmEngine, prompts: Prompts) -> None:
+    filler = repeated(prompts[1] + prompts[4], 480)
+    requests = [
+        EngineRequest(
+            f"long-{number}",
+            prompts[number % 6] + filler[number:],
+            Sampling(150, temperature=1.6, seed=number, ignore_eos=True),
+        )
+        for number in range(12)
+    ]
+    want = [(await run(plain_engine, request)).token_ids for request in requests]
+    before = preemptions(engine)
+    assert_texts(await run_all(engine, requests), requests, want)
+    assert preemptions(engine) > before
+
+
+async def test_a_draft_exchanged_in_mid_stream(
+    engine: VllmEngine,
+    requests: list[EngineRequest],
+    texts: list[tuple[int, ...]],
+    tmp_path: Path,
+) -> None:
+    manager = manage(engine)
+    noise = str(make_noise(tmp_path / "noise"))
+    for swap in (manager.swap(noise), manager.rollback()):
+        begun = asyncio.Event()
+        streams = asyncio.create_task(run_all(engine, requests))
+        probe = asyncio.create_task(run_until_begun(engine, requests[0], begun))
+        await begun.wait()
+        await swap
+        assert not streams.done(), "the swap came while streams ran"
+        assert_texts(await streams, requests, texts)
+        assert (await probe).token_ids == texts[0]
+
+
+async def run_until_begun(
+    engine: VllmEngine, request: EngineRequest, begun: asyncio.Event
+) -> Outcome:
+    await run(engine, replace(request, id="first"), leave_after=1)
+    begun.set()
+    return await run(engine, request)
+
+
+async def test_a_resumed_answer_is_the_one_it_was(
+    engine: VllmEngine, requests: list[EngineRequest], texts: list[tuple[int, ...]]
+) -> None:
+    """Tokens delivered before a loss are in the prompt of the next engine."""
+    resumed = [
+        replace(
+            request,
+            prompt=(*request.prompt, *text[: TOKENS // 2]),
+            sampling=replace(request.sampling, max_tokens=TOKENS - TOKENS // 2),
+        )
+        for request, text in zip(requests, texts, strict=True)
+        if len(text) == TOKENS
+    ]
+    assert len(resumed) > REQUESTS / 2
+    rest = [text[TOKENS // 2 :] for text in texts if len(text) == TOKENS]
+    assert_texts(await run_all(engine, resumed), resumed, rest)
