@@ -179,12 +179,10 @@ async def test_a_resumed_answer_is_the_one_it_was(
     resumed = [
         replace(
             request,
-            prompt=(*request.prompt, *text[: TOKENS // 2]),
-            sampling=replace(request.sampling, max_tokens=TOKENS - TOKENS // 2),
+            prompt=(*request.prompt, *text[: len(text) // 2]),
+            sampling=replace(request.sampling, max_tokens=TOKENS - len(text) // 2),
         )
         for request, text in zip(requests, texts, strict=True)
-        if len(text) == TOKENS
     ]
-    assert len(resumed) > REQUESTS / 2
-    rest = [text[TOKENS // 2 :] for text in texts if len(text) == TOKENS]
+    rest = [text[len(text) // 2 :] for text in texts]
     assert_texts(await run_all(engine, resumed), resumed, rest)
