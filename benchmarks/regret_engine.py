@@ -37,7 +37,7 @@ from training.evaluation_set import long
 MOST = 7
 FIXED = (0, 1, 3, 5, 7)
 LANES = ("none", *(f"K={depth}" for depth in FIXED), "right", "auto")
-RIGHT = {"friendly": 7, "long": 7, "hostile": 0}
+RIGHT = {"friendly": 7, "long": 7, "hostile": 0, "unseeded": 0}
 """The best fixed depth of each kind."""
 TOKENS = 64
 LONG_TOKENS = 256
@@ -68,6 +68,10 @@ PHASES = (
     Phase("mixed 8", ("friendly", "hostile"), 8),
     Phase("hostile 16", ("hostile",), 16),
     Phase("friendly at last", ("friendly",), 4),
+    Phase("hostile 1", ("hostile",), 1),
+    Phase("hostile 1 without seeds", ("unseeded",), 1),
+    Phase("hostile 4 without seeds", ("unseeded",), 4),
+    Phase("hostile 16 without seeds", ("unseeded",), 16),
 )
 THINGS = ("cat", "key", "river", "king", "garden", "bird", "ship", "clock", "mountain", "baker")
 
@@ -100,6 +104,7 @@ class Traffic:
             "friendly": self._make_friendly,
             "long": self._make_long,
             "hostile": _make_hostile,
+            "unseeded": _make_unseeded,
         }
 
     def make(self, phase: Phase, block: int, client: int) -> Iterator[tuple[str, EngineRequest]]:
@@ -128,6 +133,11 @@ def _make_hostile(number: int) -> EngineRequest:
     prompt = tuple(draw.randrange(20, VOCABULARY) for _ in range(40))
     sampling = Sampling(TOKENS, temperature=1.6, seed=number, ignore_eos=True)
     return EngineRequest(f"h{number}", prompt, sampling)
+
+
+def _make_unseeded(number: int) -> EngineRequest:
+    made = _make_hostile(number)
+    return replace(made, id=f"u{number}", sampling=replace(made.sampling, seed=None))
 
 
 def describe_target(demo: Path) -> dict[str, Any]:

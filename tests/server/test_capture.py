@@ -200,7 +200,8 @@ async def test_several_choices_share_their_prompt(lab: Lab, tmp_path: Path):
         await found.post(url, {"model": "demo", **fields, "n": 3, "seed": 5})
         (record,) = found.records()
     assert len(record.prompts) == 1
-    assert [choice.seed for choice in record.choices] == [5, 6, 7]
+    seeds = [choice.seed for choice in record.choices]
+    assert (seeds[0], len(set(seeds))) == (5, 3)
     assert len(list(record.trajectories())) == 3
 
 

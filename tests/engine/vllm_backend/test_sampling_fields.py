@@ -140,7 +140,9 @@ async def test_seeded_text_is_that_of_an_engine_without_a_draft(
     engine: VllmEngine, plain_engine: VllmEngine, steered: Steered, prompts: Prompts, field: str
 ) -> None:
     """At every depth and at depths that change at random, beside greedy and unseeded requests."""
-    fields = steered.fields.get(field) or SAMPLED.get(field) or {}
+    fields = dict(steered.fields.get(field) or SAMPLED.get(field) or {})
+    if "min_tokens" in fields:
+        fields["min_tokens"] = 30
     requests = [
         EngineRequest(f"{field}-{seed}", prompt, Sampling(40, temperature=1.5, seed=seed, **fields))
         for seed, prompt in enumerate([*prompts, steered.prompt])
