@@ -143,19 +143,20 @@ class RecordFormatter:
         return line if self._cipher is None else self._cipher.encrypt(line)
 
     def make_record(self, ended: EndedRequest) -> CaptureRecord:
+        """Raises RecordDropped."""
         redactor = self.redactor
         if redactor is not None:
             redactor.begin()
         requests = [line.request for line in ended.timelines]
         first = next((request for request in requests if request is not None), None)
         prompts, places = self._make_prompts(requests)
+        asked = self._describe_request(ended, self._make_content(ended, prompts))
         choices = tuple(
             self._make_choice(choice, timeline, places)
             for choice, timeline in zip(ended.record.choices, ended.timelines, strict=True)
             if timeline.request is not None
         )
-        asked = self._describe_request(ended, self._make_content(ended, prompts))
-        return replace(
+        record = replace(
             asked,
             output_length=max((choice.tokens for choice in choices), default=0) or None,
             depth=first.depth if first else None,
@@ -163,8 +164,8 @@ class RecordFormatter:
             constraint=first.constraint.kind if first and first.constraint else "",
             prompts=tuple(prompts),
             choices=choices,
-            redacted=redactor is not None and redactor.found,
         )
+        return record if redactor is None else redact_ids(redactor, record)
 
     def _describe_request(self, ended: EndedRequest, content: Mapping[str, Any]) -> CaptureRecord:
         """What was asked, by whom, and how it ended; without its prompts and choices."""
@@ -173,7 +174,7 @@ class RecordFormatter:
         return CaptureRecord(
             **content,
             timestamp=round(1000 * (ended.arrived - self._began), 3),
-            id=facts.id if redactor else self._hashes.hash_text(facts.id),
+            id=redactor.redact(facts.id) if redactor else self._hashes.hash_text(facts.id),
             session=self._hashes.hash_text(ended.session),
             arrived=round(ended.arrived, 6),
             mode=FULL if redactor else HASHES,
@@ -212,7 +213,7 @@ class RecordFormatter:
         if facts.api == "chat":
             messages, tools = body.pop("messages", messages), body.pop("tools", None) or []
         text = body.pop("prompt") if isinstance(body.get("prompt"), str) else None
-        content: dict[str, Any] = {"body": redactor.redact(redactor.drop_fields(body))}
+        content: dict[str, Any] = {"body": redactor.redact_body(body)}
         if messages:
             content["session_id"] = self._hashes.hash_text(ended.session)
             content["messages"] = tuple(redactor.redact(messages))
@@ -236,8 +237,7 @@ class RecordFormatter:
     def _make_prompt(self, token_ids: tuple[int, ...]) -> CapturedPrompt:
         if self.redactor is None:
             return self._hashes.hash_prompt(token_ids)
-        kept = token_ids if self.redactor.allows(token_ids) else None
-        return CapturedPrompt(len(token_ids), kept)
+        return CapturedPrompt(len(token_ids), token_ids)
 
     def _make_choice(
         self,
@@ -248,11 +248,10 @@ class RecordFormatter:
         request, log = timeline.request, timeline.log or []
         assert request is not None
         token_ids, steps, phases = _join_log(log)
-        keeps = self.redactor is not None and self.redactor.allows(token_ids)
         return CapturedChoice(
             prompt=places[request.prompt],
             tokens=len(token_ids),
-            token_ids=token_ids if keeps else None,
+            token_ids=None if self.redactor is None else token_ids,
             steps=steps,
             phases=phases,
             finish=choice.finish,
@@ -293,6 +292,15 @@ _NEUTRAL: dict[str, Any] = {
     for item in fields(Sampling)
     if item.name not in ("seed", "max_tokens", "logit_bias")
 } | {"max_tokens": None, "logit_bias": {}}
+
+
+def redact_ids(redactor: Redactor, record: CaptureRecord) -> CaptureRecord:
+    """Read what its token ids spell, and keep them only where nothing was found in the record."""
+    for prompt in record.prompts:
+        redactor.read(prompt.token_ids or ())
+    for choice in record.choices:
+        redactor.read(choice.token_ids or ())
+    return redactor.strip_ids(record)
 
 
 def _parse_body(body: bytes) -> dict[str, Any]:

@@ -52,8 +52,16 @@ RETRY_S = 10.0
 LOG_EVERY_S = 60.0
 CLOSE_S = 5.0
 
-QUEUE, DISK, SIZE, FAULT = REASONS = ("queue", "disk", "size", "fault")
+QUEUE, DISK, SIZE, SLOW, FAULT = REASONS = ("queue", "disk", "size", "slow", "fault")
 """Why a record was dropped."""
+
+
+class RecordDropped(Exception):
+    """A record that its formatter does not want written: the reason, and why for the log."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
 
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -390,6 +398,8 @@ class CaptureWriter:
             self._taken_bytes += size
             try:
                 self._write(item)
+            except RecordDropped as drop:
+                self._drop(drop.reason, str(drop))
             except Exception as error:
                 self._drop(FAULT, type(error).__name__)
 

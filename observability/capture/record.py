@@ -47,7 +47,7 @@ class CapturedPrompt:
 
     tokens: int
     token_ids: tuple[int, ...] | None = None
-    """None in mode ``hashes``, and where a redaction rule found something in its text."""
+    """None in mode ``hashes``, and where a redaction rule found something in the record."""
     blocks: tuple[int, ...] | None = None
     """In mode ``hashes``: salted hashes of the prompt up to the end of each 16-token block."""
 
@@ -60,7 +60,7 @@ class CapturedChoice:
     """Index into ``CaptureRecord.prompts``."""
     tokens: int = 0
     token_ids: tuple[int, ...] | None = None
-    """None in mode ``hashes``, and where a redaction rule found something in the text."""
+    """None in mode ``hashes``, and where a redaction rule found something in the record."""
     steps: tuple[CapturedStep, ...] = ()
     phases: tuple[tuple[str, int], ...] = ()
     """Runs of tokens by phase, in order: ``(("reasoning", 34), ("content", 20))``."""

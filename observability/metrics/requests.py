@@ -281,7 +281,7 @@ class CapturedRequests(MetricGroup):
 
     Lost records: ``sum by (reason) (rate(eaglegate_capture_dropped_total[5m]))``. ``queue``: the
     writer is behind. ``disk``: a write failed. ``size``: a record larger than a file may be.
-    ``fault``: an error of the gateway.
+    ``slow``: its redaction took too long. ``fault``: an error of the gateway.
     """
 
     def declare(self) -> None:

@@ -48,7 +48,8 @@ class CaptureSettings:
         None, "a file of Fernet keys that encrypt the capture: the first encrypts, all decrypt"
     )
     capture_redact: tuple[str, ...] = setting(
-        (), "regular expressions; what they match is replaced before a request is captured"
+        (),
+        "regular expressions (RE2); what they match is replaced before a request is captured",
     )
     capture_drop: tuple[str, ...] = setting(
         (), "fields of request bodies that are not captured, such as user and metadata"

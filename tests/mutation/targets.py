@@ -125,7 +125,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/supervision/test_restarts.py",
         "tests/engine/fleet/test_fleet.py",
     ),
-    "observability/capture/capture.py": ("tests/server/test_capture.py",),
+    "observability/capture/capture.py": (
+        "tests/server/test_capture.py",
+        "tests/observability/capture/test_redaction.py",
+    ),
     "observability/capture/command.py": ("tests/observability/capture/test_command.py",),
     "observability/capture/files.py": (
         "tests/observability/capture/test_writer.py",
@@ -137,6 +140,14 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/observability/capture/test_command.py",
         "tests/server/test_capture.py",
     ),
-    "observability/capture/redaction.py": ("tests/server/test_capture.py",),
+    "observability/capture/patterns.py": (
+        "tests/observability/capture/test_patterns.py",
+        "tests/observability/capture/test_redaction.py",
+    ),
+    "observability/capture/redaction.py": (
+        "tests/observability/capture/test_redaction.py",
+        "tests/observability/capture/test_patterns.py",
+        "tests/server/test_capture.py",
+    ),
     "improve/sequential.py": ("tests/improve/test_sequential.py",),
 }

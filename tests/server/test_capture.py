@@ -306,7 +306,7 @@ async def test_redaction_reaches_text_and_token_ids(lab: Lab, tmp_path: Path):
     assert both.redacted and both.prompts[0].token_ids is None
     assert both.messages and "[redacted]" in both.messages[0]["content"]
     assert both.choices[0].token_ids is None and both.choices[0].tokens > 0
-    assert answer.redacted and answer.prompts[0].token_ids and not answer.choices[0].token_ids
+    assert answer.redacted and not answer.prompts[0].token_ids and not answer.choices[0].token_ids
     assert not neither.redacted and neither.choices[0].token_ids
 
 

@@ -1,0 +1,120 @@
+"""Regular expressions that take time in proportion to the text, whatever the text is (RE2).
+
+Python's own backtrack: a usual pattern for e-mail addresses takes ten seconds for 32,000 letters,
+during which no other thread runs. RE2 lets them run, too. Patterns are written as for Python; what
+RE2 cannot do, such as looking around, is refused. ``\\w``, ``\\d`` and ``\\s`` mean Unicode's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import re2
+
+LETTERS = r"\p{L}_\p{M}\p{N}"
+SPACES = r"\s\v\x{85}\p{Z}"
+OUTSIDE = {
+    "w": f"[{LETTERS}]",
+    "W": f"[^{LETTERS}]",
+    "d": r"\p{Nd}",
+    "D": r"\P{Nd}",
+    "s": f"[{SPACES}]",
+    "S": f"[^{SPACES}]",
+    "Z": r"\z",
+}
+"""What Python means by an escape, in RE2's words."""
+INSIDE = {"w": LETTERS, "d": r"\p{Nd}", "D": r"\P{Nd}", "s": SPACES}
+"""The same within brackets. ``\\W`` and ``\\S`` stay those of ASCII, which match more."""
+ANCHORS = frozenset({"^", "$", r"\A", r"\Z", r"\z"})
+END = r"(?:\n?\z)"
+"""Python's ``$`` also matches before a line break at the end."""
+_SET = r"\[\^?\]?(?:\[:\^?\w+:\]|\\.|[^\]\\])*\]"
+_PIECE = re.compile(rf"{_SET}|\\Q.*?(?:\\E|$)|\\[pPx]\{{[^}}]*\}}|\\.|.", re.DOTALL)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_MULTI_LINE = re.compile(r"\(\?[a-zA-Z]*m")
+_BOUNDARY = re.compile(r"\\[bB][^\x00-\x7f]|[^\x00-\x7f]\\[bB]")
+
+Span = tuple[int, int]
+Check = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One pattern, as it was given and without its anchors."""
+
+    anchored: Any
+    free: Any
+    """Matches wherever ``anchored`` would match a part of the text."""
+
+
+def compile_pattern(source: str) -> Pattern:
+    """Raises ValueError for a pattern that RE2 does not take, or that matches everywhere."""
+    if _BOUNDARY.search(source):
+        raise ValueError(rf"'{source}': \b and \B know the letters of ASCII alone: leave them out")
+    anchored = _compile(source, "".join(_translate(source)))
+    free = _compile(source, "".join(_translate(source, anchors=False)))
+    if free.search(b""):
+        raise ValueError(f"'{source}' matches the empty text, which is everywhere")
+    return Pattern(anchored, free)
+
+
+def _compile(source: str, translated: str) -> Any:
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(translated, options)
+    except re2.error as error:
+        why = error.args[0].decode("utf-8", "replace")
+        raise ValueError(f"'{source}' is not a regular expression that RE2 takes: {why}") from None
+
+
+def _translate(source: str, anchors: bool = True) -> Iterator[str]:
+    multi_line = _MULTI_LINE.search(source) is not None
+    for piece in _PIECE.findall(source):
+        if piece in ANCHORS and not anchors:
+            yield "(?:)"
+        elif piece == "$" and not multi_line:
+            yield END
+        elif piece[0] == "[":
+            yield _ESCAPE.sub(lambda found: INSIDE.get(found[1], found[0]), piece)
+        elif piece[0] == "\\":
+            yield OUTSIDE.get(piece[1:], piece)
+        else:
+            yield piece
+
+
+def encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def find_spans(patterns: Sequence[Pattern], text: bytes, check: Check) -> list[Span]:
+    """Where any of them matches, in order, merged where they overlap or touch.
+
+    ``check`` is called before every search; what it raises ends them.
+    """
+    found: list[Span] = []
+    for pattern in patterns:
+        check()
+        for match in pattern.anchored.finditer(text):
+            if match.end() > match.start():
+                found.append((match.start(), match.end()))
+            check()
+    merged: list[Span] = []
+    for start, end in sorted(found):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def contains_any(patterns: Sequence[Pattern], text: bytes, check: Check) -> bool:
+    """Whether a part of the text is what any of them matches, wherever it stands."""
+    for pattern in patterns:
+        check()
+        if pattern.free.search(text):
+            return True
+    return False
