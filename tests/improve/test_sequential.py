@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from improve.sequential import (
+    STRONGEST,
     BlockDifference,
     CanaryFindings,
     CanaryRules,
@@ -21,6 +22,7 @@ from improve.sequential import (
     Scale,
     SlotPair,
     find_interval,
+    measure_dependence,
 )
 from tests.improve.simulated_sessions import Values
 
@@ -260,3 +262,143 @@ def test_the_least_data_is_waited_for() -> None:
     assert (found.verdict, found.ended) == (CanaryVerdict.UNDECIDED, False)
     late = judge([block] * 40)
     assert (late.verdict, late.ended) == (CanaryVerdict.UNDECIDED, True)
+
+
+def find_by_the_formula(
+    values: Sequence[float], alpha: float, weights: Sequence[float]
+) -> Interval:
+    """Perez-Ortiz et al.: the t at which the e-process with a normal mixture reaches 1 / alpha."""
+    count, total = len(values), sum(weights) / weights[0]
+    mean = np.average(values, weights=weights)
+    squares = float(np.sum(np.array(weights) / weights[0] * (np.array(values) - mean) ** 2))
+
+    def evidence(t: float) -> float:
+        ratio = (1 + t**2 / ((count - 1) * (1 + total))) / (1 + t**2 / (count - 1))
+        return (1 + total) ** -0.5 * ratio ** (-count / 2)
+
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if evidence(middle) < 1 / alpha else (low, middle)
+    reach = low * math.sqrt(squares / (count - 1) / total)
+    return Interval(float(mean), float(mean) - reach, float(mean) + reach, count)
+
+
+@pytest.mark.parametrize("weights", [[1.0] * 8, [2.0, 1.0, 4.0, 3.0, 2.0, 2.0, 5.0, 1.0]])
+def test_the_interval_is_that_of_the_formula(weights: list[float]) -> None:
+    values = [0.3, 0.1, 0.4, 0.2, 0.5, 0.25, 0.35, 0.15]
+    found = find_interval(make_blocks(values, weights), 0.1)
+    expected = find_by_the_formula(values, 0.1, weights)
+    for name in ("mean", "low", "high", "blocks"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-6)
+
+
+def test_a_floor_is_the_deviation_of_a_block_of_mean_weight() -> None:
+    equal, heavy = ([0.0] * 20, [3.0] * 20), ([0.0] * 20, [1.0] + [7.0] * 19)
+    reaches = [find_interval(make_blocks(*one), 0.1, floor=0.01).high for one in (equal, heavy)]
+    noise = find_interval(make_blocks([0.01, -0.01] * 10), 0.1).high
+    assert reaches[0] == pytest.approx(noise * math.sqrt(19 / 20), rel=1e-6)
+    assert reaches[0] / reaches[1] == pytest.approx(1.0, rel=0.15)
+
+
+RAISED = 2 / 20 + (1 + 4 * 2 / 20) / 8 + 8**-0.5
+"""The correlation of eight residuals whose neighbours' products add up to a tenth of squares."""
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        ([1.0, -1.0] * 8, 1.0),
+        ([1.0] * 16, STRONGEST),
+        (
+            [2.0, 1.0, -2.0, -1.0, 2.0, 1.0, -2.0, -1.0],
+            (1 + RAISED) / (1 - RAISED),
+        ),
+        ([0.0, 0.0], 1.0),
+        ([], 1.0),
+    ],
+)
+def test_neighbours_that_are_alike_count_for_fewer(rest: list[float], expected: float) -> None:
+    wanted = (1 + STRONGEST) / (1 - STRONGEST) if expected is STRONGEST else expected
+    assert measure_dependence(rest) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_what_the_rules_are() -> None:
+    """As docs/canary.md has them."""
+    rules, tpot = CanaryRules(), CanaryRules.for_tpot(max_blocks=7)
+    assert (rules.alpha, rules.min_blocks, rules.min_sessions, rules.max_blocks) == (
+        0.05,
+        6,
+        20,
+        200,
+    )
+    assert (rules.slice_margin, tpot.slice_margin, tpot.max_blocks) == (0.03, 0.05, 7)
+    margins = {one.metric: round(one.least, 9) for one in rules.guardrails}
+    assert margins.pop("tpot") == round(math.log(0.95), 9)
+    assert margins == {"fallback": -0.05, "failed": -0.02, "tool_failed": -0.05}
+    assert [one.metric for one in tpot.guardrails] == ["failed", "tool_failed"]
+    for one in (tpot.primary, *rules.guardrails):
+        assert one.orient(0.1) == -0.1, "lower is better"
+        assert one.floor <= 0.01
+    assert rules.primary.orient(0.1) == 0.1
+    assert rules.primary.by_slice and tpot.primary.by_slice
+    assert rules.primary.least == tpot.primary.least == 0.0
+    assert not any(one.by_slice for one in rules.guardrails)
+
+
+def make_noisy_pair(draws: random.Random, sessions: int, at: int, **gains: float) -> SlotPair:
+    arms: list[Values] = [defaultdict(lambda: defaultdict(list)) for _ in range(2)]
+    for arm, by_metric in zip(arms, ({}, gains), strict=True):
+        for metric in gains:
+            for session in range(sessions):
+                gain = by_metric.get(metric, 1.0) * draws.lognormvariate(0, 0.02)
+                arm[metric][f"{at}-{session}"].append(gain)
+    return SlotPair(*arms)
+
+
+def count_to_promotion(rules: CanaryRules, sessions: int = 4, **gains: float) -> int | None:
+    test, draws = CanaryTest(rules), random.Random(4)
+    for at in range(30):
+        test.add(make_noisy_pair(draws, sessions, at, **gains))
+        found = test.judge()
+        if found.ended:
+            return found.blocks if found.verdict is CanaryVerdict.PROMOTE else None
+    return None
+
+
+def test_a_promotion_waits_for_the_least_blocks_and_sessions_and_no_longer() -> None:
+    assert count_to_promotion(CanaryRules(), acceptance=1.5) == 6
+    assert count_to_promotion(CanaryRules(min_blocks=8), acceptance=1.5) == 8
+    assert count_to_promotion(CanaryRules(min_sessions=36), acceptance=1.5) == 9
+
+
+def test_a_guardrail_that_may_be_worse_holds_a_promotion_back() -> None:
+    assert count_to_promotion(CanaryRules(max_blocks=30), acceptance=1.5, tpot=1.0) is not None
+    assert count_to_promotion(CanaryRules(max_blocks=30), acceptance=1.5, tpot=1.06) is None
+    assert count_to_promotion(CanaryRules(max_blocks=30), acceptance=1.0, tpot=1.0) is None
+
+
+def test_a_canary_that_is_over_says_so_and_one_that_is_decided_does_not() -> None:
+    draws = random.Random(4)
+    over, won = (CanaryTest(CanaryRules(max_blocks=8)) for _ in range(2))
+    for at in range(8):
+        over.add(make_noisy_pair(draws, 4, at, acceptance=1.0))
+        won.add(make_noisy_pair(draws, 4, at, acceptance=1.5))
+        if at < 7:
+            assert "duration" not in over.judge().reason and not over.judge().ended
+    assert over.judge().reason.startswith("the longest duration is over: acceptance is not shown")
+    assert won.judge().reason == "acceptance is better and nothing else is worse"
+
+
+def test_values_of_nothing_have_no_logarithm_and_an_arm_without_values_no_difference() -> None:
+    guardrail = Guardrail("tpot", higher_is_better=False, margin=0.05)
+    zero = SlotPair({"tpot": {"a": [0.0], "b": [1.0]}}, {"tpot": {"c": [1.0]}})
+    assert zero.compare(guardrail) == BlockDifference(-0.0, 2 / 3)
+    assert SlotPair({"tpot": {"a": [1.0]}}, {}).compare(guardrail) is None
+    sliced = SlotPair({"tpot:chat": {"a": [1.0]}}, {"tpot:chat": {"b": [1.0]}})
+    assert sliced.compare(guardrail) is None
+
+
+def test_one_block_is_shown_without_an_interval() -> None:
+    assert find_interval(make_blocks([0.25]), 0.1) == Interval(0.25, -math.inf, math.inf, 1)
+    assert find_interval([], 0.1) == Interval(0.0, -math.inf, math.inf, 0)
