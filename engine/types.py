@@ -37,11 +37,13 @@ def _find_fields(
 
 
 class FinishReason(StrEnum):
-    """Why an engine stopped producing tokens for a request."""
+    """Why an engine stopped producing tokens for a request.
+
+    An engine that aborts a request nobody left has ended: that is an error (EngineDead).
+    """
 
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
 
 
 class Arm(StrEnum):

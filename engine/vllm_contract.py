@@ -296,6 +296,9 @@ PARTS: dict[Area, dict[str, str]] = {
         "v1/engine/core.py": """
             EngineCoreProc.run_engine_core(+)
         """,
+        "v1/engine/coordinator.py": """
+            module: get_mp_context
+        """,
     },
 }
 

@@ -14,10 +14,11 @@ TRAFFIC = "traffic"
 """In ``extra_args``: the slice that a request's acceptance is learnt in."""
 TENANT = "tenant"
 """In ``extra_args``: whose traffic the request may learn from."""
+ABORT = "abort"
+"""vLLM's finish reason of requests that an engine gives up as it ends, and of those that left."""
 FINISH = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
     "repetition": FinishReason.STOP,
 }
 

@@ -101,6 +101,11 @@ class Settings:
         "large as its target, drafts as deep as it can, and workers choose for themselves",
         metavar="N|auto",
     )
+    step_timing_s: float = setting(
+        3.0,
+        "seconds that a start may spend on timing steps for --depth auto; what they do not reach "
+        "is learnt from traffic, as all is with 0",
+    )
     draft_store: str | None = setting(
         None,
         "folder for copies of drafts that are loaded while serving; a promoted one is served again "

@@ -42,7 +42,7 @@ from engine.types import (
     Step,
     UndraftedReason,
 )
-from engine.vllm_fields import FINISH
+from engine.vllm_fields import ABORT, FINISH
 
 ACCOUNT_S = 5.0
 """The longest to wait for the metrics that follow the last token."""
@@ -218,11 +218,15 @@ class AnswerAssembler:
 
 
 def _read_finish(reason: Any) -> FinishReason | None:
-    """Raises WorkerProtocolError, and EngineFailed for an answer that ended in an error."""
+    """Raises WorkerProtocolError, EngineFailed for an answer that ended in an error, and EngineDead
+    for one that the worker gave up, as it does on its way out.
+    """
     if reason is None or reason == "":
         return None
     if reason == "error":
         raise EngineFailed("The worker failed on this request.")
+    if reason == ABORT:
+        raise EngineDead("The worker ended the request before its answer was complete.")
     if not isinstance(reason, str) or reason not in FINISH:
         raise WorkerProtocolError(f"a finish_reason is unknown: {quote(str(reason))}")
     return FINISH[reason]

@@ -38,8 +38,9 @@ from engine.types import (
     SpeculationInfo,
     Step,
 )
+from engine.vllm_fields import ABORT
 
-FINISH = {"length": FinishReason.LENGTH, "limit": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+FINISH = {"length": FinishReason.LENGTH, "limit": FinishReason.LENGTH}
 """All other reasons are names for a stop: ``eos_token``, ``stop_sequence``, ..."""
 ANCHOR = "x"
 LONGEST_TEXT = 1 << 20
@@ -180,6 +181,8 @@ def _read_finish(choice: Mapping[str, Any]) -> FinishReason | None:
     reason = choice.get("finish_reason")
     if not reason:
         return None
+    if reason == ABORT:
+        raise EngineDead("The worker ended the request before its answer was complete.")
     return FINISH.get(read_string(reason, "finish_reason", 100), FinishReason.STOP)
 
 

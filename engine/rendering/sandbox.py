@@ -36,6 +36,7 @@ from engine.rendering.template import (
     merge_developer,
 )
 from engine.rendering.watchdog import RENDER_S, RenderTooSlow, RenderWatchdog, Result
+from engine.stop_signals import block_stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ def compile_template(source: str) -> ChatTemplate:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    block_stop_signals()
     while job := read_message(sys.stdin.buffer):
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         made = orjson.dumps(run_job(job))
@@ -252,6 +253,7 @@ class TemplateRunner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
 
 

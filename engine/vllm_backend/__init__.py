@@ -11,7 +11,11 @@ import os
 
 
 def prepare() -> None:
-    """What holds on every platform. vLLM's own log is for those who ask for it."""
+    """What holds on every platform. vLLM's own log is for those who ask for it.
+
+    Where vLLM would fork, its processes would inherit sockets and threads (``child_process.py``).
+    """
+    _set_default("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     _set_default("VLLM_LOGGING_LEVEL", "ERROR")
     _set_default("VLLM_NO_USAGE_STATS", "1")
     _set_default("DO_NOT_TRACK", "1")

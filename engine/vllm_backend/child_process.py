@@ -1,8 +1,12 @@
 """The engine's child processes: how they start, how they end, and what they log.
 
-On a CPU vLLM spawns its engine process: a new Python, which imports for seconds what the gateway
-has imported for seconds. ``EnginePreload`` is a fork server that imports it beside the gateway, and
-once: engines are forked from it, those of restarts too.
+An engine process is spawned, or forked from a fork server, and never forked from the gateway, as
+vLLM does on GPUs: such a child holds the gateway's listening socket, its connections and the
+descriptor by which asyncio learns of signals. A spawned one imports for seconds what the gateway
+has imported for seconds. ``EnginePreload`` is a fork server that imports it beside the gateway, on
+a CPU, and once: engines are forked from it, those of restarts too.
+
+Engine processes block the stop signals (``engine/stop_signals.py``): ``terminate`` sends another.
 
 vLLM's engine core does not notice that its front end was killed and waits for requests for ever;
 and on its way out Python searches all it has loaded for cycles, for longer than vLLM waits. So the
@@ -27,7 +31,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import (
@@ -45,6 +49,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.orphan import die_with_parent, kill_with_parent
+from engine.stop_signals import (
+    END,
+    block_stop_signals,
+    children_block_stop_signals,
+    end_on_request,
+)
 from engine.vllm_backend import list_cores
 from engine.vllm_contract import Area, find_broken
 
@@ -199,7 +209,7 @@ class EnginePreload:
         with replace_environment({"PYTHONWARNINGS": QUIET}):
             resource_tracker.ensure_running()
         forkserver.set_forkserver_preload([module])
-        with replace_environment(variables):
+        with replace_environment(variables), children_block_stop_signals():
             forkserver.ensure_running()
 
     def close(self) -> None:
@@ -210,12 +220,6 @@ class EnginePreload:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def create_context(self) -> context.SpawnContext:
-        """For vLLM, which makes its engine process by it."""
-        made: Any = context.SpawnContext()
-        made.Process = partial(EngineProcess, self)
-        return made  # type: ignore[no-any-return]
-
     def fits(self) -> bool:
         """Whether the libraries of the fork server read what an engine's would read now."""
         now = select_read_at_load(os.environ)
@@ -225,31 +229,40 @@ class EnginePreload:
         return not (changed or self._closed) and spawn.get_executable() == self._executable
 
 
+def create_context(preload: EnginePreload | None) -> context.SpawnContext:
+    """For vLLM, which makes its engine process by it."""
+    made: Any = context.SpawnContext()
+    made.Process = partial(EngineProcess, preload)
+    return made  # type: ignore[no-any-return]
+
+
 @contextmanager
-def use_preload(preload: EnginePreload | None) -> Iterator[None]:
-    """Have vLLM fork its engine process from the fork server where it would spawn one."""
-    if preload is None or Area.PRELOAD in find_broken():
+def separate_engines(preload: EnginePreload | None) -> Iterator[None]:
+    """Have vLLM start its engine process as an ``EngineProcess``, whatever the platform's way."""
+    if Area.PRELOAD in find_broken():
         yield
         return
-    from vllm.v1.engine import utils
+    from vllm.v1.engine import coordinator, utils
 
-    original = utils.get_mp_context
-
-    def choose_context() -> Any:
-        chosen = original()
-        return preload.create_context() if chosen.get_start_method() == "spawn" else chosen
-
-    utils.get_mp_context = choose_context
+    originals = [(module, module.get_mp_context) for module in (utils, coordinator)]
+    for module, original in originals:
+        module.get_mp_context = partial(_replace_context, original, preload)
     try:
         yield
     finally:
-        utils.get_mp_context = original
+        for module, original in originals:
+            module.get_mp_context = original
+
+
+def _replace_context(original: Callable[[], Any], preload: EnginePreload | None) -> Any:
+    original()  # it sets variables that the engine's own children need
+    return create_context(preload)
 
 
 class EngineProcess(context.SpawnProcess):
-    """Forked from the fork server, or spawned where it does not fit or has gone."""
+    """Forked from the fork server, or spawned where there is none or it does not fit."""
 
-    def __init__(self, preload: EnginePreload, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, preload: EnginePreload | None, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._preload = preload
 
@@ -261,12 +274,20 @@ class EngineProcess(context.SpawnProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
-        if process_obj._preload.fits():
-            with suppress(OSError, EOFError):
-                return ForkedPopen(process_obj)
-        return popen_spawn_posix.Popen(process_obj)
+        resource_tracker.ensure_running()  # as it starts, it unblocks signals
+        preload = process_obj._preload
+        with children_block_stop_signals():
+            if preload is not None and preload.fits():
+                with suppress(OSError, EOFError):
+                    return ForkedPopen(process_obj)
+            return popen_spawn_posix.Popen(process_obj)
+
+    def terminate(self) -> None:
+        self._popen._send_signal(END)  # type: ignore[attr-defined]
 
     def run(self) -> None:
+        block_stop_signals()
+        end_on_request()
         if forkserver.get_inherited_fds() is not None:
             kill_with_parent()
         exit_with_parent()

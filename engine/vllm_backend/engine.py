@@ -31,12 +31,18 @@ from engine.vllm_backend.child_process import (
     kill_loading,
     name_exit,
     redact_cause,
+    separate_engines,
     summarize_error,
-    use_preload,
 )
 from engine.vllm_backend.public_outputs import Outputs, PublicOutputs
 from engine.vllm_backend.translate import choose_reader, describe_engine
-from engine.vllm_backend.warm_up import PROFILE_BATCHES, StepCosts, time_steps, warm_up
+from engine.vllm_backend.warm_up import (
+    PROFILE_BATCHES,
+    TIMING_S,
+    StepCosts,
+    time_steps,
+    warm_up,
+)
 from engine.vllm_contract import LOST, SCHEDULER, Area, describe_broken, find_broken
 
 if TYPE_CHECKING:
@@ -67,7 +73,8 @@ class VllmEngine:
 
     ``planning="auto"`` chooses the depth of requests that bring none at every step.
     ``stream_interval_s``: see ``translate.SinkFlusher``. ``preload`` forks the engine process.
-    ``costs``: see ``warm_up.StepCosts``; without, the planner times steps at every start.
+    ``costs``: see ``warm_up.StepCosts``; without, the planner times steps at every start, for
+    ``timing_s`` seconds.
     Without ``echo`` the log of vLLM and its child processes is captured for error reports only.
     """
 
@@ -81,6 +88,7 @@ class VllmEngine:
         stream_interval_s: float | None = None,
         preload: EnginePreload | None = None,
         costs: StepCosts | None = None,
+        timing_s: float = TIMING_S,
     ) -> None:
         self._arguments = arguments
         self._adapters = {
@@ -90,6 +98,7 @@ class VllmEngine:
         self._planning = planning
         self._preload = preload
         self._costs = costs or StepCosts()
+        self._timing_s = timing_s
         self._stream_interval_s = stream_interval_s
         self._progress = progress
         self._log = ChildLog(echo=echo)
@@ -116,8 +125,8 @@ class VllmEngine:
             info = self._open_outputs(llm, describe_engine(llm.vllm_config))
             self._steered = await _is_steered(llm)
             await self._load_adapters(llm)
-            await warm_up(self.generate, info, self._progress)
-            info = await self._start_planning(info)
+            step_s = await warm_up(self.generate, info, self._progress)
+            info = await self._start_planning(info, step_s)
         except Exception as error:
             await self.aclose()
             await asyncio.to_thread(self._log.join, LAST_WORDS_S)
@@ -251,7 +260,7 @@ class VllmEngine:
     def _load(self) -> AsyncLLM:
         """Blocks for seconds to minutes: runs in a thread."""
         config = self._arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-        with self._log.capture(), use_preload(self._preload):
+        with self._log.capture(), separate_engines(self._preload):
             return AsyncLLM.from_vllm_config(
                 config,
                 usage_context=UsageContext.OPENAI_API_SERVER,
@@ -291,8 +300,8 @@ class VllmEngine:
             self._progress(f"loading adapter {name}")
             await llm.add_lora(adapter)
 
-    async def _start_planning(self, info: EngineInfo) -> EngineInfo:
-        """Where there is a draft, and a scheduler that can plan."""
+    async def _start_planning(self, info: EngineInfo, step_s: float) -> EngineInfo:
+        """Where there is a draft, and a scheduler that can plan. A step takes about ``step_s``."""
         if self._planning == "off" or not info.speculation.depth:
             return info
         mode = await self.set_planning(self._planning)
@@ -300,16 +309,18 @@ class VllmEngine:
             log.warning("depths are not planned: %s", UNPLANNED)
             return info
         if mode == "auto":
-            await self._learn_costs(info)
+            await self._learn_costs(info, step_s)
         return replace(info, details={**info.details, "depth": f"{mode}, chosen at every step"})
 
-    async def _learn_costs(self, info: EngineInfo) -> None:
+    async def _learn_costs(self, info: EngineInfo, step_s: float) -> None:
         """From the last engine, or from steps that are timed."""
         if await self._costs.hand_over(self._steer):
             self._progress("step times are known from the last engine")
             return
         most = self._arguments.max_num_seqs or max(PROFILE_BATCHES)
-        await time_steps(self.generate, info, most, self._progress)
+        budget_s = self._timing_s
+        if not await time_steps(self.generate, info, most, self._progress, budget_s, step_s):
+            self._progress("the times of other steps are learnt from traffic")
         await self._costs.save(self._steer)
 
     def _find_cause(self, error: Exception) -> str:

@@ -164,6 +164,7 @@ class GrammarProbe:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             limit=MAX_BYTES,
+            start_new_session=True,
         )
         assert child.stdout is not None
         try:

@@ -20,8 +20,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from engine.stop_signals import block_stop_signals
+
 TOKENS_PER_S = 10_000
 """So many tokens of a vocabulary add a second: a bounded string takes 3 with 151,000."""
+
 MEMORY_BYTES = 6 << 30
 """Address space of the child; imports alone reserve about half of it."""
 STEPS = 2000
@@ -57,6 +60,7 @@ def main(tokenizer: str, trust_remote_code: bool, limit_s: float) -> None:
 
     A trial that takes longer is ended by the kernel: compilers look at no clock.
     """
+    block_stop_signals()
     from transformers import AutoTokenizer
 
     trial = GrammarTrial(

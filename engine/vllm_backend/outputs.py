@@ -33,14 +33,14 @@ from vllm.v1.engine.output_processor import (
 )
 from vllm.v1.metrics.stats import IterationStats
 
-from engine.errors import EngineFailed
+from engine.errors import EngineDead, EngineFailed
 from engine.speculation.accounting import sum_steps
 from engine.speculation.totals import Totals
 from engine.types import DecodeStep, EngineRequest, FinishReason, Step
 from engine.vllm_backend import translate
-from engine.vllm_backend.translate import AccountReader, SinkFlusher, StepQueue
+from engine.vllm_backend.translate import ABORTED, AccountReader, SinkFlusher, StepQueue
 from engine.vllm_contract import Area, find_broken
-from engine.vllm_fields import FINISH
+from engine.vllm_fields import ABORT, FINISH
 
 NOTHING_TO_DO = OutputProcessorOutput([], [])
 
@@ -182,6 +182,10 @@ class StepOutputProcessor(OutputProcessor):  # type: ignore[misc]
         reason = str(output.finish_reason) if output.finish_reason is not None else ""
         if reason == "error":
             state.queue.fail(EngineFailed("The engine failed on this request."))
+            self._count_unclaimed(*decode)
+            return
+        if reason == ABORT:
+            state.queue.fail(EngineDead(ABORTED))
             self._count_unclaimed(*decode)
             return
         finish = FINISH.get(reason)

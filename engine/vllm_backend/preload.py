@@ -12,6 +12,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from engine.orphan import kill_with_parent
+from engine.stop_signals import block_stop_signals
 
 MODULES = (
     "vllm.v1.engine.core",
@@ -39,6 +40,7 @@ def discard_output() -> None:
     os.close(nowhere)
 
 
+block_stop_signals()
 kill_with_parent()
 discard_output()
 import_engine()

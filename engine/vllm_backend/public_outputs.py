@@ -20,7 +20,7 @@ from engine.errors import EngineDead, EngineFailed
 from engine.speculation.totals import Totals
 from engine.types import EngineRequest, FinishReason, Step
 from engine.vllm_backend import translate
-from engine.vllm_fields import FINISH
+from engine.vllm_fields import ABORT, FINISH
 
 
 class Inbox(Protocol):
@@ -59,7 +59,6 @@ class PublicOutputs:
 
     def __init__(self) -> None:
         self.unclaimed = Totals()
-        self.closed = False
         self._open: set[str] = set()
 
     async def open_request(
@@ -82,7 +81,6 @@ class PublicOutputs:
 
     async def fail_all(self, llm: AsyncLLM) -> None:
         """vLLM ends aborted requests with an output; a dead engine has failed them already."""
-        self.closed = True
         with suppress(VLLMError):
             await llm.abort(list(self._open))
 
@@ -110,14 +108,14 @@ class PublicInbox:
             raise translate.convert_error(error) from error
         step = convert_output(output, self.request, self._is_first)
         self._is_first = False
-        if step.finish is FinishReason.ABORT and self._outputs.closed:
-            raise EngineDead("The engine was closed.")
         return step
 
 
 def convert_output(output: RequestOutput, request: EngineRequest, first: bool) -> Step:
-    """Raises EngineFailed."""
+    """Raises EngineFailed, and EngineDead for a request that the engine gave up."""
     (completion,) = output.outputs
+    if completion.finish_reason == ABORT:
+        raise EngineDead(translate.ABORTED)
     if completion.finish_reason == "error":
         raise EngineFailed("The engine failed on this request.")
     token_ids = tuple(completion.token_ids)

@@ -29,7 +29,6 @@ from engine.types import (
     DecodeStep,
     EngineInfo,
     EngineRequest,
-    FinishReason,
     PositionLogprobs,
     SpeculationInfo,
     Step,
@@ -42,6 +41,7 @@ from engine.vllm_fields import build_sampling_fields, is_reasoning_ended, select
 
 log = logging.getLogger(__name__)
 
+ABORTED = "The engine ended the request before its answer was complete."
 SAMPLING_DEFAULTS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens",
 )  # fmt: skip
@@ -343,7 +343,7 @@ class StepQueue:
             error.__cause__ = output
             self.fail(error)
         else:
-            self.push(Step((), finish=FinishReason.ABORT))
+            self.fail(EngineDead(ABORTED))
 
     async def get(self) -> Step:
         """What has come since the last call, as one step. Raises what was put."""

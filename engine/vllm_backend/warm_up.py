@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.errors import EngineError
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 WARM_UP_PROMPT = (1, 2, 3, 4)
 PROFILE_BATCHES = (1, 4, 16)
 PROFILE_STEPS = 6
+TIMING_S = 3.0
+"""Seconds of a start that timing steps may take, whatever the machine."""
 
 Generate = Callable[[EngineRequest], AsyncGenerator[Step, None]]
 Progress = Callable[[str], None]
@@ -64,29 +67,86 @@ class StepCosts:
             self._learnt = costs
 
 
-async def warm_up(generate: Generate, info: EngineInfo, progress: Progress) -> None:
-    """Generate past the first drafts at every depth: one that kills the engine does so now."""
+async def warm_up(generate: Generate, info: EngineInfo, progress: Progress) -> float:
+    """Generate past the first drafts at every depth: one that kills the engine does so now.
+
+    Returns the seconds per token of the last request, which drafts nothing.
+    """
+    loop = asyncio.get_running_loop()
+    token_s = 0.0
     for depth in range(info.speculation.depth, -1, -1):
         progress(f"warming up at depth {depth}")
-        await _drain(generate(_make_warm_up_request(depth, info)))
+        request, began = _make_warm_up_request(depth, info), loop.time()
+        await _drain(generate(request))
+        token_s = (loop.time() - began) / max(1, request.sampling.max_tokens)
+    return token_s
 
 
-async def time_steps(generate: Generate, info: EngineInfo, most: int, progress: Progress) -> None:
-    """Have the planner see steps of several sizes, of ``most`` requests at most.
+@dataclass(frozen=True, slots=True)
+class TimedBatch:
+    """Requests that are decoded together; every second one drafts ``other`` tokens."""
 
-    A batch in which every second request drafts nothing tells verifying from drafting.
+    size: int
+    depth: int
+    other: int
+
+
+def list_batches(depth: int, most: int) -> Iterator[TimedBatch]:
+    """The batches to time, of ``most`` requests at most, those that tell most first.
+
+    A request alone at no depth and at the greatest tells what drafting costs, and the same for
+    several what a request adds; depths between follow a line closely. Every size is timed before
+    any of the rest. A batch of unlike requests tells verifying from drafting.
     """
-    depths = sorted({0, 1, (info.speculation.depth + 1) // 2, info.speculation.depth})
-    for batch in sorted({min(size, most) for size in PROFILE_BATCHES}):
-        progress(f"timing steps of {batch} requests")
-        for depth in depths:
-            for other in {depth, 0} if batch > 1 else {depth}:
-                requests = [
-                    _make_profile_request(f"{at}-{batch}-{depth}-{other}", own, info)
-                    for at in range(batch)
-                    for own in [other if at % 2 else depth]
-                ]
-                await asyncio.gather(*(_drain(generate(one)) for one in requests))
+    sizes = sorted({min(size, most) for size in PROFILE_BATCHES})
+    for size in sizes:
+        yield TimedBatch(size, 0, 0)
+        yield TimedBatch(size, depth, depth)
+    for size in sizes:
+        for between in sorted({1, (depth + 1) // 2} - {depth}):
+            yield TimedBatch(size, between, between)
+        if size > 1:
+            for own in sorted({1, (depth + 1) // 2, depth}):
+                yield TimedBatch(size, own, 0)
+
+
+async def time_steps(
+    generate: Generate,
+    info: EngineInfo,
+    most: int,
+    progress: Progress,
+    budget_s: float = TIMING_S,
+    step_s: float = 0.0,
+) -> bool:
+    """Have the planner see steps of several sizes, for ``budget_s`` seconds; False where that was
+    not enough for all of them. Traffic teaches it the rest.
+
+    ``step_s``: seconds of a step of one request. No step is begun that would pass the budget, as
+    far as the last batch tells: a step that runs cannot be ended.
+    """
+    loop = asyncio.get_running_loop()
+    end, last = loop.time() + budget_s, 1
+    for batch in list_batches(info.speculation.depth, most):
+        began = loop.time()
+        latest = end - step_s * max(1.0, batch.size / last)
+        if began >= latest:
+            return False
+        progress(f"timing steps of {batch.size} requests at depth {batch.depth}")
+        try:
+            async with asyncio.timeout_at(latest):
+                await _run_batch(generate, batch, info)
+        except TimeoutError:
+            return False
+        step_s, last = (loop.time() - began) / PROFILE_STEPS, batch.size
+    return True
+
+
+async def _run_batch(generate: Generate, batch: TimedBatch, info: EngineInfo) -> None:
+    async with asyncio.TaskGroup() as running:
+        for at in range(batch.size):
+            name = f"{at}-{batch.size}-{batch.depth}-{batch.other}"
+            depth = batch.other if at % 2 else batch.depth
+            running.create_task(_drain(generate(_make_profile_request(name, depth, info))))
 
 
 def _make_warm_up_request(depth: int, info: EngineInfo) -> EngineRequest:
@@ -112,5 +172,6 @@ def _make_profile_request(name: str, depth: int, info: EngineInfo) -> EngineRequ
 
 
 async def _drain(steps: AsyncGenerator[Step, None]) -> None:
-    async for _ in steps:
-        pass
+    async with aclosing(steps):
+        async for _ in steps:
+            pass

@@ -48,6 +48,7 @@ class InProcessBackend:
         self._progress = progress
         self._echo = settings.log_level == "debug"
         self._planning = "auto" if settings.depth == "auto" else "off"
+        self._timing_s = settings.step_timing_s
         interval_ms = settings.stream_interval_ms
         self._stream_interval_s = None if interval_ms is None else interval_ms / 1000
         self._arguments = arguments = read_engine_arguments(line.namespace, settings.depth)
@@ -124,6 +125,7 @@ class InProcessBackend:
             self._stream_interval_s,
             self._preload,
             self._costs,
+            self._timing_s,
         )
 
     def describe(self, info: EngineInfo) -> EngineInfo:

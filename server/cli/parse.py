@@ -31,7 +31,10 @@ from server.parsing.registry import (
 )
 from server.parsing.vocabulary import Vocabulary
 
-_FINISH = {"tool_calls": FinishReason.STOP} | {reason.value: reason for reason in FinishReason}
+_FINISH = {"tool_calls": FinishReason.STOP, "abort": FinishReason.LENGTH} | {
+    reason.value: reason for reason in FinishReason
+}
+"""What others call the engine's reasons; an aborted answer was cut."""
 _STARTS = {Phase.CONTENT.value, Phase.REASONING.value}
 
 

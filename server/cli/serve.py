@@ -257,7 +257,7 @@ class ServeCommand:
             await self._runs.finish(LAST_WORDS_S)
             await self._gateway.store.aclose()
         for child in multiprocessing.active_children():
-            child.terminate()
+            child.kill()
 
 
 def _open_tracing(endpoint: str | None) -> Tracing:

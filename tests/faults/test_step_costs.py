@@ -14,14 +14,14 @@ from tests.faults import engine_process, streams
 pytestmark = pytest.mark.slow
 
 TOKENS = 60
-TIMED = "timing steps of 16 requests"
+TIMED = "timing steps of 1 requests at depth 0"
 KNOWN = "step times are known from the last engine"
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory):
     log = tmp_path_factory.mktemp("step_costs") / "serve.log"
-    with serving(log, (*ADMIN, "--depth", "auto")) as running:
+    with serving(log, (*ADMIN, "--depth", "auto", "--step-timing-s", "120")) as running:
         yield running
 
 

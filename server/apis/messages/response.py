@@ -27,7 +27,6 @@ STOP_REASONS: Final = {
     "stop": "end_turn",
     "length": "max_tokens",
     "tool_calls": "tool_use",
-    "abort": "end_turn",
 }
 TEXT: Final[dict[str, Any]] = {"type": "text", "text": ""}
 """Without ``citations``: the AI SDK takes a list or nothing, not null."""

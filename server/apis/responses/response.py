@@ -81,7 +81,7 @@ class ResponseBuilder:
             case LogprobsDelta(positions):
                 self._pending.extend(positions)
             case Finish():
-                cut = event.reason in ("length", "abort")
+                cut = event.reason == "length"
                 yield from self._close("incomplete" if cut else "completed")
                 self._end("incomplete" if cut else "completed", event)
             case _:

@@ -188,6 +188,7 @@ ANSWERS: dict[str, Talk] = {
     "a token as a boolean": stream(token(True)),
     "tokens as an object": stream({"choices": [{"token_ids": {"a": 1}, "finish_reason": None}]}),
     "a finish reason of its own": stream(token(1, finish_reason="because")),
+    "an answer that it gives up": stream(token(1, finish_reason="abort")),
     "a finish reason as a list": stream(token(1, finish_reason=["stop"])),
     "an end without a beginning": stream({"choices": [{"finish_reason": None}]}),
     "an error as a number": stream({"error": 7}),

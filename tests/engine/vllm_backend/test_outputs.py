@@ -94,12 +94,24 @@ async def test_what_nobody_took_is_unclaimed() -> None:
     assert unclaimed.decode_steps == 2
 
 
-async def test_an_abort_from_elsewhere_ends_the_request() -> None:
+async def test_an_abort_from_elsewhere_is_the_end_of_the_engine() -> None:
     outputs = processor()
     inbox = begin(outputs)
     assert outputs.abort_requests(["a"], internal=False) == ["a"]
-    assert await inbox.get() == Step((), finish=FinishReason.ABORT)
+    with pytest.raises(EngineDead, match="before its answer was complete"):
+        await inbox.get()
     assert inbox.ended
+
+
+async def test_a_request_that_the_engine_gives_up_has_not_finished() -> None:
+    """As one that a signal ends does; what it delivered stands."""
+    outputs = processor()
+    inbox = begin(outputs)
+    outputs.process_outputs([output(2), output(0, finish_reason=Reason.ABORT)])
+    assert (await inbox.get()).token_ids == (5, 5)
+    with pytest.raises(EngineDead):
+        await inbox.get()
+    assert not outputs.request_states
 
 
 async def test_what_came_before_the_engine_died_is_delivered_first() -> None:

@@ -19,7 +19,12 @@ from typing import Any
 import pytest
 import setproctitle
 
-from engine.vllm_backend.child_process import ChildLog, EnginePreload, predict_engine_environment
+from engine.vllm_backend.child_process import (
+    ChildLog,
+    EnginePreload,
+    create_context,
+    predict_engine_environment,
+)
 
 pytestmark = pytest.mark.thorough
 
@@ -47,7 +52,7 @@ def preload() -> Iterator[EnginePreload]:
 
 
 def start(preload: EnginePreload, target: Any, *args: Any) -> BaseProcess:
-    process: BaseProcess = preload.create_context().Process(target=target, args=args)
+    process: BaseProcess = create_context(preload).Process(target=target, args=args)
     process.start()
     return process
 

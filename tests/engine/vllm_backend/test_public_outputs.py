@@ -88,6 +88,7 @@ async def test_log_probabilities_are_those_that_were_asked_for() -> None:
         (VLLMValidationError("too long"), RequestRejected),
         (EngineDeadError(), EngineDead),
         (output([], "error"), EngineFailed),
+        (output([5], "abort"), EngineDead),
     ],
 )
 async def test_errors_are_ours(given: RequestOutput | Exception, expected: type[Exception]) -> None:

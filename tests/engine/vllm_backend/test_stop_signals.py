@@ -1,0 +1,168 @@
+"""Signals to a whole group end the gateway alone; its helpers end when it asks them to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import pytest
+
+from engine.rendering.encoding import RenderLimits
+from engine.rendering.sandbox import TemplateInput, TemplateRunner
+from engine.stop_signals import STOP
+from engine.types import Constraint
+from engine.vllm_backend.arguments import DEMO
+from engine.vllm_backend.child_process import EnginePreload, create_context
+from engine.vllm_backend.grammar_probe import GrammarProbe
+
+pytestmark = pytest.mark.thorough
+
+SOON_S = 120
+
+
+def send_stop_signals(pid: int) -> None:
+    for number in STOP:
+        os.kill(pid, number)
+
+
+def wait_for_line(alive: Any) -> None:
+    """As an engine does: its handlers are not ours."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    alive.send("up")
+    alive.recv()
+
+
+def start(preload: EnginePreload | None) -> tuple[BaseProcess, Any]:
+    context = create_context(preload)
+    ours, theirs = context.Pipe()
+    process: BaseProcess = context.Process(target=wait_for_line, args=(theirs,))
+    process.start()
+    assert ours.poll(SOON_S)
+    assert ours.recv() == "up"
+    return process, ours
+
+
+@pytest.fixture(params=["spawned", "forked"])
+def preload(request: pytest.FixtureRequest) -> EnginePreload | None:
+    from multiprocessing import forkserver
+
+    if request.param == "spawned":
+        return None
+    request.addfinalizer(forkserver._forkserver._stop)
+    return EnginePreload(dict(os.environ), module="engine.orphan")
+
+
+def test_an_engine_outlives_signals_and_ends_when_it_is_asked_to(
+    preload: EnginePreload | None,
+) -> None:
+    process, pipe = start(preload)
+    assert process.pid is not None
+    send_stop_signals(process.pid)
+    assert not connection.wait([process.sentinel], timeout=0.3)
+    process.terminate()
+    process.join(SOON_S)
+    assert process.exitcode == 7, "by the handler that it has for SIGTERM"
+    pipe.close()
+
+
+def test_the_fork_server_outlives_a_signal() -> None:
+    from multiprocessing import forkserver
+
+    preload = EnginePreload(dict(os.environ), module="engine.orphan")
+    pid: int = forkserver._forkserver._forkserver_pid
+    send_stop_signals(pid)
+    process, pipe = start(preload)
+    assert Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1] == str(pid)
+    process.kill()
+    process.join(SOON_S)
+    pipe.close()
+    forkserver._forkserver._stop()
+
+
+FORKING = """
+import asyncio, json, multiprocessing, os, signal, socket, sys
+from vllm.v1.engine import utils
+from engine.vllm_backend.child_process import separate_engines
+
+def report(pipe):
+    files = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if n != "0"
+             if os.path.lexists(f"/proc/self/fd/{n}")]
+    pipe.send((files, signal.set_wakeup_fd(-1)))
+    pipe.recv()
+
+async def main():
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    listener = socket.create_server(("127.0.0.1", 0))
+    wakeup = os.readlink(f"/proc/self/fd/{loop._csock.fileno()}")
+    with separate_engines(None):
+        context = utils.get_mp_context()
+        ours, theirs = context.Pipe()
+        process = context.Process(target=report, args=(theirs,))
+        process.start()
+    files, number = await asyncio.to_thread(ours.recv)
+    os.kill(process.pid, signal.SIGTERM)
+    try:
+        await asyncio.wait_for(stopped.wait(), 0.5)
+    except TimeoutError:
+        pass
+    listening = os.readlink(f"/proc/self/fd/{listener.fileno()}")
+    print(json.dumps({"listener": listening in files, "wakeup": wakeup in files, "number": number,
+                      "stopped": stopped.is_set(), "alive": process.is_alive()}))
+    process.kill()
+
+if __name__ == "__main__":
+    utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+    asyncio.run(main())
+"""
+
+
+def test_where_the_platform_forks_the_engine_has_nothing_of_the_gateway(tmp_path: Path) -> None:
+    """As on GPUs: a forked engine would hold the port, and pass its signals on to the gateway."""
+    script = tmp_path / "gateway.py"
+    script.write_text(FORKING)
+    with Popen([sys.executable, str(script)], stdout=PIPE, text=True) as process:
+        found = json.loads(process.communicate(timeout=120)[0])
+    assert found == {
+        "listener": False,
+        "wakeup": False,
+        "number": -1,
+        "stopped": False,
+        "alive": True,
+    }
+
+
+def test_a_template_child_outlives_a_signal() -> None:
+    runner = TemplateRunner()
+    given = TemplateInput("{{ messages[0].content }}", [{"content": "Hi"}], None, {}, {})
+
+    def render() -> int:
+        assert runner.write(given, None, RenderLimits()) == "Hi"
+        (child,) = runner._idle
+        return child.pid
+
+    first = render()
+    send_stop_signals(first)
+    assert render() == first
+    assert os.getpgid(first) != os.getpgid(0)
+    runner.close()
+
+
+async def test_the_grammar_child_outlives_a_signal() -> None:
+    probe = GrammarProbe(str(DEMO / "target"))
+    await probe.check(Constraint("regex", "a"))
+    first = probe._child
+    assert first is not None
+    send_stop_signals(first.pid)
+    await probe.check(Constraint("regex", "b"))
+    assert probe._child is first
+    assert os.getpgid(first.pid) != os.getpgid(0)
+    await probe.aclose()

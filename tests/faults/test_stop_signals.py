@@ -1,0 +1,157 @@
+"""Signals that reach the engine, alone or with its group, under a served gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import ADMIN, serving
+from tests.faults import engine_process, streams
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 500
+OWN_GROUP = ("setsid",)
+TWO_CORES = ("--tensor-parallel-size", "2", "--depth", "3")
+SOON_S = 60
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory):
+    log = tmp_path_factory.mktemp("signals") / "serve.log"
+    with serving(log, ADMIN, OWN_GROUP) as running:
+        yield running
+
+
+async def hear_through(gateway, bodies, disturb):
+    began = asyncio.Event()
+    task = asyncio.create_task(streams.hear_all(gateway.url, bodies, began))
+    await began.wait()
+    disturb()
+    return await task
+
+
+def assert_whole(heard):
+    for one in heard:
+        assert one.whole, one.error
+        assert (one.finish, one.usage["completion_tokens"]) == ("length", TOKENS)
+
+
+def list_helpers(gateway):
+    return list(engine_process.descendants(gateway.process.pid))
+
+
+def send(number, pids):
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids):
+    end = time.monotonic() + SOON_S
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not left, [engine_process.title(pid) for pid in left]
+
+
+def answer_structured(gateway):
+    """So that there is a grammar child."""
+    body = streams.request("structured", 1, 20)
+    (heard,) = asyncio.run(streams.hear_all(gateway.url, [body]))
+    assert heard.whole
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_helpers_alone_changes_nothing(gateway, number):
+    answer_structured(gateway)
+    helpers = list_helpers(gateway)
+    assert engine_process.engine_pid(gateway.process.pid) in helpers
+    bodies = [streams.request("chat", at, TOKENS) for at in range(8)]
+    assert_whole(asyncio.run(hear_through(gateway, bodies, lambda: send(number, helpers))))
+    assert list_helpers(gateway) == helpers
+    assert not gateway.metric("eaglegate_engine_losses_total")
+
+
+def test_a_signal_to_the_group_drains(gateway):
+    """As Ctrl-C is one: every process gets it, and each stream gets its time."""
+    helpers = list_helpers(gateway)
+    bodies = [streams.request("chat", at, TOKENS) for at in range(8)]
+    heard = asyncio.run(
+        hear_through(gateway, bodies, lambda: send(signal.SIGINT, [gateway.process.pid, *helpers]))
+    )
+    assert_whole(heard)
+    assert gateway.process.wait(SOON_S) == 0
+    wait_until_gone(helpers)
+
+
+def test_nothing_outlives_a_gateway_that_was_killed(tmp_path):
+    with serving(tmp_path / "serve.log") as gateway:
+        answer_structured(gateway)
+        helpers = list_helpers(gateway)
+        gateway.process.kill()
+        gateway.process.wait()
+        wait_until_gone(helpers)
+
+
+def test_workers_of_tensor_parallelism_leave_signals_to_the_gateway(tmp_path):
+    with serving(tmp_path / "serve.log", TWO_CORES) as gateway:
+        helpers = list_helpers(gateway)
+        bodies = [streams.request("chat", at, 60) for at in range(2)]
+        heard = asyncio.run(hear_through(gateway, bodies, lambda: send(signal.SIGTERM, helpers)))
+        assert [one.finish for one in heard] == ["length"] * 2
+        assert [pid for pid in helpers if not is_running(pid)] == []
+        gateway.process.kill()
+        gateway.process.wait()
+        wait_until_gone(helpers)
+
+
+FORKING = """
+import multiprocessing, sys
+import engine.machine
+
+if __name__ == "__main__":
+    engine.machine.detect_platform = lambda: "cuda"
+    from vllm.v1.engine import utils
+    utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+    from server.__main__ import main
+    sys.exit(main(["serve", *sys.argv[3:]]))
+"""
+
+
+def list_sockets(pid):
+    links = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(str(entry.readlink()))
+        except OSError:
+            continue
+    return {link for link in links if link.startswith("socket:")}
+
+
+def test_where_vllm_forks_the_engine_shares_no_socket_with_the_gateway(tmp_path, monkeypatch):
+    """The way on GPUs: the fork would hold the port, and SIGTERM to it would end the gateway."""
+    script = tmp_path / "forking.py"
+    script.write_text(FORKING)
+    with serving(tmp_path / "serve.log", prefix=(sys.executable, str(script))) as gateway:
+        children = engine_process.children(gateway.process.pid)
+        engines = [pid for pid in children if engine_process.is_engine(pid)]
+        assert len(engines) == 1
+        shared = list_sockets(gateway.process.pid) & list_sockets(engines[0])
+        assert not shared
+        os.kill(engines[0], signal.SIGTERM)
+        (heard,) = asyncio.run(streams.hear_all(gateway.url, [streams.request("chat", 1, TOKENS)]))
+        assert_whole([heard])
+        assert httpx.get(f"{gateway.url}/ready").status_code == 200
