@@ -29,6 +29,7 @@ from engine.speculation.totals import Totals
 from engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
+    PostMortem,
     RecoveryObserver,
     RestartPolicy,
     SupervisionTimeouts,
@@ -49,7 +50,9 @@ from engine.types import EngineInfo, Health
 log = logging.getLogger(__name__)
 
 BOUND_S = 2.0
-"""The longest ``set_depth`` waits for the engine's confirmation."""
+"""The longest an operator's request waits for the engine's answer."""
+EXAMINE_S = 15.0
+"""The longest that looking at the remains of an engine delays the next one."""
 
 
 @dataclass(eq=False)
@@ -110,6 +113,8 @@ class SupervisedEngine(EnginePool):
         self._reason = "Not started yet."
         self._frozen: int | None = None
         """The depth at which an operator holds the planner."""
+        self._planning: Mapping[str, Any] = {}
+        """What the planner described last."""
         self._restarts = RestartPolicy(self.timeouts)
         self._isolation = PoisonIsolation()
         self._past_unclaimed = Totals()
@@ -120,7 +125,11 @@ class SupervisedEngine(EnginePool):
 
     async def start(self) -> EngineInfo:
         engine = self.make()
-        info = await self._start_engine(engine)
+        try:
+            info = await self._start_engine(engine)
+        except BaseException:
+            await close_engine(engine)
+            raise
         self._serve(engine, info)
         return info
 
@@ -155,25 +164,43 @@ class SupervisedEngine(EnginePool):
         return await session.engine.swap_draft(path, running)
 
     async def describe_planning(self, recent: int = 0) -> Mapping[str, Any]:
-        """See ``engine.base.SupportsPlanning``; empty while no engine serves."""
-        session = self._live_session
+        """See ``engine.base.SupportsPlanning``. While the engine cannot answer: what it said last,
+        with the reason as ``stale``.
+        """
+        session = self._session
         if session is None or not isinstance(session.engine, SupportsPlanning):
             return {}
-        with suppress(TimeoutError, EngineError):
+        if session.lost:
+            return self._recall_planning(session, self._reason)
+        try:
             async with asyncio.timeout(BOUND_S):
-                return await session.engine.describe_planning(recent)
-        return {}
+                self._planning = await session.engine.describe_planning(recent)
+        except (TimeoutError, EngineError) as error:
+            late = f"The engine did not answer within {BOUND_S:g} s."
+            return self._recall_planning(session, str(error) or late)
+        return self._planning
+
+    def _recall_planning(self, session: EngineSession, reason: str) -> Mapping[str, Any]:
+        if not session.info.plans_depth:
+            return {}
+        return {"mode": "auto", **self._planning, "frozen": self._frozen, "stale": reason}
 
     async def freeze_planning(self, depth: int | None) -> bool:
-        """Hold the planner of this engine and of later ones. Raises EngineDead."""
-        session = self._live_session
-        if session is None:
-            raise EngineDead(self._reason)
-        engine = session.engine
-        if not isinstance(engine, SupportsPlanning) or not await engine.freeze_planning(depth):
+        """Hold the planner of this engine and of later ones; False where there is none.
+
+        An engine that is away, or does not answer in time, is not waited for: the next one is held.
+        """
+        session = self._session
+        if session is None or not isinstance(session.engine, SupportsPlanning):
             return False
-        self._frozen = depth
-        return True
+        held = session.info.plans_depth
+        if not session.lost:
+            with suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(BOUND_S):
+                    held = await session.engine.freeze_planning(depth)
+        if held:
+            self._frozen = depth
+        return held
 
     async def health(self) -> Health:
         """From known state: answers at once, whatever the engine does."""
@@ -190,12 +217,11 @@ class SupervisedEngine(EnginePool):
         return super().unclaimed + self._past_unclaimed
 
     async def aclose(self) -> None:
-        session = self._live_session
         self._give_up("The engine was closed.")
         if self._replacing is not None:
             self._replacing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._replacing
+            await asyncio.wait({self._replacing})
+        session = self._session  # also one that is lost: its end may have been cut short
         if session is not None:
             session.lost = True
             self._stop_watching()
@@ -268,7 +294,7 @@ class SupervisedEngine(EnginePool):
         self, engine: Engine, cause: LossCause, reason: str, lived_s: float | None
     ) -> None:
         """Log how a closed engine ended, and record it for operators."""
-        found = await engine.post_mortem() if isinstance(engine, SupportsPostMortem) else None
+        found = await _examine(engine)
         loss = create_loss(cause, reason, lived_s, found)
         self._losses.add(loss)
         lines = "".join(f"\n    {line}" for line in loss.log)
@@ -288,6 +314,10 @@ class SupervisedEngine(EnginePool):
             engine = self.make()
             info = await self._start_engine(engine)
             await self._apply_depth(engine)
+        except asyncio.CancelledError:
+            if engine is not None:
+                await close_engine(engine)
+            raise
         except Exception as error:
             await self._handle_start_failure(engine, error)
             return None
@@ -317,16 +347,16 @@ class SupervisedEngine(EnginePool):
             ) from None
 
     async def _apply_depth(self, engine: Engine) -> None:
-        """Give a new engine the bound in force, also one that is set meanwhile."""
-        if self._frozen is not None and isinstance(engine, SupportsPlanning):
-            await engine.freeze_planning(self._frozen)
-        if not isinstance(engine, SupportsDepth):
-            return
-        applied = None
+        """Give a new engine what operators have set, also what they set meanwhile."""
+        applied: tuple[int | None, int | None] = (None, None)
         async with asyncio.timeout(self.timeouts.hang_s):
-            while (wanted := self._depth) is not None and wanted != applied:
-                with suppress(ValueError):
-                    await engine.set_depth(wanted)
+            while (wanted := (self._frozen, self._depth)) != applied:
+                frozen, depth = wanted
+                if frozen != applied[0] and isinstance(engine, SupportsPlanning):
+                    await engine.freeze_planning(frozen)
+                if depth is not None and depth != applied[1] and isinstance(engine, SupportsDepth):
+                    with suppress(ValueError):
+                        await engine.set_depth(depth)
                 applied = wanted
 
     def _serve(self, engine: Engine, info: EngineInfo) -> None:
@@ -367,6 +397,18 @@ class SupervisedEngine(EnginePool):
         if session.stall_detector.stalled_s > stall_s:
             return LossCause.HUNG, f"no step for {stall_s:g} s"
         return None, ""
+
+
+async def _examine(engine: Engine) -> PostMortem | None:
+    """How a closed engine ended. Whatever fails here must not keep the next one from starting."""
+    if not isinstance(engine, SupportsPostMortem):
+        return None
+    try:
+        async with asyncio.timeout(EXAMINE_S):
+            return await engine.post_mortem()
+    except Exception:
+        log.exception("the end of the engine could not be examined")
+        return None
 
 
 def _classify_loss(session: EngineSession, cause: LossCause) -> FailureKind:

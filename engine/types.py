@@ -255,6 +255,8 @@ class EngineInfo:
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     """The model's own defaults by the names of ``Sampling``, from its generation config."""
     details: Mapping[str, str] = field(default_factory=dict)
+    plans_depth: bool = False
+    """It chooses the depth of requests that bring none at every step."""
     degraded: tuple[str, ...] = ()
     """Parts of the gateway that this vLLM does not fit; vLLM's own do their work."""
 

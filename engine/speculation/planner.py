@@ -48,6 +48,9 @@ KEPT_STEPS = 16
 """Steps that a plan is kept for at most while nothing contradicts it..."""
 KEPT_WITH_NEWS = 2
 """... and where drafts of the same requests were verified since."""
+BACKLOG = 4 * KEPT_STEPS
+"""Observed steps, and ended requests, that wait for a plan at most: more are learnt from without
+one, so that a plan after a long time without any is as quick as others."""
 RECENT_STEPS = 512
 FALL = 0.85
 """Acceptance that is below this share of the first position's has drifted."""
@@ -193,6 +196,7 @@ class DepthPlanner:
     def end(self, request: str) -> None:
         """It is forgotten when what it has shown is learnt."""
         self._ended.append(request)
+        self._limit_backlog()
 
     def plan(
         self, requests: Sequence[str], bounds: list[int], floors: list[int] | None = None
@@ -239,7 +243,9 @@ class DepthPlanner:
             self._best = best.depth
             self._probes.restart()
         depth, widths, reason = self._choose(requests, best)
-        if reason is DepthReason.COST:
+        if reason is DepthReason.COST and best.is_pinned(floors):
+            reason = DepthReason.PINNED
+        elif reason is DepthReason.COST:
             reason = _name(conditional, most, depth, self.depth)
         widths = np.maximum(widths, floors)
         within = self._positions[:depth] <= widths[:, None]
@@ -269,6 +275,7 @@ class DepthPlanner:
     ) -> None:
         """What became of one step's drafts, and of requests that had none."""
         self._observed.append((requests, drafted, accepted))
+        self._limit_backlog()
         self._committed = len(requests) + sum(accepted)
         if self._last is None:
             return
@@ -283,6 +290,10 @@ class DepthPlanner:
         if last.plan.depth == self.depth and last.plan.widths == last.bounds:
             return drafted == accepted
         return not any(drafted)
+
+    def _limit_backlog(self) -> None:
+        if max(len(self._observed), len(self._ended)) >= BACKLOG:
+            self._learn()
 
     def _learn(self) -> None:
         self._count_steps()
@@ -342,6 +353,7 @@ class DepthPlanner:
             np.cumsum(worth.sum(axis=0), out=verified[1:])
             seconds = base + per_token * verified
             rates = tokens / seconds
+            free = int(rates.argmax())
             rates[:least] = 0.0
             rates[least + 1 :] *= worth[:, least:].any(axis=0)
             depth = int(rates.argmax())
@@ -353,7 +365,7 @@ class DepthPlanner:
         if rates[self._best] >= (1 - GAIN) * found:
             depth = self._best
         widths = (survival[:, :depth] > found * token_s).sum(axis=1)
-        return Optimum(depth, widths, bounds, least, survival, found, seconds, token_s)
+        return Optimum(depth, widths, bounds, least, survival, found, seconds, token_s, free)
 
     def _count_steps(self) -> None:
         """Add up the steps of the last plan."""

@@ -9,6 +9,7 @@ that changed nothing. Requests of which nothing is known yet are tried without w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,13 @@ class Optimum:
     """Of a step at every depth 0 .. K with its best widths."""
     token_s: float
     """Seconds to verify one more draft token."""
+    free: int
+    """The depth that would be best if no request had asked for one."""
+
+    def is_pinned(self, floors: Sequence[int]) -> bool:
+        """Whether requests that asked for a depth decide this one, and not its cost."""
+        pinned = self.least > 0 and bool((self.bounds <= floors).all())
+        return self.depth == self.least and (pinned or self.free < self.least)
 
     @property
     def deepest(self) -> Any:

@@ -135,6 +135,8 @@ class DepthReason(StrEnum):
     """Acceptance falls with the position; less deep than the first positions alone would be."""
     BOUND = "bound"
     """A request's, key's, workload's or operator's bound."""
+    PINNED = "pinned"
+    """Requests whose depth is fixed: by themselves, or by a rule for their key or workload."""
     FROZEN = "frozen"
     """An operator fixed the depth."""
 

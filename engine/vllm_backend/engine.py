@@ -310,7 +310,8 @@ class VllmEngine:
             return info
         if mode == "auto":
             await self._learn_costs(info, step_s)
-        return replace(info, details={**info.details, "depth": f"{mode}, chosen at every step"})
+        details = {**info.details, "depth": f"{mode}, chosen at every step"}
+        return replace(info, details=details, plans_depth=mode == "auto")
 
     async def _learn_costs(self, info: EngineInfo, step_s: float) -> None:
         """From the last engine, or from steps that are timed."""

@@ -108,6 +108,8 @@ class StepPlanning:
         self._slices: dict[str, tuple[bool, bool]] = {}
         """Whether a request is in its reasoning, and has holes."""
         self._paused: tuple[str, Planner | None] = ("off", None)
+        self._frozen: int | None = None
+        """The depth at which an operator holds the planner."""
         self.mode = "off"
 
     @property
@@ -127,9 +129,12 @@ class StepPlanning:
             planner = PLANNERS[mode](self._scheduler.num_spec_tokens) if mode != "off" else None
         self._planner = None if mode == "off" else planner
         self._widths, self._begun, self._slices, self.mode = {}, set(), {}, mode
+        self.freeze(self._frozen)
 
     def restart(self) -> None:
-        """Forget what traffic accepts: another draft serves. A step of it takes as long."""
+        """Forget what traffic accepts: another draft serves. A step of it takes as long, and a
+        depth that an operator holds stays held.
+        """
         mode, costs = self.mode, self.export_costs()
         self.start("off")
         self._paused = "off", None
@@ -156,7 +161,7 @@ class StepPlanning:
         """Plan this depth for all requests that bring none; None goes back to choosing."""
         if not isinstance(self._planner, DepthPlanner):
             return False
-        self._planner.frozen = depth
+        self._planner.frozen = self._frozen = depth
         return True
 
     def get_width(self, request: Request, useful: int) -> int:

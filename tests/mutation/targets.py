@@ -108,6 +108,14 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/engine/speculation/test_accounting.py",
         "tests/observability/test_account_scripted.py",
     ),
+    "engine/speculation/planner.py": (
+        "tests/engine/speculation/test_planner.py",
+        "tests/engine/speculation/test_probes.py",
+    ),
+    "engine/speculation/probes.py": (
+        "tests/engine/speculation/test_probes.py",
+        "tests/engine/speculation/test_planner.py",
+    ),
     "engine/supervision/continuation.py": (
         "tests/engine/supervision/test_continuation.py",
         "tests/engine/supervision/test_late_accounts.py",

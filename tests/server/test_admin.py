@@ -149,3 +149,12 @@ async def test_a_held_depth_is_at_most_the_engines(controlled):
     answer = await put(controlled, planner=99)
     assert answer.status == 400
     assert answer.json["error"]["param"] == "planner"
+
+
+async def test_a_change_that_is_refused_changes_nothing(controlled):
+    plan(controlled, PretendPlanner(plans=False))
+    before = (await controlled.get("/admin/speculation")).json
+    assert (await put(controlled, planner=1, bound=1, depth=2)).status == 400
+    assert controlled.bounds == []
+    after = (await controlled.get("/admin/speculation")).json
+    assert {**after, "planner": None} == {**before, "planner": None}

@@ -176,12 +176,12 @@ def _add_speculation(routes: APIRouter, gateway: Gateway) -> None:
         _check_rules(rules, path)
         _check_operation(given, path, gateway)
         out: dict[str, Any] = {}
+        if given.planner is not None:  # first: an engine that can be held can be bounded, too
+            await _freeze_planner(gateway, None if given.planner == "auto" else given.planner)
+            out["planner"] = given.planner
         if given.bound is not None:
             done = await _bound_depth(gateway, given.bound)
             out |= {"bound": done.bound, "bound_pending": done.pending}
-        if given.planner is not None:
-            await _freeze_planner(gateway, None if given.planner == "auto" else given.planner)
-            out["planner"] = given.planner
         path.policy.rules = rules
         if (canaries := _require_controls(gateway).canaries) is not None:
             canaries.changes.memory.forget()

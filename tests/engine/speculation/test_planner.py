@@ -18,7 +18,7 @@ from benchmarks.regret_sim import (
     run,
     step_ms,
 )
-from engine.speculation.planner import DepthPlan, DepthPlanner
+from engine.speculation.planner import BACKLOG, DepthPlan, DepthPlanner
 from engine.speculation.probes import PROBE_SHARE
 from engine.speculation.step_cost import SIZES, StepCostModel
 from engine.speculation.survival import START, SurvivalEstimator
@@ -145,6 +145,74 @@ def test_a_request_that_brought_its_depth_keeps_it() -> None:
         assert plan.depth >= 5
         assert plan.widths[0] == 5
     assert plan.widths[1] <= 1
+
+
+@pytest.mark.parametrize(
+    ("bounds", "floors", "reason"),
+    [
+        ([5], [5], DepthReason.PINNED),
+        ([DEPTH], [DEPTH], DepthReason.PINNED),
+        ([5, DEPTH], [5, 0], DepthReason.PINNED),
+        ([DEPTH, DEPTH], [0, 0], DepthReason.COST),
+        ([2, 2], [0, 0], DepthReason.BOUND),
+        ([0], [0], DepthReason.BOUND),
+    ],
+)
+def test_a_step_says_what_decided_its_depth(
+    bounds: list[int], floors: list[int], reason: DepthReason
+) -> None:
+    """The second of the requests, or the only one, has drafts that are all accepted if it may."""
+    planner = profiled(DepthPlanner(DEPTH))
+    names = ["a", "b"][: len(bounds)]
+    for name in names:
+        planner.begin(name, "", "")
+    hostile = reason is DepthReason.PINNED
+    for _ in range(60):
+        plan = planner.plan(names, bounds, floors)
+        accepted = [0] * len(names) if hostile else plan.widths
+        planner.observe(names, plan.widths, accepted)
+        if plan.reason not in (DepthReason.PROBE, DepthReason.COLD):
+            last = plan
+    assert last.reason is reason
+
+
+def test_a_pinned_request_decides_nothing_where_others_draft_deeper_anyway() -> None:
+    planner = profiled(DepthPlanner(DEPTH))
+    for name in ("own", "other"):
+        planner.begin(name, "", "")
+    for _ in range(60):
+        plan = planner.plan(["own", "other"], [1, DEPTH], [1, 0])
+        planner.observe(["own", "other"], plan.widths, plan.widths)
+    assert (plan.depth, plan.reason) == (DEPTH, DepthReason.COST)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_waits_for_a_plan_is_bounded(monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
+    """While no plan is made, as while a request is longer than the draft's context."""
+    planner = DepthPlanner(DEPTH)
+    names = [f"r{number}" for number in range(64)]
+    for name in names:
+        planner.begin(name, "chat", "")
+    learnt: list[int] = []
+    real = planner.survival.observe
+
+    def observe(requests: list[str], drafted: list[list[int]], accepted: list[list[int]]) -> None:
+        learnt.append(len(drafted))
+        real(requests, drafted, accepted)
+
+    monkeypatch.setattr(planner.survival, "observe", observe)
+    for step in range(5000):
+        planner.observe(names, [1] * 64, [step % 2] * 64)
+        if ended and step < 3000:
+            planner.begin(f"short-{step}", "chat", "")
+            planner.end(f"short-{step}")
+    assert sum(learnt) > 5000 - BACKLOG
+    assert max(learnt) <= BACKLOG
+    assert len(planner.survival._row) <= 64 + BACKLOG
+    learnt.clear()
+    planner.plan(names, [DEPTH] * 64)
+    assert sum(learnt) < BACKLOG
+    assert planner.survival.age(names).tolist() == [5000] * 64
 
 
 def test_bounds_hold() -> None:

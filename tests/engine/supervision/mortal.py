@@ -120,6 +120,7 @@ class Mortal(ScriptedEngine):
 
     async def aclose(self) -> None:
         self.kill()
+        self.closed.set()
 
 
 @dataclass

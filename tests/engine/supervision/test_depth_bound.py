@@ -140,3 +140,75 @@ async def test_a_bound_does_not_wait_for_an_engine_that_hangs(monkeypatch):
     assert await engine.set_depth(1) == AppliedDepth(1, pending=True)
     assert len(asyncio.all_tasks()) == tasks
     await engine.aclose()
+
+
+class HeldPlanner:
+    """Lives of engines that plan; what operators asked of each."""
+
+    def __init__(self, cradle: Cradle) -> None:
+        self.held: list[tuple[int, int | None]] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self._cradle, self._make = cradle, cradle.make
+        cradle.make = self.make
+
+    def make(self):
+        life = self._make()
+        number, start = life.number, life.start
+
+        async def freeze(depth):
+            await self.answers.wait()
+            self.held.append((number, depth))
+            return True
+
+        async def describe(recent=0):
+            await self.answers.wait()
+            return {"mode": "auto", "life": number, "frozen": None, "recent": recent}
+
+        async def start_planning():
+            return replace(await start(), plans_depth=True)
+
+        life.freeze_planning, life.describe_planning = freeze, describe
+        life.start = start_planning
+        return life
+
+
+async def test_a_planner_is_held_while_the_engine_is_away():
+    """And let go again before the next one serves: the last word counts."""
+    cradle = Cradle(depth=3, start_hangs={1, 2})
+    planner = HeldPlanner(cradle)
+    engine, _ = supervised(cradle)
+    await engine.start()
+    cradle.lives[0].kill()
+    await until(lambda: len(cradle.lives) == 2)
+    assert await engine.freeze_planning(2)
+    cradle.lives[1].hangs.set()
+    await until(lambda: engine._live_session)
+    assert planner.held == [(1, 2)]
+    cradle.lives[1].kill()
+    await until(lambda: len(cradle.lives) == 3)
+    assert await engine.freeze_planning(None)
+    cradle.lives[2].hangs.set()
+    await until(lambda: engine._live_session)
+    assert planner.held == [(1, 2)]
+    await engine.aclose()
+
+
+async def test_what_the_planner_said_last_is_shown_while_it_cannot_answer(monkeypatch):
+    monkeypatch.setattr("engine.supervisor.BOUND_S", 0.01)
+    cradle = Cradle(depth=3, start_hangs={1})
+    planner = HeldPlanner(cradle)
+    engine, _ = supervised(cradle)
+    await engine.start()
+    assert "stale" not in await engine.describe_planning()
+    planner.answers.clear()
+    assert await engine.freeze_planning(1)
+    shown = await engine.describe_planning()
+    assert shown["stale"] == "The engine did not answer within 0.01 s."
+    assert (shown["life"], shown["frozen"]) == (0, 1)
+    cradle.lives[0].kill()
+    await until(lambda: len(cradle.lives) == 2)
+    shown = await engine.describe_planning()
+    assert "being restarted" in shown["stale"]
+    assert (shown["life"], shown["frozen"]) == (0, 1)
+    await engine.aclose()

@@ -141,3 +141,59 @@ async def test_after_closing_there_is_nothing_to_wait_for():
     await engine.aclose()
     with pytest.raises(EngineDead, match="closed"):
         await collect(engine, ask())
+
+
+async def test_an_engine_whose_end_cannot_be_examined_is_replaced():
+    engine, notes = supervised(cradle := Cradle())
+    await engine.start()
+
+    async def fail():
+        raise OSError("no file left")
+
+    cradle.lives[0].post_mortem = fail
+    cradle.lives[0].kill()
+    assert tokens_of(await collect(engine, ask())) == following(ask())
+    assert notes.back == 1
+    assert [loss.reason for loss in engine.losses] == ["killed"]
+    await engine.aclose()
+
+
+@pytest.mark.parametrize("where", ["start", "set_depth"])
+async def test_closing_during_a_restart_leaves_no_engine(where):
+    """Neither one that starts nor one that has started and does not serve yet."""
+    cradle = Cradle(depth=3, start_hangs={1} if where == "start" else set())
+    engine, _ = supervised(cradle)
+    await engine.start()
+    await engine.set_depth(2)
+    reached, real = asyncio.Event(), engine.make
+
+    def make():
+        life = real()
+
+        async def wait_for_ever(_depth):
+            reached.set()
+            await asyncio.Event().wait()
+
+        if where == "set_depth":
+            life.set_depth = wait_for_ever
+        else:
+            reached.set()
+        return life
+
+    engine.make = make
+    cradle.lives[0].kill()
+    await reached.wait()
+    await asyncio.sleep(0)
+    await engine.aclose()
+    assert len(cradle.lives) == 2
+    assert all(life.closed.is_set() for life in cradle.lives)
+
+
+async def test_a_first_start_that_is_given_up_leaves_no_engine():
+    cradle = Cradle(start_hangs={0})
+    engine, _ = supervised(cradle)
+    starting = asyncio.create_task(engine.start())
+    await until(lambda: cradle.lives)
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert cradle.lives[0].closed.is_set()

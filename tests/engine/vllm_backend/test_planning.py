@@ -212,3 +212,19 @@ def test_the_widths_of_a_step_that_is_under_way_stay() -> None:
     assert (planning.get_width(a, MOST), planning.get_width(b, MOST)) == (1, 3)
     planning.forget(a)
     assert planning.get_width(a, MOST) == MOST
+
+
+@pytest.mark.parametrize("held", [0, 2])
+def test_a_held_depth_stays_held_when_the_draft_is_exchanged(held: int) -> None:
+    pretence = Pretence()
+    pretence.scheduler.set_planning("auto")
+    assert pretence.scheduler.planning.freeze(held)
+    pretence.scheduler.forget_draft()
+    assert pretence.scheduler.planning.describe()["frozen"] == held
+    pretence.add("a")
+    finish(pretence, "a")
+    steps = pretence.scheduler.planning.describe()["steps_by_reason"]
+    assert steps["frozen"] == sum(steps.values()) > 0
+    pretence.scheduler.planning.freeze(None)
+    pretence.scheduler.forget_draft()
+    assert pretence.scheduler.planning.describe()["frozen"] is None

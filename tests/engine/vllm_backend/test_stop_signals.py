@@ -142,7 +142,9 @@ def test_where_the_platform_forks_the_engine_has_nothing_of_the_gateway(tmp_path
 
 def test_a_template_child_outlives_a_signal() -> None:
     runner = TemplateRunner()
-    given = TemplateInput("{{ messages[0].content }}", [{"content": "Hi"}], None, {}, {})
+    given = TemplateInput(
+        "{{ messages[0].content }}", [{"role": "user", "content": "Hi"}], None, {}, {}
+    )
 
     def render() -> int:
         assert runner.write(given, None, RenderLimits()) == "Hi"

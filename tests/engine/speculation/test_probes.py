@@ -1,0 +1,180 @@
+"""When the planner looks beside the best depth, and what it lets that cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.speculation.planner import DepthPlanner
+from engine.speculation.probes import LONGEST_WAIT, PROBE_SHARE, SAVED_STEPS, Optimum, Probes
+from engine.speculation.totals import DepthReason
+
+DEPTH = 4
+TIMED_ALL = np.full(DEPTH + 1, 100.0)
+KNOWN = np.full((1, DEPTH), 100.0)
+OLD = np.array([100])
+
+
+def make_optimum(depth: int = 1, extra_s: float = 0.002, survives: float = 0.0) -> Optimum:
+    """A step of 10 ms; one deeper costs ``extra_s`` more, and a draft there ``survives``."""
+    seconds = 0.01 + extra_s * (np.arange(DEPTH + 1) - depth)
+    survival = np.full((1, DEPTH), survives)
+    widths, bounds = np.array([depth]), np.array([DEPTH])
+    return Optimum(depth, widths, bounds, 0, survival, 200.0, seconds, 0.0, depth)
+
+
+def choose(probes: Probes, best: Optimum, trials: np.ndarray = KNOWN, age: np.ndarray = OLD):
+    probes.count_step()
+    return probes.choose(best, TIMED_ALL, trials, age)
+
+
+def probe_for(probes: Probes, best: Optimum, steps: int, step_s: float = 0.01) -> int:
+    """How many of so many steps of ``step_s`` are probes."""
+    made = 0
+    for _ in range(steps):
+        made += choose(probes, best) is not None
+        probes.save(step_s)
+    return made
+
+
+def test_probes_take_no_more_than_their_share_of_the_time() -> None:
+    """However often they might be made: here every change starts them anew."""
+    probes, best, lost_s = Probes(), make_optimum(extra_s=0.002), 0.0
+    for _ in range(4000):
+        probes.restart()
+        if choose(probes, best) is not None:
+            lost_s += 0.002
+        probes.save(0.01)
+    budget_s = PROBE_SHARE * 4000 * 0.01
+    assert 0.9 * budget_s < lost_s <= budget_s
+
+
+def test_unknown_requests_are_tried_within_the_same_share() -> None:
+    probes, best, made = Probes(), make_optimum(extra_s=0.002), 0
+    for _ in range(1000):
+        probe = choose(probes, best, np.zeros((1, DEPTH)), np.array([0]))
+        assert probe is None or probe.is_cold
+        made += probe is not None
+        probes.save(0.01)
+    assert 0 < made * 0.002 <= PROBE_SHARE * 1000 * 0.01
+
+
+def test_a_probe_that_is_worth_its_time_costs_nothing() -> None:
+    """Its tokens are worth more than its seconds: no budget is needed."""
+    assert choose(Probes(), make_optimum(extra_s=0.002, survives=0.9)) is not None
+    assert choose(Probes(), make_optimum(extra_s=0.002, survives=0.1)) is None
+
+
+def test_the_budget_saves_up_no_more_than_part_of_a_step() -> None:
+    """So that a long time without probes is not followed by many."""
+    probes = Probes()
+    for _ in range(100_000):
+        probes.save(0.01)
+    saved_s = SAVED_STEPS * 0.01
+    assert choose(probes, make_optimum(extra_s=1.01 * saved_s)) is None
+    assert choose(probes, make_optimum(extra_s=0.99 * saved_s)) is not None
+    assert choose(probes, make_optimum(extra_s=0.02 * saved_s)) is None, "it was spent"
+
+
+def test_each_probe_that_changes_nothing_is_waited_for_twice_as_long() -> None:
+    probes, best, gaps, since = Probes(), make_optimum(survives=0.9), [], 0
+    for _ in range(2000):
+        since += 1
+        if choose(probes, best) is not None:
+            gaps.append(since)
+            since = 0
+    assert gaps[:9] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert set(gaps[9:]) == {LONGEST_WAIT}
+    probes.restart()
+    assert choose(probes, best) is not None
+
+
+def test_nothing_lies_beside_the_greatest_depth_or_a_bound() -> None:
+    assert choose(Probes(), make_optimum(depth=DEPTH, survives=0.9)) is None
+    best = make_optimum(survives=0.9)
+    bounded = Optimum(
+        best.depth, best.widths, np.array([1]), 0, best.survival, best.rate, best.seconds, 0.0, 1
+    )
+    assert choose(Probes(), bounded) is None
+
+
+def test_a_probe_is_one_deeper_for_those_that_verify_all() -> None:
+    best = make_optimum(survives=0.9)
+    two = Optimum(
+        1, np.array([1, 0]), np.array([4, 4]), 0, np.full((2, DEPTH), 0.9), 200.0, best.seconds,
+        0.0, 1,
+    )  # fmt: skip
+    probes = Probes()
+    probes.count_step()
+    probe = probes.choose(two, TIMED_ALL, np.full((2, DEPTH), 100.0), np.array([100, 100]))
+    assert probe is not None
+    assert (probe.depth, probe.widths.tolist(), probe.is_cold) == (2, [2, 0], False)
+
+
+def test_a_depth_whose_time_is_unknown_is_tried() -> None:
+    """Shallower than the best, for its time alone, where the budget pays for the tokens lost."""
+    probes, best = Probes(), make_optimum(depth=2, extra_s=0.004, survives=0.01)
+    steps_at = np.array([100.0, 0.0, 100.0, 100.0, 100.0])
+    made = [probes.choose(best, steps_at, KNOWN, OLD)]
+    for _ in range(5):
+        probes.count_step()
+        made.append(probes.choose(best, steps_at, KNOWN, OLD))
+    first = next(probe for probe in made if probe is not None)
+    assert (first.depth, first.widths.tolist()) == (1, [1])
+
+
+def make_planner(acceptance: float) -> DepthPlanner:
+    """One request whose next drafts are each accepted with this probability."""
+    planner = DepthPlanner(DEPTH)
+    planner.cost._unit = 0.01
+    planner.begin("a", "", "")
+    set_acceptance(planner, acceptance)
+    return planner
+
+
+def set_acceptance(planner: DepthPlanner, acceptance: float) -> None:
+    known = np.full((1, DEPTH), acceptance)
+    planner.survival.conditional = lambda _: known  # type: ignore[method-assign]
+    planner.survival.trials = lambda _: KNOWN  # type: ignore[method-assign]
+    planner.survival.age = lambda _: OLD  # type: ignore[method-assign]
+
+
+def plan_depth(planner: DepthPlanner) -> int:
+    """The depth of a plan that is not a probe."""
+    while True:
+        planner._fresh = True
+        plan = planner.plan(["a"], [DEPTH])
+        if plan.reason not in (DepthReason.PROBE, DepthReason.COLD):
+            return plan.depth
+
+
+def rate(acceptance: float, depth: int) -> float:
+    tokens = 1 + sum(acceptance**j for j in range(1, depth + 1))
+    seconds = make_planner(acceptance).cost.seconds(1, np.arange(DEPTH + 1.0))
+    return tokens / float(seconds[depth])
+
+
+def find_acceptance(gain: float) -> float:
+    """The acceptance at which depth 1 is better than none by ``gain``."""
+    low, high = 0.0, 0.5
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle) if rate(middle, 1) > (1 + gain) * rate(middle, 0) else (middle, high)
+        )
+    return high
+
+
+@pytest.mark.parametrize(("gain", "moves"), [(0.003, False), (0.008, False), (0.015, True)])
+def test_a_depth_changes_for_a_gain_of_one_percent_and_not_for_less(
+    gain: float, moves: bool
+) -> None:
+    """Noise must not move it to and fro: a change costs drafts that are made and not verified."""
+    upwards = make_planner(find_acceptance(-0.05))
+    assert plan_depth(upwards) == 0
+    set_acceptance(upwards, find_acceptance(gain))
+    assert plan_depth(upwards) == moves
+    downwards = make_planner(find_acceptance(0.05))
+    assert plan_depth(downwards) == 1
+    set_acceptance(downwards, find_acceptance(-gain))
+    assert plan_depth(downwards) == 1 - moves
