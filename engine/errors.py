@@ -48,6 +48,9 @@ class RequestQuarantined(EngineFailed):
 class EngineDead(EngineError):
     """The engine process died or was closed; partial output stands."""
 
+    ran: bool | None = None
+    """Whether the engine was running this request when it died; None where that is unknown."""
+
 
 class EngineUnreachable(EngineDead):
     """No connection to the engine; it cannot have run this request."""

@@ -59,7 +59,8 @@ LOST = {
     "refused beside a draft, steps without drafts still run the draft model, drafts cannot be "
     "swapped, the text of a seed depends on the depth of every step",
     Area.SWAP: "drafts cannot be swapped in the running engine",
-    Area.PRELOAD: "every engine process imports vLLM anew: slower starts and restarts",
+    Area.PRELOAD: "every engine process imports vLLM anew, so starts and restarts are slower, and "
+    "a signal to the gateway's process group ends the engine, too",
 }
 """What is lost where an area is broken."""
 
@@ -158,7 +159,7 @@ PARTS: dict[Area, dict[str, str]] = {
             Scheduler.update_from_output(self scheduler_output model_runner_output)
             Scheduler._free_request(self request delay_free_blocks)
             Scheduler: num_spec_tokens requests vllm_config dynamic_sd_lookup max_num_running_reqs
-                max_model_len kv_cache_manager use_v2_model_runner
+                max_model_len kv_cache_manager use_v2_model_runner running
         """,
         "v1/engine/core.py": """
             EngineCore: scheduler

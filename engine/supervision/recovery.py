@@ -105,12 +105,14 @@ class InFlightRequest:
         for blame in refusals:
             blame()
 
-    def record_failure(self, kind: FailureKind, *, started: bool) -> None:
-        """Its submission failed; ``started``: after a step of this request."""
+    def record_failure(self, kind: FailureKind, *, started: bool, ran: bool | None = None) -> None:
+        """Its submission failed; ``started``: after a step of this request; ``ran``: the engine was
+        running it, where that is known. One that waited in its engine's queue is not suspected.
+        """
         if kind is not FailureKind.KILLED:
             self.fruitless += 1
             self.losses += 1
-        if started or kind is FailureKind.REQUEST_LOST:
+        if started or ran is False or kind is FailureKind.REQUEST_LOST:
             return
         if kind is FailureKind.DIED:
             self.blamed += self.crashes > 0
@@ -231,7 +233,9 @@ class RequestRecovery:
                         await steps.aclose()
                     inflight.finished = True
                 except (EngineDead, EngineOverloaded, EngineFailed, RequestRejected) as error:
-                    self._handle_failure(inflight, submission, await submission.classify(error))
+                    kind = await submission.classify(error)
+                    ran = error.ran if isinstance(error, EngineDead) else None
+                    self._handle_failure(inflight, submission, kind, ran)
                 except ReplayDiverged:
                     raise EngineDead(
                         "The engine died, and the answer could not be continued."
@@ -250,14 +254,18 @@ class RequestRecovery:
         return submission.engine.generate(request)
 
     def _handle_failure(
-        self, inflight: InFlightRequest, submission: Submission, kind: FailureKind
+        self,
+        inflight: InFlightRequest,
+        submission: Submission,
+        kind: FailureKind,
+        ran: bool | None,
     ) -> None:
         """Raises EngineError for a request that must not continue."""
         if inflight.waiting_since is None:
             inflight.waiting_since = now()
         if kind is FailureKind.NOT_RUN:
             return
-        inflight.record_failure(kind, started=submission.started)
+        inflight.record_failure(kind, started=submission.started, ran=ran)
         if inflight.is_poison(self.timeouts):
             self.observer.record_interruption(RecoveryOutcome.QUARANTINED)
             self.provider.reset_failures()

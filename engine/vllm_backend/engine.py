@@ -9,7 +9,8 @@ import asyncio
 import logging
 import multiprocessing
 import signal
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -31,11 +32,13 @@ from engine.vllm_backend.child_process import (
     kill_loading,
     name_exit,
     redact_cause,
+    replace_environment,
     separate_engines,
     summarize_error,
 )
+from engine.vllm_backend.flight_record import FlightRecord
 from engine.vllm_backend.public_outputs import Outputs, PublicOutputs
-from engine.vllm_backend.translate import choose_reader, describe_engine
+from engine.vllm_backend.translate import StepQueue, choose_reader, describe_engine
 from engine.vllm_backend.warm_up import (
     PROFILE_BATCHES,
     TIMING_S,
@@ -105,8 +108,11 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._outputs: Outputs | None = None
         self._closed = False
+        self._flight: FlightRecord | None = None
         self._steered = False
         """Its scheduler is eaglegate's."""
+        self._plans = False
+        """It chooses depths, and learns what steps cost."""
         self._oom_kills = count_oom_kills()
         """When the engine was last well: of those before, none was of this engine."""
         self._processes: tuple[BaseProcess, ...] = ()
@@ -147,8 +153,17 @@ class VllmEngine:
                 yield step
                 if step.finish is not None:
                     return
+        except EngineDead as error:
+            error.ran = self._has_run(inbox)
+            raise
         finally:
             await outputs.close_request(llm, inbox)
+
+    def _has_run(self, inbox: Any) -> bool | None:
+        """Whether the scheduler had it in its last batch: other requests cannot have ended it."""
+        if self._flight is None or not self._steered or not isinstance(inbox, StepQueue):
+            return None
+        return inbox.request_id in self._flight.read()
 
     async def set_depth(self, depth: int) -> int:
         """Bound every request's depth, running ones included, from the next step on.
@@ -207,6 +222,9 @@ class VllmEngine:
         if self._llm.errored or not await _ping(self._llm):
             return Health(live=False, reason=self._log.find_cause() or "the engine process died")
         self._oom_kills = count_oom_kills()
+        if self._plans and self._costs.is_due:
+            with suppress(EngineError):  # the next check finds a death
+                await self._costs.save(self._steer)
         return Health(live=True)
 
     @property
@@ -260,7 +278,7 @@ class VllmEngine:
     def _load(self) -> AsyncLLM:
         """Blocks for seconds to minutes: runs in a thread."""
         config = self._arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-        with self._log.capture(), separate_engines(self._preload):
+        with self._log.capture(), self._record_flight(), separate_engines(self._preload):
             return AsyncLLM.from_vllm_config(
                 config,
                 usage_context=UsageContext.OPENAI_API_SERVER,
@@ -268,6 +286,21 @@ class VllmEngine:
                 disable_log_stats=self._arguments.disable_log_stats,
                 stat_loggers=self._choose_stat_loggers(),
             )
+
+    @contextmanager
+    def _record_flight(self) -> Iterator[None]:
+        """An engine that is started inside writes down what it runs."""
+        try:
+            self._flight = record = FlightRecord()
+        except OSError as error:
+            log.warning("which requests run when the engine dies is not recorded: %s", error)
+            yield
+            return
+        try:
+            with replace_environment(record.variables):
+                yield
+        finally:
+            record.unlink()
 
     def _choose_stat_loggers(self) -> list[StatLoggerFactory] | None:
         if self._arguments.disable_log_stats or Area.STATISTICS in find_broken():
@@ -310,6 +343,7 @@ class VllmEngine:
             return info
         if mode == "auto":
             await self._learn_costs(info, step_s)
+            self._plans = True
         details = {**info.details, "depth": f"{mode}, chosen at every step"}
         return replace(info, details=details, plans_depth=mode == "auto")
 

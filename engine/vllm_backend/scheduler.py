@@ -38,6 +38,7 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from engine.vllm_backend import draft_reload
 from engine.vllm_backend.child_process import exit_with_parent
+from engine.vllm_backend.flight_record import FlightRecorder
 from engine.vllm_backend.graphs import is_declaration
 from engine.vllm_backend.planning import StepPlanning
 from engine.vllm_contract import SKIP
@@ -56,6 +57,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._own_schedule = self._take_over_schedule()
         self._draft_len = self._get_draft_len()
         self.planning = StepPlanning(self)
+        self._flight = FlightRecorder()
         self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
         if self.num_spec_tokens:
             self._limit_sharing()
@@ -72,6 +74,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
+        self._flight.write(r.request_id for r in self.running if not r.num_output_tokens)
         if not self.num_spec_tokens:
             return
         tokens = scheduler_output.num_scheduled_tokens

@@ -1,13 +1,15 @@
 """What a new engine runs before it serves: a request at every depth, and steps that are timed.
 
 Steps are timed so that the depth planner's first plans are sensible. An engine that takes the place
-of a lost one is given the step costs that the first had learnt by then.
+of a lost one is given the step costs that the last one had learnt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 WARM_UP_PROMPT = (1, 2, 3, 4)
 PROFILE_BATCHES = (1, 4, 16)
 PROFILE_STEPS = 6
+SAVE_EVERY_S = 10.0
 TIMING_S = 3.0
 """Seconds of a start that timing steps may take, whatever the machine."""
 
@@ -31,14 +34,22 @@ Steer = Callable[..., Awaitable[Any]]
 
 
 class StepCosts:
-    """What an engine has learnt of its steps as it started. Outlives it.
+    """Step costs that an engine has learnt, at its start and from traffic. They outlive it.
 
     For the engines of one gateway: they differ in nothing that costs time, since a draft that takes
-    the place of another has its shapes. What traffic has taught a planner is not handed over.
+    the place of another has its shapes. What traffic accepts is not handed over. A lost engine can
+    no longer be asked, so its costs are saved while it serves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._learnt: Mapping[str, object] | None = None
+        self._saved_at = -math.inf
+
+    @property
+    def is_due(self) -> bool:
+        """Nothing was saved for ``SAVE_EVERY_S``."""
+        return self._clock() - self._saved_at >= SAVE_EVERY_S
 
     async def hand_over(self, steer: Steer) -> bool:
         """Give an engine those of the first; False where its steps must be timed."""
@@ -56,6 +67,7 @@ class StepCosts:
 
     async def save(self, steer: Steer) -> None:
         """Keep what an engine has learnt, for the next one."""
+        self._saved_at = self._clock()
         try:
             costs = await steer("export_costs")
         except EngineError:

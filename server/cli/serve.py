@@ -60,6 +60,7 @@ from server.errors import ConfigError
 from server.flags import make_part
 from server.generation.grammar import ParserFactory
 from server.generation.job import ServedModel
+from server.generation.model_defaults import check_default_sampling
 from server.generation.pipeline import ConstraintTrials, Pipeline
 from server.http.connection import TlsSettings
 from server.http.connection_limits import ConnectionLimiter, ConnectionLimits, raise_file_limit
@@ -217,6 +218,7 @@ class ServeCommand:
 
     async def _start(self) -> None:
         info = self._backend.describe(await self._engine.start())
+        check_default_sampling(info.default_sampling)
         served = _describe_model(self._gateway, info, self._parsers, self._settings, self._backend)
         probe = self._backend.probe
         path = Pipeline(

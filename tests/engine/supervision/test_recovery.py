@@ -215,3 +215,14 @@ def test_refusals_are_disproved_once():
     request.disprove_refusals()
     request.disprove_refusals()
     assert blamed == ["a", "b"]
+
+
+@pytest.mark.parametrize(("ran", "poison"), [(False, False), (True, True), (None, True)])
+def test_only_a_request_that_ran_when_engines_died_is_suspected(ran, poison):
+    """Losses that have nothing to do with a request find it in a queue, again and again."""
+    inflight = InFlightRequest(ask(), Continuation(ask()))
+    for _ in range(3):
+        inflight.record_failure(FailureKind.DIED, started=False, ran=ran)
+    assert inflight.is_poison(SupervisionTimeouts()) is poison
+    assert (inflight.strikes > 0) is poison
+    assert inflight.losses == 3

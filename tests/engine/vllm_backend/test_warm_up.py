@@ -33,6 +33,9 @@ class Core:
         self._learnt, self._fit, self._failure = learnt, fit, failure
         self.given: list[object] = []
 
+    def learn(self, learnt: dict[str, object]) -> None:
+        self._learnt = learnt
+
     async def steer(self, method: str, *arguments: object) -> object:
         if self._failure is not None:
             raise self._failure
@@ -220,3 +223,19 @@ def test_batches_are_no_larger_than_the_engine_takes() -> None:
 def test_no_batch_is_timed_twice(depth: int) -> None:
     batches = list(list_batches(depth, 64))
     assert len(batches) == len(set(batches))
+
+
+async def test_what_traffic_teaches_is_saved_while_an_engine_serves() -> None:
+    """A lost engine cannot be asked any more."""
+    now = 0.0
+    costs, core = StepCosts(lambda: now), Core(LEARNT)
+    await costs.save(core.steer)
+    assert not costs.is_due
+    now = 10.0
+    assert costs.is_due
+    core.learn({"steps": 900})
+    await costs.save(core.steer)
+    assert not costs.is_due
+    later = Core()
+    assert await costs.hand_over(later.steer)
+    assert later.given == [{"steps": 900}]

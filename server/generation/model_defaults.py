@@ -1,0 +1,37 @@
+"""The model's own sampling defaults (generation_config.json), checked before anything is served."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from server.errors import ConfigError
+
+RULES: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+    "temperature": ("0 or more", lambda value: value >= 0),
+    "top_p": ("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "top_k": ("a whole number from -1", lambda value: value >= -1 and value == int(value)),
+    "min_p": ("from 0 to 1", lambda value: 0 <= value <= 1),
+    "repetition_penalty": ("above 0", lambda value: value > 0),
+    "max_tokens": ("a whole number from 1", lambda value: value >= 1 and value == int(value)),
+}
+IN_FILE = {"max_tokens": "max_new_tokens"}
+
+
+def check_default_sampling(defaults: Mapping[str, object]) -> None:
+    """Raises ConfigError: requests that name no value of their own could not be run."""
+    wrong = [
+        f"'{IN_FILE.get(name, name)}' must be {rule}; given {defaults[name]!r}"
+        for name, (rule, holds) in RULES.items()
+        if name in defaults and not _fits(defaults[name], holds)
+    ]
+    if wrong:
+        raise ConfigError(
+            f"the model's generation_config.json cannot be used: {'; '.join(wrong)}. Correct the "
+            "file, or start with --generation-config vllm, which leaves it unread."
+        )
+
+
+def _fits(value: object, holds: Callable[[float], bool]) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and holds(value)  # type: ignore[arg-type]
