@@ -17,16 +17,17 @@ from tests.faults import engine_process, streams
 
 pytestmark = pytest.mark.slow
 
-TOKENS = 500
+TOKENS = 300
+DRAIN = ("--drain-s", "600")
 OWN_GROUP = ("setsid",)
 TWO_CORES = ("--tensor-parallel-size", "2", "--depth", "3")
-SOON_S = 60
+SOON_S = 120
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory):
     log = tmp_path_factory.mktemp("signals") / "serve.log"
-    with serving(log, ADMIN, OWN_GROUP) as running:
+    with serving(log, (*ADMIN, *DRAIN), OWN_GROUP) as running:
         yield running
 
 
