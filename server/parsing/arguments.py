@@ -23,6 +23,8 @@ from server.parsing.schemas import STRING
 from server.parsing.tools import parse_object, read_json
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
+_KEY = re.compile(r"""[^\s<>"'={}]{1,256}""")
+"""What a parameter that the tool does not have may be called; else its tag is broken."""
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 WRAPPERS = frozenset({"arguments", "args", "parameters", "params", "input", "kwargs", "properties"})
 """Names under which models put all arguments together, whatever the tool's schema says."""
@@ -118,6 +120,8 @@ class ArgumentsWriter:
     def begin(self, key: str, allowed: frozenset[str] | None = None) -> None:
         """The next parameter, of the types the schema allows unless the format says which."""
         self._parts = []
+        if key not in self.properties and not _KEY.fullmatch(key):
+            self._calls.spoil()
         if key in self.given:
             self._value = _Repeated(self._calls, self._texts.get(key, []))
             return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from engine.events import Outcome, Phase, Repair, ToolCallEnd, ToolCallStart
 from server.parsing.fold import Emitter
-from server.parsing.json_repair import JsonRepair
+from server.parsing.json_repair import JsonRepair, find_missing
 from server.parsing.reader import Sink
 from server.parsing.tools import FreeText, OfferedTools, ToolSchema, is_container
 
@@ -320,9 +320,21 @@ class Calls:
         self._flush()
         if not "".join(self._parts).strip():
             self.write("{}")
-        outcome = self._tools.judge(self._name, self._out.spell("".join(self._parts)))
+        outcome = self._judge()
+        if outcome is Outcome.MALFORMED and self._raw and not (spoiled or self._spoiled):
+            outcome = self._close_brackets()
         keeps = not (spoiled or self._spoiled) or outcome is Outcome.UNKNOWN_TOOL
         self._end(outcome if keeps else Outcome.MALFORMED)
+
+    def _judge(self) -> Outcome:
+        return self._tools.judge(self._name, self._out.spell("".join(self._parts)))
+
+    def _close_brackets(self) -> Outcome:
+        """Writes brackets that malformed JSON lacks at the end of its call."""
+        if missing := find_missing("".join(self._parts)):
+            self.repair(Repair.MISSING_BRACKET)
+            self.write(missing)
+        return self._judge()
 
     def end(self, by_model: bool) -> None:
         """The output ends here. A name that the model ends its answer with is a whole call."""

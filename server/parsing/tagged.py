@@ -359,6 +359,7 @@ class CallValue(Tagged):
 
 
 _TAG_AT_END = re.compile(r"\n?<(?:/(?:[^<>\s]{0,64}>?\s{0,99}+)?)?\Z")
+_NEXT_TAG = re.compile(r"(</[^<>\s]{1,64}>)\s{0,99}(<?\s?[^<>\s=/]{1,64}=?)")
 _ALIKE = 0.8
 """How much of a misspelt tag's letters are those of the tag, in order."""
 
@@ -367,17 +368,23 @@ class MisspeltEnd:
     """A sink that keeps back a closing tag at the end of the text.
 
     If nothing else closes the value, and the tag is the value's own but for its spelling, it is no
-    part of the value.
+    part of the value. ``opening`` is what opens a value; if one that is misspelt follows a closing
+    tag inside the value, the value holds the next one.
     """
 
-    __slots__ = ("_held", "_sink", "_tag")
+    __slots__ = ("_held", "_opening", "_parts", "_sink", "_tag")
 
-    def __init__(self, tag: str, sink: Sink) -> None:
+    def __init__(self, tag: str, opening: str, sink: Sink) -> None:
         self._tag = tag
+        self._opening = opening
         self._sink = sink
         self._held = ""
+        self._parts: list[str] = []
+        """The text from the first angle on."""
 
     def write(self, text: str) -> None:
+        if self._parts or "<" in text:
+            self._parts.append(text)
         if not self._held and "<" not in text:
             self._sink(text)
             return
@@ -391,9 +398,25 @@ class MisspeltEnd:
     def end(self, closed: bool) -> bool:
         """Whether a tag of the format is left in it. ``closed``: its own tag has ended it."""
         held, self._held = self._held, ""
-        if held and (closed or not self._is_own(held)):
-            self._sink(held)
-            return not closed and FRAGMENT in held
+        if not held or (not closed and self._is_own(held)):
+            return self._holds_another()
+        self._sink(held)
+        return (not closed and FRAGMENT in held) or self._holds_another()
+
+    def _holds_another(self) -> bool:
+        """Whether a closing tag in the text has no opening, and a misspelt one follows it."""
+        text = "".join(self._parts)
+        closing = self._tag[:-1]
+        if text.count(closing) <= text.count(self._opening):
+            return False
+        name = self._opening.strip("<=").removesuffix(" name")
+        for found in _NEXT_TAG.finditer(text):
+            written, following = found[1].rstrip(">"), found[2]
+            if written == closing and (
+                following.startswith(("name=", "<name="))
+                or SequenceMatcher(None, following.strip("< "), name).ratio() >= _ALIKE
+            ):
+                return True
         return False
 
     def _is_own(self, written: str) -> bool:

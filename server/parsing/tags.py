@@ -279,7 +279,8 @@ class _Call:
         return DONE if marker == tags.call_end else marker
 
     def _read_value(self, arguments: ArgumentsWriter) -> Subgrammar:
-        end = MisspeltEnd(self._tags.parameter_end, self._framed(arguments))
+        tags = self._tags
+        end = MisspeltEnd(tags.parameter_end, tags.parameter, self._framed(arguments))
         try:
             marker = yield self._value(end.write, arguments)
         except Ended:

@@ -132,6 +132,8 @@ def _read_call(tool: str, context: Context) -> Grammar:
                 forced |= yield from _read_body("json", arguments.write_whole, context)
             elif name in ("call", "tools", "message"):
                 break
+            elif marker == OPEN:
+                context.calls.spoil()
     context.calls.close(spoiled=forced)
     if marker == OPEN and name == "call":
         yield from _read_element(name, attributes, context)

@@ -221,7 +221,7 @@ FORGOTTEN = [
         "string-not-closed",
         "hermes",
         '⟪<tool_call>⟫\n{"name": "city", "arguments": {"city": "Paris\n⟪</tool_call>⟫',
-        (("city", '{"city": "Paris\n', "malformed"),),
+        (("city", '{"city": "Paris\\n', "malformed"),),
     ),
     Damage(
         "string-not-closed-then-a-call",
@@ -378,6 +378,30 @@ REPAIRED = [
         "hermes",
         named('{"name": "count", "arguments": {"n": 1, "tags": ["a,]", "b" , ] ,\n}}'),
         (("count", {"n": 1, "tags": ["a,]", "b"]}, "valid"),),
+    ),
+    Damage(
+        "control-characters",
+        "hermes",
+        named('{"name": "write", "arguments": {"path": "a\tb", "text": "one\n\\\n two\\n"}}'),
+        (("write", {"path": "a\tb", "text": "one\n\n two\n"}, "valid"),),
+    ),
+    Damage(
+        "invalid-escapes",
+        "kimi_k2",
+        kimi(r"grep \d+ C:\path it\'s \\d \u00e9 \/"),
+        (("write", {"text": r"grep \d+ C:\path it's \d é /"}, "valid"),),
+    ),
+    Damage(
+        "missing-brackets",
+        "hermes",
+        named('{"name": "count", "arguments": {"n": 1, "tags": ["a]", {"b": 2'),
+        (("count", {"n": 1, "tags": ["a]", {"b": 2}]}, "valid"),),
+    ),
+    Damage(
+        "missing-brackets-and-a-value",
+        "hermes",
+        named('{"name": "count", "arguments": {"n":'),
+        (("count", '{"n":', "malformed"),),
     ),
     Damage(
         "quoted-integer",
@@ -795,6 +819,37 @@ def test_a_call_behind_inline_code(parser, before):
 def test_a_call_in_inline_code_is_quoted(parser, around):
     text = around.replace("CALL", BARE_CALLS[parser].replace("\n", ""))
     check(Damage("", parser, text, content=text.replace("⟪", "").replace("⟫", "")))
+
+
+BROKEN_TAGS = [
+    Damage(
+        "next-parameter-misspelt",
+        "minimax_m2",
+        '⟪<minimax:tool_call>⟫\n<invoke name="write">\n<parameter name="path">a</parameter>\n'
+        '<paraeter name="text">b</parameter>\n</invoke>\n⟪</minimax:tool_call>⟫',
+        (("write", {"path": 'a</parameter>\n<paraeter name="text">b'}, "malformed"),),
+    ),
+    Damage(
+        "name-with-a-sign",
+        "minimax_m2",
+        minimax("b").replace('name="text"', 'name=="text"'),
+        (("write", {'="text': "b"}, "malformed"),),
+    ),
+    Damage(
+        "element-misspelt",
+        "kimi_k3",
+        '⟪<|open|>⟫tools⟪<|sep|>⟫⟪<|open|>⟫call tool="write" index="1"⟪<|sep|>⟫'
+        '⟪<|open|>⟫arguent key="text" type="string"⟪<|sep|>⟫b⟪<|close|>⟫argument⟪<|sep|>⟫'
+        "⟪<|close|>⟫call⟪<|sep|>⟫⟪<|close|>⟫tools⟪<|sep|>⟫",
+        (("write", {}, "malformed"),),
+        thinks="kimi_k3",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in BROKEN_TAGS])
+def test_a_call_that_lacks_what_a_broken_tag_holds_is_not_valid(case):
+    check(case)
 
 
 ENDINGS = {
