@@ -30,7 +30,7 @@ class Stops:
 
     __slots__ = ("_beginnings", "_first", "_longest", "markers", "pattern", "tokens")
 
-    def __init__(self, markers: Iterable[str], ids: Container[str], spelled: bool = False) -> None:
+    def __init__(self, markers: Iterable[str], ids: Container[str], spelled: bool) -> None:
         self.markers = frozenset(markers)
         named = sorted(self.markers, key=len)
         self.tokens = frozenset(marker for marker in named if marker in ids)
@@ -71,7 +71,7 @@ def match_beginnings(marker: str) -> str:
     pattern = ""
     for char in reversed(marker[:-1]):
         pattern = re.escape(char) + (f"(?:{pattern})?" if pattern else "")
-    return f"{pattern}\\Z" if pattern else r"(?!)"
+    return f"{pattern}\\Z"
 
 
 class Lexicon:

@@ -95,8 +95,7 @@ class StopText:
             self._stop()
             return
         keep = len(held) - self._automaton.depth[self._state]
-        if self._found is not None:
-            keep = min(keep, self._found[0])
+        if self._found is not None:  # it starts behind the open one, which is kept
             self._found = (self._found[0] - keep, self._found[1] - keep)
         self._held = held[keep:]
         if keep:
@@ -135,7 +134,8 @@ class StopText:
         return False
 
     def _stop(self) -> None:
-        start, end = self._found or (0, 0)
+        assert self._found is not None
+        start, end = self._found
         self.stopped = self._held[start:end]
         before = self._held[: end if self._include else start]
         self._held, self._found = "", None

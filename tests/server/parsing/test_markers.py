@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.parsing.markers import LONGEST_BLANK, Lexicon, follows
+from server.parsing.markers import LONGEST_BLANK, NAME, Lexicon, Quotes, follows
 
 
 def find(text: str, *, more: bool) -> tuple[int, int, str | None]:
@@ -41,3 +41,35 @@ def test_so_many_blanks_belong_between_two_tags_and_not_one_more(more):
     assert follows("x" + " " * 100 + "</call>", 1, follow, more) is True
     assert follows(" " * 101, 0, follow, more) is False
     assert follows(" " * 100, 0, follow, more) is (None if more else True)
+
+
+def test_a_whole_marker_counts_where_a_longer_one_may_begin():
+    stops = Lexicon(()).stops("<a", "<a>b")
+    assert stops.find("x<a", 0, True) == (1, 3, "<a")
+    assert stops.find("x<", 0, True) == (1, 1, None)
+
+
+@pytest.mark.parametrize("then", [None, {"(": None}])
+def test_a_name_that_reaches_the_end_is_not_known_yet(then):
+    assert follows("a name", 1, {NAME: then}, True) is None
+    assert follows("a name", 1, {NAME: then}, False) is False
+    assert follows("a name(", 1, {NAME: {"(": None}}, True) is True
+
+
+def test_a_marker_of_one_character_never_waits():
+    stops = Lexicon(()).stops("|")
+    assert stops.find("ab", 0, True) == (2, 2, None)
+    assert stops.find("a|b", 0, True) == (1, 2, "|")
+
+
+def test_what_depends_on_the_vocabulary_alone_is_made_once():
+    lexicon, made = Lexicon(()), []
+    for _ in range(2):
+        lexicon.remember("key", lambda: made.append(1))
+    assert made == [1]
+    stops = lexicon.stops("<a>")
+    assert lexicon.stops("<a>") is stops
+    quotes = Quotes(lexicon, {"<b>": None})
+    assert quotes.add_to(stops) is quotes.add_to(stops)
+    assert quotes.add_to(stops).markers == {"<a>", "<b>"}
+    assert Quotes(lexicon, {}).add_to(stops) is stops

@@ -57,6 +57,52 @@ def test_what_cannot_begin_a_stop_is_passed_on_at_once():
     assert out == ["some text"]
 
 
+@pytest.mark.parametrize(
+    ("pieces", "wanted", "found"),
+    [
+        (["abcd"], ["abcX", "b", "bcd"], ("a", "b")),
+        (["zzab", "cX"], ["abcX", "b"], ("zz", "abcX")),
+        (["zzab", "cY"], ["abcX", "b"], ("zza", "b")),
+        (["zzab"], ["abcX", "b"], ("zza", "b")),
+        (["ab"], ["abc", "ab"], ("", "ab")),
+    ],
+)
+def test_of_stops_that_tie_the_first_and_of_those_the_shortest_counts(pieces, wanted, found):
+    assert read(pieces, wanted, include=False) == found
+
+
+def test_a_stop_ends_the_text_as_soon_as_it_is_complete():
+    out: list[str] = []
+    matcher = StopText(("ab",), out.append)
+    matcher.text("xab")
+    assert (matcher.stopped, out) == ("ab", ["x"])
+
+
+def test_nothing_empty_is_passed_on():
+    out: list[str] = []
+    matcher = StopText(("ab",), out.append)
+    matcher.settle()
+    matcher.text("ab")
+    assert (matcher.stopped, out) == ("ab", [])
+
+
+def test_text_without_a_beginning_of_a_stop_is_passed_on_whole():
+    out: list[str] = []
+    StopText(("x",), out.append).text("abc")
+    assert out == ["abc"]
+
+
+def test_a_stop_before_a_marker_counts_and_a_marker_without_one_does_not_stop():
+    out: list[str] = []
+    matcher = StopText(("abcX", "b", "end"), out.append)
+    matcher.text("z")
+    assert not matcher.marker("<|im_start|>")
+    assert matcher.stopped is None
+    matcher.text("ab")
+    assert matcher.marker("<|im_end|>")
+    assert (matcher.stopped, "".join(out)) == ("b", "za")
+
+
 def seconds(size: int) -> float:
     """The worst text for one stop of the greatest length: each character may begin it."""
     wanted = "a" * (MAX_STOP_CHARS - 1) + "b"
