@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from engine.speculation.planner import DepthPlanner
-from engine.speculation.probes import LONGEST_WAIT, PROBE_SHARE, SAVED_STEPS, Optimum, Probes
+from engine.speculation.probes import (
+    COLD_STEPS,
+    COLD_TRIALS,
+    LONGEST_WAIT,
+    PROBE_SHARE,
+    SAVED_STEPS,
+    Optimum,
+    Probes,
+)
+from engine.speculation.step_cost import TIMED
 from engine.speculation.totals import DepthReason
 
 DEPTH = 4
@@ -121,6 +130,84 @@ def test_a_depth_whose_time_is_unknown_is_tried() -> None:
         made.append(probes.choose(best, steps_at, KNOWN, OLD))
     first = next(probe for probe in made if probe is not None)
     assert (first.depth, first.widths.tolist()) == (1, [1])
+
+
+def make_rich() -> Probes:
+    """Its budget pays for half a step of 10 ms."""
+    probes = Probes()
+    for _ in range(1000):
+        probes.save(0.01)
+    return probes
+
+
+def test_a_planner_asks_when_a_probe_is_due_and_paid() -> None:
+    probes, free, dear = Probes(), make_optimum(survives=0.9), make_optimum(extra_s=0.001)
+    assert probes.is_due
+    assert choose(probes, free) is not None
+    assert not probes.is_due, "it waits for two steps"
+    assert choose(probes, free) is None
+    assert probes.is_due, "as soon as the time is over"
+    assert choose(probes, free) is not None
+    probes.restart()
+    assert choose(probes, dear) is None
+    assert not probes.is_due, "the budget does not pay"
+    for _ in range(20):
+        probes.save(0.01)
+    assert probes.is_due
+
+
+@pytest.mark.parametrize(
+    ("trials", "age", "is_cold"),
+    [
+        (COLD_TRIALS - 0.1, COLD_STEPS - 1, True),
+        (COLD_TRIALS, COLD_STEPS - 1, False),
+        (COLD_TRIALS - 0.1, COLD_STEPS, False),
+    ],
+)
+def test_a_request_is_unknown_while_it_is_young_and_hardly_tried(
+    trials: float, age: int, is_cold: bool
+) -> None:
+    probe = choose(make_rich(), make_optimum(), np.full((1, DEPTH), trials), np.array([age]))
+    assert probe is not None
+    assert probe.is_cold is is_cold
+
+
+def test_no_probe_is_made_for_nobody() -> None:
+    best = make_optimum()
+    nobody = Optimum(1, np.array([1]), np.array([1]), 0, best.survival, 200.0, best.seconds, 0.0, 1)
+    assert choose(make_rich(), nobody) is None
+    assert choose(make_rich(), best) is not None
+
+
+def test_what_a_probe_verifies_is_paid() -> None:
+    """Here deeper drafts take no time, and each token that is verified takes 4 ms."""
+    best = make_optimum(extra_s=0.0)
+
+    def make(requests: int) -> Optimum:
+        ones = np.ones(requests, dtype=int)
+        none = np.zeros((requests, DEPTH))
+        return Optimum(1, ones, DEPTH * ones, 0, none, 200.0, best.seconds, 0.004, 1)
+
+    known, old = np.full((2, DEPTH), 100.0), np.array([100, 100])
+    assert choose(make_rich(), make(1), known[:1], old[:1]) is not None
+    assert choose(make_rich(), make(2), known, old) is None, "8 ms are more than the 5 it has"
+
+
+def test_a_depth_is_timed_until_its_time_is_known() -> None:
+    best = make_optimum(depth=2)
+
+    def tries(steps: int) -> bool:
+        probes, steps_at = make_rich(), np.full(DEPTH + 1, 100.0)
+        steps_at[1] = steps
+        made = []
+        for _ in range(20):
+            probes.save(0.01)
+            probes.count_step()
+            made.append(probes.choose(best, steps_at, KNOWN, OLD))
+        return any(probe is not None and probe.depth == 1 for probe in made)
+
+    assert tries(TIMED - 1)
+    assert not tries(TIMED)
 
 
 def make_planner(acceptance: float) -> DepthPlanner:
