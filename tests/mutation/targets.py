@@ -34,6 +34,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/server/test_budget.py",
         "tests/server/test_bounds.py",
         "tests/server/test_quota.py",
+        "tests/server/test_slow_readers.py",
         "tests/server/test_admission.py",
         "tests/server/test_keys.py",
         "tests/server/test_clock.py",

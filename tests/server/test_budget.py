@@ -238,6 +238,15 @@ async def test_turns_go_round_the_keys():
     assert (budget._taken, budget._waiting) == (0, {})
 
 
+async def test_work_that_fails_gives_its_turn_on():
+    budget = RequestBudget(turns=1)
+    with pytest.raises(ValueError, match="broken"):
+        async with budget.turn("a"):
+            raise ValueError("broken")
+    async with asyncio.timeout(1), budget.turn("b"):
+        assert budget._taken == 1
+
+
 async def test_one_that_leaves_gives_its_turn_on():
     budget = RequestBudget(turns=1)
     async with budget.turn("a"):
