@@ -158,11 +158,13 @@ class _Planned:
 class DepthPlanner:
     """Plans steps for one engine. Not thread-safe; every call is made by the scheduler."""
 
-    def __init__(self, depth: int) -> None:
-        """``depth``: draft tokens the engine can make at most, K >= 1."""
+    def __init__(self, depth: int, always_full: bool = False) -> None:
+        """``depth``: draft tokens the engine can make at most, K >= 1. ``always_full``: see
+        ``StepCostModel``.
+        """
         self.depth = depth
         self.survival = SurvivalEstimator(depth)
-        self.cost = StepCostModel(depth)
+        self.cost = StepCostModel(depth, always_full)
         self.frozen: int | None = None
         self.totals = PlannerTotals([0] * (depth + 1), np.zeros(depth + 1))
         self.recent: deque[PlannedStep] = deque(maxlen=RECENT_STEPS)

@@ -68,9 +68,14 @@ class StepCostModel:
     prompts arrive all the time there are few others.
     """
 
-    def __init__(self, depth: int, base_s: float | None = None) -> None:
-        """``base_s``: seconds of a step of one request without a draft; None until observed."""
+    def __init__(self, depth: int, always_full: bool = False, base_s: float | None = None) -> None:
+        """``base_s``: seconds of a step of one request without a draft; None until observed.
+
+        ``always_full``: a step with any draft drafts ``depth`` tokens (``methods.StepDepth.FULL``).
+        """
         self.depth = depth
+        self._drafted = [depth if always_full and at else at for at in range(depth + 1)]
+        """Draft tokens made at every depth that is planned."""
         self.steps = 0
         self._unit = base_s
         self._weights = [*GUESS]
@@ -158,10 +163,10 @@ class StepCostModel:
         factor = self._factor(size)
         fixed, drafting = w[0] + w[1] * batch, w[3] + w[6]
         per_depth = w[4] + w[5] * batch
-        factors = [factor * math.exp(cell) for cell in self._shrunk[size]]
+        factors = [factor * math.exp(self._shrunk[size][k]) for k in self._drafted]
         base = [
             (fixed + drafting * (k > 0) + per_depth * k) * factor
-            for k, factor in enumerate(factors)
+            for k, factor in zip(self._drafted, factors, strict=True)
         ]
         return np.array(base), w[2] * np.array(factors)
 

@@ -29,8 +29,9 @@ AUTO = "auto"
 """``--depth auto``: the planner chooses at every step."""
 DEMO = Path(__file__).parent.parent / "demo"
 DEMO_DEPTH = 3
+DEMO_METHOD = "eagle3"
 DEMO_SPECULATION: dict[str, Any] = {
-    "method": "eagle3",
+    "method": DEMO_METHOD,
     "model": str(DEMO / "eagle3_1"),
     "num_speculative_tokens": DEMO_DEPTH,
 }
@@ -93,12 +94,14 @@ def make_engine_arguments(
 def make_demo_arguments(depth: str | None = AUTO, **chosen: Any) -> AsyncEngineArgs:
     """The built-in demo: tiny target, EAGLE 3.1 draft, K = 3; any field may be overridden.
 
-    ``speculative_config=None`` switches speculation off; a mapping is laid over the demo's.
+    ``speculative_config=None`` switches speculation off; a mapping is laid over the demo's unless
+    it names another method.
     """
     prepare_offline()
     speculation = chosen.pop("speculative_config", {})
     if speculation is not None:
-        chosen["speculative_config"] = DEMO_SPECULATION | speculation
+        same = speculation.get("method", DEMO_METHOD) == DEMO_METHOD
+        chosen["speculative_config"] = DEMO_SPECULATION | speculation if same else speculation
     return _make_arguments(DEMO_DEFAULTS | chosen, DEMO_CPU_DEFAULTS, 1, depth)
 
 

@@ -12,9 +12,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from engine.speculation.methods import DraftMethod
 from engine.speculation.planner import DepthPlan, DepthPlanner
 from engine.speculation.totals import DepthReason
 from engine.vllm_backend.steering import ReasoningSpan
+from engine.vllm_contract import SKIP
 from engine.vllm_fields import DEPTH, TENANT, TRAFFIC
 
 
@@ -86,14 +88,14 @@ MANY_HOLES = 16
 """Tokens without a draft model from which on a request teaches a slice of its own kind."""
 PROMPT_TAIL = 64
 """Prompt tokens that are searched for the begin of a reasoning."""
-PLANNERS = {"auto": DepthPlanner, "random": RandomPlanner}
 
 
 class StepPlanning:
     """One scheduler's planner, if it has one. Requests with a depth of their own keep it."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, method: DraftMethod) -> None:
         self._scheduler = scheduler
+        self._method = method
         self._planner: Planner | None = None
         self._widths: dict[str, int] = {}
         self._begun: set[str] = set()
@@ -117,7 +119,7 @@ class StepPlanning:
         return self._planner is not None
 
     def start(self, mode: str) -> None:
-        """``off``, or a name in ``PLANNERS``; off and on again keeps what was learnt."""
+        """``off``, ``auto`` or ``random``; off and on again keeps what was learnt."""
         if mode == self.mode:
             return
         if self._planner is not None:
@@ -126,10 +128,16 @@ class StepPlanning:
                 self._planner.end(request)
         paused_mode, planner = self._paused
         if mode != paused_mode or planner is None:
-            planner = PLANNERS[mode](self._scheduler.num_spec_tokens) if mode != "off" else None
+            planner = self._make_planner(mode) if mode != "off" else None
         self._planner = None if mode == "off" else planner
         self._widths, self._begun, self._slices, self.mode = {}, set(), {}, mode
         self.freeze(self._frozen)
+
+    def _make_planner(self, mode: str) -> Planner:
+        depth = int(self._scheduler.num_spec_tokens)
+        if mode == "random":
+            return RandomPlanner(depth)
+        return DepthPlanner(depth, self._method.always_full)
 
     def restart(self) -> None:
         """Forget what traffic accepts: another draft serves. A step of it takes as long, and a
@@ -218,7 +226,7 @@ class StepPlanning:
             return
         tokens = output.num_scheduled_tokens
         names = [name for name in tokens if name in self._begun]
-        pairs = [verified.get(name, (0, 0)) for name in names]
+        pairs = [self._count_drafts(output, name, verified.get(name, (0, 0))) for name in names]
         if names:
             drafted, accepted = zip(*pairs, strict=True)
             self._planner.observe(names, drafted, accepted)
@@ -233,13 +241,25 @@ class StepPlanning:
         The first model runner drafts before it hands out a step's tokens. The second hands them out
         first, so that the drafts of the step before fall into the time of this one.
         """
-        depth = int(output.num_spec_tokens_to_schedule)
+        skipped = getattr(output, SKIP, False)
+        depth = 0 if skipped else int(output.num_spec_tokens_to_schedule)
         if not self._scheduler.use_v2_model_runner:
             return depth
         late, self._late = self._late, (depth, step.prompt > 0)
         if late is None or (late[1] and not step.prompt):
             return None
         return late[0]
+
+    def _count_drafts(
+        self, output: SchedulerOutput, name: str, found: tuple[int, int]
+    ) -> tuple[int, int]:
+        """Drafts and accepted drafts of a request. One that a lookup did not find counts as wrong:
+        what a planned draft brings is what it was found for and what was accepted of it.
+        """
+        if not self._method.lookup:
+            return found
+        planned = int(getattr(output, WIDTHS, {}).get(name, 0))
+        return max(planned, found[0]), found[1]
 
     def forget(self, request: Request) -> None:
         """A request is over."""

@@ -36,6 +36,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
+from engine.speculation.methods import DraftMethod, find_method
 from engine.vllm_backend import draft_reload
 from engine.vllm_backend.child_process import exit_with_parent
 from engine.vllm_backend.flight_record import FlightRecorder
@@ -56,7 +57,8 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._answers: RequestAccounts | None = None
         self._own_schedule = self._take_over_schedule()
         self._draft_len = self._get_draft_len()
-        self.planning = StepPlanning(self)
+        self.method = read_method(self.vllm_config)
+        self.planning = StepPlanning(self, self.method)
         self._flight = FlightRecorder()
         self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
         if self.num_spec_tokens:
@@ -82,12 +84,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self.planning.note(scheduler_output)
         depth = self._get_step_depth(scheduled)
         decoding = all(is_past_prompt(self.requests[req_id], tokens[req_id]) for req_id in tokens)
-        skip = depth == 0 and decoding and not self._uniform
+        skip = depth == 0 and decoding and self.method.skips and not self._uniform
         setattr(scheduler_output, SKIP, skip)
         if skip and self.planning.active:
             self._limit_sharing_of(scheduled, tokens)
             self.planning.note_skipped(scheduled)
-        if not self._uniform:
+        if not self._uniform and not self.method.always_full:
             scheduler_output.num_spec_tokens_to_schedule = depth
         self._limit_placeholders(scheduled, depth)
 
@@ -185,7 +187,9 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
 
     def set_planning(self, mode: str) -> str:
         """``auto``, ``random`` or ``off``; returns the mode in force."""
-        usable = self.num_spec_tokens and self._own_schedule and not self._uniform
+        usable = (
+            self.num_spec_tokens and self._own_schedule and not self._uniform and self.method.known
+        )
         self.planning.start(mode if usable else "off")
         return self.planning.mode
 
@@ -290,6 +294,13 @@ class RequestAccounts:
 def make_step_account(depth: int, drafted: int, accepted: int) -> RequestSpecDecodeMetrics:
     """One step's account in the field vLLM has for a request's: there are few different ones."""
     return RequestSpecDecodeMetrics(depth, histogram=[accepted], num_draft_tokens=drafted)
+
+
+def read_method(vllm_config: VllmConfig) -> DraftMethod:
+    """The drafting method as vLLM resolved it."""
+    config = vllm_config.speculative_config
+    parallel = getattr(config, "parallel_drafting", False)
+    return find_method({"method": getattr(config, "method", ""), "parallel_drafting": parallel})
 
 
 def is_past_prompt(request: Request, scheduled_tokens: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from engine.speculation.inspection.checkpoint import Checkpoint
 from engine.speculation.inspection.configs import DraftConfig, TargetConfig, get_int, get_mapping
 from engine.speculation.inspection.weights import TensorEntry
+from engine.speculation.methods import find_method
 
 
 class Severity(StrEnum):
@@ -278,6 +279,7 @@ def describe_other(case: InspectionCase) -> str:
 
 def list_facts(case: InspectionCase, eagle3: bool) -> Iterator[tuple[str, str]]:
     yield "method for vLLM", case.method
+    yield "depth", find_method({**case.settings, "method": case.method}).summary
     if case.checkpoint is None:
         return
     yield "format", "speculators" if case.draft.speculators else "plain"

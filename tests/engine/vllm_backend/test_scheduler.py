@@ -18,6 +18,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from benchmarks.drive import speculation
+from engine.speculation.methods import find_method
 from engine.types import DecodeStep, UndraftedReason
 from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.graphs import choose_depths, declare_depths
@@ -159,6 +160,27 @@ def test_only_pure_decode_steps_without_wishes_skip_the_draft_model(asynchronous
     world.add("on", 3)
     assert getattr(world.step(), SKIP) is False
     assert getattr(world.step(), SKIP) is False
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("method", "skips"), [("medusa", True), ("suffix", False)])
+def test_a_method_that_always_drafts_k_is_asked_for_k(
+    asynchronous: bool, method: str, skips: bool
+) -> None:
+    """Such a proposer asserts its K. Requests verify as many as they want all the same."""
+    world = Pretence(asynchronous)
+    world.scheduler.method = find_method({"method": method})
+    world.add("off", 0)
+    world.add("shallow", 1)
+    assert world.step().num_spec_tokens_to_schedule == MOST
+    world.run(4)
+    assert {step.drafted for step in world.steps["off"]} == {0}
+    assert {step.drafted for step in world.steps["shallow"]} == {1}
+    world.scheduler.ceiling = 0
+    world.run(2)
+    planned = world.step()
+    assert planned.num_spec_tokens_to_schedule == MOST
+    assert getattr(planned, SKIP) is skips
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
