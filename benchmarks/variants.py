@@ -156,6 +156,9 @@ class FreeEntry:
 
     def check(self, _requester: object) -> None: ...
 
+    def count_places(self, _requester: object) -> int:
+        return 0
+
     def enter(self, _requester: object) -> FreeEntry:
         return self
 
