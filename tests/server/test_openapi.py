@@ -70,7 +70,11 @@ def test_nothing_makes_a_server_error(lab, path, method, mode):
     operation = schemathesis.openapi.from_asgi("/openapi.json", lab.app)[path][method]
 
     @settings(
-        max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=15,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def tried(case):
