@@ -128,7 +128,7 @@ if __name__ == "__main__":
     from vllm.v1.engine import utils
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")
     from server.__main__ import main
-    sys.exit(main(["serve", *sys.argv[3:]]))
+    sys.exit(main(sys.argv[4:]))  # behind python -m server
 """
 
 

@@ -112,7 +112,7 @@ def _describe_answers(
     responses.pop("422", None)
     if path in STREAMS:
         responses["200"].setdefault("content", {})["text/event-stream"] = {
-            "schema": {"type": "string"}
+            "schema": {"description": "Server-sent events; the data of each is a JSON object."}
         }
     for status, description in sorted(errors):
         if str(status) not in responses:

@@ -51,17 +51,16 @@ async def check_swaps(engine: VllmEngine, prompts: list[tuple[int, ...]], folder
     manager = manage(engine)
     other = str(make_noise(folder / "noise"))
     before = await run_prompts(engine, prompts, "before")
-    streams = asyncio.create_task(run_prompts(engine, prompts, "during", 600))
+    exchanged = asyncio.Event()
+    streams = asyncio.create_task(run_until(exchanged, engine, prompts))
     await asyncio.sleep(0.1)
-    done = [await manager.swap(other)]
-    assert not streams.done(), "the swap came while streams ran"
-    done.append(await manager.rollback())
-    done.append(await manager.swap(other))
-    during = await streams
+    done = [await manager.swap(other), await manager.rollback(), await manager.swap(other)]
+    exchanged.set()
+    rounds = await streams
     noise = await run_prompts(engine, prompts, "noise")
     await manager.rollback()
     after = await run_prompts(engine, prompts, "after")
-    for outcomes in (noise, after, [cut(outcome, 80) for outcome in during]):
+    for outcomes in (noise, after, *rounds):
         assert texts(outcomes) == texts(before)
     assert acceptance(noise) < 1.2 < 1.8 < acceptance(before)
     assert acceptance(after) == pytest.approx(acceptance(before), rel=0.01)
@@ -70,8 +69,14 @@ async def check_swaps(engine: VllmEngine, prompts: list[tuple[int, ...]], folder
     print([round(1000 * swap.pause_s) for swap in manager.swaps])
 
 
-def cut(outcome: Outcome, tokens: int) -> Outcome:
-    return Outcome(outcome.token_ids[:tokens], None, (), 0, outcome.account)
+async def run_until(
+    exchanged: asyncio.Event, engine: VllmEngine, prompts: Sequence[tuple[int, ...]]
+) -> list[list[Outcome]]:
+    """Streams without a pause, so that every exchange comes while some run."""
+    rounds: list[list[Outcome]] = []
+    while not exchanged.is_set():
+        rounds.append(await run_prompts(engine, prompts, f"during-{len(rounds)}"))
+    return rounds
 
 
 @pytest.mark.gpu_path
