@@ -146,7 +146,8 @@ def test_where_vllm_forks_the_engine_shares_no_socket_with_the_gateway(tmp_path,
     """The way on GPUs: the fork would hold the port, and SIGTERM to it would end the gateway."""
     script = tmp_path / "forking.py"
     script.write_text(FORKING)
-    with serving(tmp_path / "serve.log", prefix=(sys.executable, str(script))) as gateway:
+    own_way = (sys.executable, str(script))
+    with serving(tmp_path / "serve.log", ("--no-preflight",), own_way) as gateway:
         children = engine_process.children(gateway.process.pid)
         engines = [pid for pid in children if engine_process.is_engine(pid)]
         assert len(engines) == 1
