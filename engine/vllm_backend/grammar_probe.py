@@ -40,6 +40,8 @@ LIMIT_S = 3.0
 PATIENCE = 10.0
 """Seconds that may pass for each CPU second of the limit."""
 START_S = 180.0
+EXIT_S = 5.0
+"""Seconds between a child's last output and its exit."""
 MAX_BYTES = 256 << 10
 REMEMBERED = 4096
 ATTEMPTS = 2
@@ -131,11 +133,11 @@ class GrammarProbe:
             )
         if answer := await self._ask(child, asked):
             return _describe_verdict(answer)
-        slow = child.returncode is None and not child.stdout.at_eof()  # type: ignore[union-attr]
+        status = await _wait_for_exit(child)
         await self._kill()
-        if child.returncode == -signal.SIGPROF:
+        if status == -signal.SIGPROF:
             return _describe_verdict(f"it took more than {self._limit_s:.2g} s")
-        raise _ChildLost(None if slow else child.returncode)
+        raise _ChildLost(status)
 
     async def _ask(self, child: asyncio.subprocess.Process, asked: bytes) -> str:
         """The child's verdict; empty when it broke or was too slow.
@@ -191,6 +193,20 @@ class GrammarProbe:
         with suppress(ProcessLookupError):
             child.kill()
         await child.wait()
+
+
+async def _wait_for_exit(child: asyncio.subprocess.Process) -> int | None:
+    """The exit status of a child that closed its output; None for one that is still at work.
+
+    It is awaited before anything signals the child: ``Popen.send_signal`` reaps a child that has
+    ended, and asyncio then reports 255 in place of its status.
+    """
+    assert child.stdout is not None
+    if child.returncode is None and child.stdout.at_eof():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_S):
+                await child.wait()
+    return child.returncode
 
 
 def _measure(constraint: Constraint) -> int:

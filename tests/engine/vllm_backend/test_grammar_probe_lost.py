@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -49,8 +51,22 @@ KILLED, TERMINATED, ITS_CLOCK = -signal.SIGKILL, -signal.SIGTERM, -signal.SIGPRO
 CRASHED, ABORTED, RAISED = -signal.SIGSEGV, -signal.SIGABRT, 1
 
 
+@pytest.fixture(params=["at once", "late"])
+def watcher(request, monkeypatch):
+    """How soon the event loop learns that a child has ended."""
+    reap = os.waitpid
+
+    def reap_late(pid, options):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        time.sleep(0.05)
+        return reap(pid, options)
+
+    if request.param == "late":
+        monkeypatch.setattr(os, "waitpid", reap_late)
+
+
 @pytest.fixture
-async def probe(tmp_path):
+async def probe(watcher, tmp_path):
     """Its child ends as the files ``starts`` and ``tries`` say, one number each time."""
     made = GrammarProbe("nowhere")
     made._command = (sys.executable, "-c", CHILD.format(folder=str(tmp_path)))
