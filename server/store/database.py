@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 from sqlalchemy import Table, create_engine, event, inspect, select, update
 from sqlalchemy.engine import URL, Connection, Engine, make_url
@@ -44,9 +44,8 @@ def sqlite_directory(url: str) -> Path | None:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         return None
-    if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
-        return None
-    return Path(str(parsed.database)).parent
+    path = _sqlite_path(parsed)
+    return None if path is None else path.parent
 
 
 def connect(url: str) -> Engine:
@@ -59,10 +58,24 @@ def connect(url: str) -> Engine:
         return create_engine(
             parsed, poolclass=StaticPool, connect_args=arguments, hide_parameters=True
         )
-    path = Path(str(parsed.database))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
+    path = _sqlite_path(parsed)
+    if path is not None and parsed.query.get("mode") != "ro":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
     return create_engine(parsed, hide_parameters=True)
+
+
+def _sqlite_path(parsed: URL) -> Path | None:
+    """The file of an SQLite URL; None for a database in memory and for one that is not SQLite's.
+
+    With ``?uri=true`` the name is SQLite's own URI: ``file:/var/lib/r.sqlite``.
+    """
+    name = str(parsed.database or "")
+    if name.startswith("file:") and parsed.query.get("uri"):
+        name = "" if parsed.query.get("mode") == "memory" else unquote(urlsplit(name).path)
+    if parsed.get_backend_name() != "sqlite" or name in ("", ":memory:"):
+        return None
+    return Path(name)
 
 
 def hide_password(url: str) -> str:

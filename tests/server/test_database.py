@@ -82,6 +82,23 @@ def test_a_store_that_cannot_be_opened_shows_no_secret_of_its_url(url, tmp_path)
     assert "se%2Fcret" not in shown
 
 
+@pytest.mark.parametrize("name", ["{}/there/r.sqlite", "file:{}/there/r.sqlite"])
+def test_the_file_of_a_store_is_made_where_its_url_says_for_its_owner(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{name.format(tmp_path)}?uri=true"
+    connect(url).connect().close()
+    assert sqlite_directory(url) == tmp_path / "there"
+    assert (tmp_path / "there" / "r.sqlite").stat().st_mode & 0o077 == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_store_that_may_only_be_read_is_not_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError):
+        SqlResponseStore(f"sqlite:///file:{tmp_path}/none/r.sqlite?uri=true&mode=ro")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_driver_s_words_are_kept_and_its_secrets_are_not():
     url = "postgresql://me:se%2Fcret@host/base?sslpassword=hush1&timeout=10"
     said = 'bad value "hush1" in "user=me password=se/cret", se%2Fcret, after 10 s'
