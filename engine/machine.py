@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
+from engine.gpus import GpuDevice, list_gpus
 from engine.vllm_contract import find_vllm
 
 log = logging.getLogger(__name__)
 
-MIB = 1024**2
 GIB = 1024**3
-QUERY = ("--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits")
 HUB_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class GpuDevice:
-    """One device, with bytes of memory."""
-
-    name: str
-    memory: int
-    free: int
-
-
-@dataclass(frozen=True, slots=True)
 class Machine:
-    """``platform`` is what the installed vLLM is built for: cpu, cuda, or none. Bytes."""
+    """``platform`` is what the installed vLLM is built for: cpu, cuda, or none. Bytes.
+
+    ``gpus`` are those that this process may use, in CUDA's order; None where that is unknown.
+    """
 
     platform: str
     cores: int
     free_memory: int
-    gpus: tuple[GpuDevice, ...] = ()
+    gpus: tuple[GpuDevice, ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +113,6 @@ def read_text(path: str) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
-
-
-def list_gpus() -> tuple[GpuDevice, ...]:
-    """The GPUs that nvidia-smi lists; none without it."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return ()
-    try:
-        listed = subprocess.run(
-            [command, *QUERY], capture_output=True, text=True, timeout=10, check=True
-        ).stdout
-    except (subprocess.SubprocessError, OSError):
-        return ()
-    rows = [line.split(", ") for line in listed.splitlines() if line.count(", ") == 2]
-    return tuple(GpuDevice(name, int(total) * MIB, int(free) * MIB) for name, total, free in rows)
 
 
 def find_gpu_monitors() -> tuple[GpuMonitor, ...]:

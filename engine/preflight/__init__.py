@@ -14,11 +14,15 @@ from engine.machine import Machine, check_hub
 from engine.preflight.context import (
     EnginePlan,
     PreflightContext,
-    format_bytes,
     get_stored_scheme,
     list_facts,
     make_context,
     make_plan,
+)
+from engine.preflight.memory import (
+    check_devices,
+    check_known_gpus,
+    check_memory,
 )
 from engine.speculation.inspection import SpeculationReport
 from engine.speculation.inspection.checkpoint import (
@@ -93,37 +97,6 @@ def check_tokenizer(scene: PreflightContext) -> Iterator[str]:
         return
     if not any((path / name).exists() for name in TOKENIZERS):
         yield f"{path} holds no tokenizer ({', '.join(TOKENIZERS[:3])}, ...)"
-
-
-def check_devices(scene: PreflightContext) -> Iterator[str]:
-    workers, machine = scene.plan.workers, scene.machine
-    if scene.plan.executor == "ray":
-        return
-    if machine.platform == "cuda" and not machine.gpus:
-        yield "vLLM is installed for GPUs and this machine has none: pip install 'eaglegate[cpu]'"
-    elif machine.platform == "cuda" and workers > len(machine.gpus):
-        yield f"{workers} workers need as many GPUs, and there are {len(machine.gpus)}"
-    elif machine.platform == "cpu" and workers > machine.cores:
-        yield f"{workers} workers need a core each, and there are {machine.cores}; there is no GPU"
-
-
-def check_memory(scene: PreflightContext) -> Iterator[str]:
-    """Weights split over tensor and pipeline ranks; the draft's over tensor ranks."""
-    checkpoint, plan, machine = scene.found.checkpoint, scene.plan, scene.machine
-    if checkpoint is None or not checkpoint.num_bytes:
-        return
-    copies = plan.data_parallel_size
-    if machine.gpus:
-        ranks = plan.tensor_parallel_size * plan.pipeline_parallel_size
-        need = checkpoint.num_bytes / ranks + scene.draft_bytes / plan.tensor_parallel_size
-        room = min(gpu.free for gpu in machine.gpus) * plan.gpu_memory_utilization
-        where = "of each GPU"
-    else:
-        need = copies * (checkpoint.num_bytes + scene.draft_bytes + (plan.kv_cache_bytes or 0))
-        room, where = machine.free_memory, "of memory"
-    if need > room:
-        given = f"weights (and KV cache, where given) need {format_bytes(need)} {where}"
-        yield f"{given}, {format_bytes(room)} are free"
 
 
 def check_length(scene: PreflightContext) -> Iterator[str]:
@@ -206,6 +179,7 @@ def check_contract(_: PreflightContext) -> Iterator[str]:
 
 REMARKS: tuple[Check, ...] = (
     check_contract,
+    check_known_gpus,
     check_attention_backend,
     check_cpu_scheme,
     check_other_nodes,

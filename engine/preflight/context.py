@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -35,12 +36,20 @@ class EnginePlan:
     attention_backend: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
     data_parallel_size: int = 1
     local_data_parallel_size: int | None = None
     nodes: int = 1
     executor: str | None = None
     gpu_memory_utilization: float = 0.9
     kv_cache_bytes: int | None = None
+    quantizes_online: bool = False
+    """A quantization of layers is given, beyond the name of a scheme."""
+    cpu_offload_gib: float = 0.0
+    """Of the weights on each GPU."""
+    offloaded_layers: float = 0.0
+    """The share of layers whose weights wait in the CPU's memory."""
+    device_ids: tuple[str, ...] = ()
     load_format: str = "auto"
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     """Laid over the model's config.json."""
@@ -52,8 +61,14 @@ class EnginePlan:
     @property
     def workers(self) -> int:
         """Processes on this machine, each with a device of its own."""
-        ranks = -(-self.tensor_parallel_size * self.pipeline_parallel_size // self.nodes)
-        return ranks * (self.local_data_parallel_size or self.data_parallel_size)
+        here = self.local_data_parallel_size
+        return -(-self.ranks // self.nodes) * (self.data_parallel_size if here is None else here)
+
+    @property
+    def ranks(self) -> int:
+        """Workers of one replica, on all nodes."""
+        split = self.tensor_parallel_size * self.pipeline_parallel_size
+        return split * self.prefill_context_parallel_size
 
 
 def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> EnginePlan:
@@ -65,7 +80,8 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
     speculation = getattr(arguments, "speculative_config", None)
     overrides = getattr(arguments, "hf_overrides", None)
     names = ("revision", "tokenizer", "quantization", "max_model_len")
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    splits = ("tensor", "pipeline", "prefill_context", "data")
+    sizes = [f"{split}_parallel_size" for split in splits]
     taken: dict[str, Any] = {name: getattr(arguments, name, None) for name in names}
     taken |= {name: getattr(arguments, name, None) or 1 for name in sizes}
     return EnginePlan(
@@ -73,17 +89,36 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
         **taken,
         dtype=str(getattr(arguments, "dtype", "auto")),
         attention_backend=get_backend_name(getattr(arguments, "attention_backend", None)),
-        local_data_parallel_size=getattr(arguments, "data_parallel_size_local", None),
+        local_data_parallel_size=count_local_replicas(arguments),
         nodes=getattr(arguments, "nnodes", None) or 1,
         executor=get_executor_name(getattr(arguments, "distributed_executor_backend", None)),
         gpu_memory_utilization=getattr(arguments, "gpu_memory_utilization", None) or 0.9,
         kv_cache_bytes=getattr(arguments, "kv_cache_memory_bytes", None),
+        quantizes_online=getattr(arguments, "quantization_config", None) is not None,
+        cpu_offload_gib=getattr(arguments, "cpu_offload_gb", None) or 0.0,
+        offloaded_layers=get_offloaded_layers(arguments),
+        device_ids=tuple(map(str, getattr(arguments, "device_ids", None) or ())),
         hf_overrides=overrides if isinstance(overrides, Mapping) else {},
         load_format=str(getattr(arguments, "load_format", "auto")),
         speculative_config=dict(speculation) if speculation else None,
         adapters=adapters or {},
         max_lora_rank=getattr(arguments, "max_lora_rank", None) or 16,
     )
+
+
+def count_local_replicas(arguments: Any) -> int | None:
+    """Replicas on this node; None where they follow from the other sizes."""
+    rank = getattr(arguments, "data_parallel_rank", None)
+    if rank is not None or getattr(arguments, "data_parallel_external_lb", False):
+        return 1
+    return getattr(arguments, "data_parallel_size_local", None)
+
+
+def get_offloaded_layers(arguments: Any) -> float:
+    """vLLM offloads the last ``offload_num_in_group`` of every ``offload_group_size`` layers."""
+    group = getattr(arguments, "offload_group_size", None) or 0
+    count = getattr(arguments, "offload_num_in_group", None) or 1
+    return min(1.0, count / group) if group else 0.0
 
 
 def get_backend_name(value: Any) -> str | None:
@@ -121,7 +156,7 @@ class PreflightContext:
     machine: Machine
     found: LocalCheckpoint
     draft: SpeculationReport | None
-    draft_bytes: int
+    draft_checkpoint: Checkpoint | None
     hub: Callable[[], str | None]
 
 
@@ -130,7 +165,7 @@ def make_context(
 ) -> PreflightContext:
     found = find_checkpoint(plan)
     return PreflightContext(
-        plan, machine, found, inspect_plan(plan, found), measure_draft(plan), cache(hub)
+        plan, machine, found, inspect_plan(plan, found), find_draft(plan), cache(hub)
     )
 
 
@@ -178,12 +213,12 @@ def inspect_plan(plan: EnginePlan, found: LocalCheckpoint) -> SpeculationReport 
     )
 
 
-def measure_draft(plan: EnginePlan) -> int:
+def find_draft(plan: EnginePlan) -> Checkpoint | None:
     name = (plan.speculative_config or {}).get("model")
     try:
-        return open_model(name).num_bytes if isinstance(name, str) else 0
+        return open_model(name) if isinstance(name, str) else None
     except (NotInspectable, InvalidCheckpoint):
-        return 0
+        return None
 
 
 def list_facts(scene: PreflightContext) -> Iterator[tuple[str, str]]:
@@ -234,9 +269,12 @@ def get_stored_scheme(found: LocalCheckpoint) -> str | None:
 
 def describe_machine(machine: Machine) -> str:
     if machine.gpus:
-        return f"{len(machine.gpus)} x {machine.gpus[0].name}, {machine.cores} cores"
+        counts = Counter(gpu.name for gpu in machine.gpus)
+        gpus = ", ".join(f"{count} x {name}" for name, count in counts.items())
+        return f"{gpus}, {machine.cores} cores"
     built = f"vLLM for {machine.platform}" if machine.platform != "none" else "no vLLM installed"
-    return f"{machine.cores} cores, {format_bytes(machine.free_memory)} free, no GPU; {built}"
+    gpus = "GPUs unknown" if machine.gpus is None and machine.platform != "cpu" else "no GPU"
+    return f"{machine.cores} cores, {format_bytes(machine.free_memory)} free, {gpus}; {built}"
 
 
 def format_bytes(num_bytes: float) -> str:

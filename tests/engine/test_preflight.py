@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine.machine import GIB, GpuDevice, Machine
+from engine.gpus import GpuDevice
+from engine.machine import GIB, Machine
 from engine.preflight import EnginePlan, make_plan, preflight
 from engine.preflight.context import overlay_config
 from tests.engine.stand_ins import kimi, kimi_draft, llama_70b, llama_70b_draft
@@ -50,8 +51,8 @@ def test_nothing_stops_the_demo():
     [
         (demo(tensor_parallel_size=4), LAPTOP, "4 workers need a core each, and there are 2"),
         (demo(), Machine("none", 2, 16 * GIB), "vLLM is not installed"),
-        (demo(), Machine("cuda", 2, 16 * GIB), "this machine has none"),
-        (demo(tensor_parallel_size=8), SERVER, "8 workers need as many GPUs, and there are 4"),
+        (demo(), Machine("cuda", 2, 16 * GIB), "none is visible to this process"),
+        (demo(tensor_parallel_size=8), SERVER, "8 workers need as many GPUs, and 4 are visible"),
         (demo(tensor_parallel_size=3), SERVER, "attention heads do not divide over 3 ranks"),
         (demo(kv_cache_bytes=64 * GIB), LAPTOP, "64.0 GiB of memory, 16.0 GiB are free"),
         (demo(max_model_len=9000), LAPTOP, "max_model_len is 9000, the model supports 4096"),

@@ -1,0 +1,101 @@
+"""The GPUs that CUDA shows to this process, by what nvidia-smi reports of the machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+MIB = 1024**2
+QUERY = (
+    "--query-gpu=uuid,name,memory.total,memory.free,mig.mode.current",
+    "--format=csv,noheader,nounits",
+)
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDevice:
+    """One device, with bytes of memory; None where they are unknown."""
+
+    name: str
+    memory: int | None
+    free: int | None
+    uuid: str = ""
+
+
+def list_gpus(environment: Mapping[str, str] = os.environ) -> tuple[GpuDevice, ...] | None:
+    """The visible GPUs in CUDA's order; None where nvidia-smi is absent or fails."""
+    asked = environment.get(VISIBLE)
+    if asked is not None and not _starts_with_device(asked):
+        return ()
+    listed = _run_nvidia_smi()
+    if listed is None:
+        return None
+    gpus = tuple(_read_rows(listed))
+    if environment.get(ORDER) != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
+        return _select_unordered(gpus, asked)
+    return gpus if asked is None else tuple(select_gpus(gpus, asked.split(",")))
+
+
+def select_gpus(gpus: Sequence[GpuDevice], names: Sequence[str]) -> Iterator[GpuDevice]:
+    """The GPUs with these indexes, UUIDs or beginnings of UUIDs, up to the first unknown name.
+
+    That is how CUDA reads ``CUDA_VISIBLE_DEVICES`` (CUDA C++ Programming Guide, environment
+    variables). A part of a GPU (MIG) has a UUID that nvidia-smi does not list.
+    """
+    for name in map(str.strip, names):
+        if name.startswith("MIG-"):
+            yield GpuDevice("MIG device", None, None, name)
+            continue
+        found = (
+            gpus[int(name) : int(name) + 1]
+            if name.isdigit()
+            else [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
+        )
+        if len(found) != 1:
+            return
+        yield found[0]
+
+
+def _select_unordered(gpus: tuple[GpuDevice, ...], asked: str | None) -> tuple[GpuDevice, ...]:
+    """By default CUDA puts the fastest GPU first, and nvidia-smi does not say which that is. So
+    an index tells how many GPUs there are, and not which.
+    """
+    if asked is not None and not asked.split(",")[0].strip().isdigit():
+        return tuple(select_gpus(gpus, asked.split(",")))
+    count = len(gpus if asked is None else list(select_gpus(gpus, asked.split(","))))
+    return (GpuDevice("GPU of unknown order", None, None),) * count
+
+
+def _starts_with_device(asked: str) -> bool:
+    first = asked.split(",")[0].strip()
+    return first.isdigit() or first.startswith(("GPU-", "MIG-"))
+
+
+def _run_nvidia_smi() -> str | None:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    try:
+        return subprocess.run(
+            [command, *QUERY], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+    except (subprocess.SubprocessError, OSError):
+        return None
+
+
+def _read_rows(listed: str) -> Iterator[GpuDevice]:
+    """A GPU that shares its memory with the CPU has none of its own: ``[N/A]``. One that is cut
+    into parts (MIG) gives a process one part of it.
+    """
+    for line in listed.splitlines():
+        if line.count(", ") != 4:
+            continue
+        uuid, name, *sizes, parts = line.split(", ")
+        total, free = (int(size) * MIB if size.isdigit() else None for size in sizes)
+        gpu = GpuDevice(name, total, free, uuid)
+        yield replace(gpu, memory=None, free=None) if parts == "Enabled" else gpu

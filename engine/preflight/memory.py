@@ -1,0 +1,158 @@
+"""Whether the machine has the devices that an engine takes, and their memory room for its weights.
+
+A start is refused for what is certain alone, so every size here is a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from engine.gpus import GpuDevice, select_gpus
+from engine.machine import GIB
+from engine.preflight.context import (
+    EnginePlan,
+    PreflightContext,
+    format_bytes,
+    get_stored_scheme,
+)
+from engine.speculation.inspection.checkpoint import Checkpoint
+from engine.speculation.inspection.weights import TensorEntry
+
+FLOATS = ("F16", "BF16", "F32", "F64")
+EIGHT_BITS = (
+    "fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "experts_int8",
+    "int8_per_channel_weight_only", "mxfp8", "fbgemm_fp8",
+)  # fmt: skip
+"""Schemes that vLLM can apply to plain weights as it loads them, at a byte per weight."""
+LEAST_BYTES = 0.5
+"""Bytes per weight of the densest of all other schemes, such as bitsandbytes."""
+PLAIN = ("embed", "lm_head", "norm")
+"""Parts of names of weights that no scheme touches."""
+EXPERTS = ".experts."
+
+
+def check_devices(scene: PreflightContext) -> Iterator[str]:
+    workers, machine = scene.plan.workers, scene.machine
+    if scene.plan.executor == "ray" or not workers:
+        return
+    if machine.platform == "cpu":
+        if workers > machine.cores:
+            cores = f"and there are {machine.cores}; there is no GPU"
+            yield f"{workers} workers need a core each, {cores}"
+        return
+    gpus = find_gpus(scene)
+    if machine.platform != "cuda" or gpus is None:
+        return
+    if not gpus:
+        yield (
+            "vLLM is installed for GPUs, and none is visible to this process (nvidia-smi, "
+            "CUDA_VISIBLE_DEVICES): pip install 'eaglegate[cpu]' serves without one"
+        )
+    elif workers > len(gpus):
+        yield f"{workers} workers need as many GPUs, and {len(gpus)} are visible to this process"
+
+
+def check_known_gpus(scene: PreflightContext) -> Iterator[str]:
+    """Note what could not be checked; vLLM finds its GPUs by other ways."""
+    if scene.machine.platform != "cuda":
+        return
+    gpus = take_gpus(scene)
+    if gpus is None:
+        yield "nvidia-smi does not answer: the number of GPUs and their memory were not checked"
+    elif unknown := sum(gpu.free is None for gpu in gpus):
+        yield f"the free memory of {unknown} of {len(gpus)} GPUs is unknown and was not checked"
+
+
+def find_gpus(scene: PreflightContext) -> tuple[GpuDevice, ...] | None:
+    """The GPUs that ``--device-ids`` leaves of the visible ones; None where they are unknown."""
+    gpus, names = scene.machine.gpus, scene.plan.device_ids
+    if gpus is None or not names:
+        return gpus
+    if not all(name.isdigit() for name in names):
+        known = {gpu.uuid: gpu for gpu in gpus}
+        return tuple(known.get(name, GpuDevice(name, None, None)) for name in names)
+    return tuple(select_gpus(gpus, names))
+
+
+def take_gpus(scene: PreflightContext) -> tuple[GpuDevice, ...] | None:
+    """The GPUs that this node's workers run on: vLLM takes the first ones."""
+    gpus = find_gpus(scene)
+    return gpus if gpus is None else gpus[: scene.plan.workers]
+
+
+def check_memory(scene: PreflightContext) -> Iterator[str]:
+    plan, machine = scene.plan, scene.machine
+    if scene.found.checkpoint is None or not scene.found.checkpoint.num_bytes:
+        return
+    if machine.platform == "cpu":
+        need = plan.data_parallel_size * (measure_all(scene) + (plan.kv_cache_bytes or 0))
+        if need > machine.free_memory:
+            given = f"weights (and KV cache, where given) need {format_bytes(need)}"
+            yield f"{given} of memory, {format_bytes(machine.free_memory)} are free"
+        return
+    need = measure_rank(scene) + (plan.kv_cache_bytes or 0)
+    rooms = [(get_room(gpu, plan), gpu.name) for gpu in take_gpus(scene) or ()]
+    known = [(room, name) for room, name in rooms if room is not None]
+    if known and need > min(known)[0]:
+        room, name = min(known)
+        given = f"weights (and KV cache, where given) need {format_bytes(need)} of each GPU"
+        yield f"{given}, {format_bytes(room)} of a {name} can be used"
+
+
+def get_room(gpu: GpuDevice, plan: EnginePlan) -> float | None:
+    """Bytes for weights and KV cache. vLLM ignores the utilization where the KV cache is given."""
+    if gpu.free is None or gpu.memory is None:
+        return None
+    if plan.kv_cache_bytes:
+        return gpu.free
+    return min(gpu.free, gpu.memory * plan.gpu_memory_utilization)
+
+
+def measure_all(scene: PreflightContext) -> float:
+    """Bytes of the weights of target and draft, unsplit."""
+    both = (scene.found.checkpoint, scene.draft_checkpoint)
+    return sum(size for one in both for _, size in measure_tensors(scene, one))
+
+
+def measure_rank(scene: PreflightContext) -> float:
+    """Bytes of the weights on one GPU, as a mean over pipeline ranks.
+
+    Experts are split over all ranks of all replicas, with expert parallelism and without it
+    (vLLM, ``FusedMoEParallelConfig.make``); other weights over the tensor ranks of one replica.
+    """
+    plan = scene.plan
+    tensor, stages = plan.tensor_parallel_size, plan.pipeline_parallel_size
+    everywhere = tensor * plan.prefill_context_parallel_size * plan.data_parallel_size
+    target = sum(
+        size / (everywhere if EXPERTS in name else tensor)
+        for name, size in measure_tensors(scene, scene.found.checkpoint)
+    )
+    on_gpu = target / stages * (1 - plan.offloaded_layers) - plan.cpu_offload_gib * GIB
+    draft = sum(size for _, size in measure_tensors(scene, scene.draft_checkpoint))
+    split = (plan.speculative_config or {}).get("draft_tensor_parallel_size") or tensor
+    return max(0.0, on_gpu) + draft / split
+
+
+def measure_tensors(
+    scene: PreflightContext, checkpoint: Checkpoint | None
+) -> Iterator[tuple[str, float]]:
+    """Names and bytes of loaded tensors: in the engine's dtype, and quantized where asked.
+
+    A checkpoint that is quantized already is loaded as it is.
+    """
+    stored = get_stored_scheme(scene.found) is not None
+    for name, tensor in checkpoint.tensors.items() if checkpoint else ():
+        if stored or tensor.dtype not in FLOATS:
+            yield name, tensor.num_bytes
+        else:
+            yield name, prod(tensor.shape) * get_bytes_per_value(scene.plan, name, tensor)
+
+
+def get_bytes_per_value(plan: EnginePlan, name: str, tensor: TensorEntry) -> float:
+    """``auto`` is never more than 16 bits: vLLM narrows models of 32."""
+    plain = 4 if plan.dtype.removeprefix("torch.") in ("float", "float32") else 2
+    asked = plan.quantization is not None or plan.quantizes_online
+    if not asked or len(tensor.shape) < 2 or any(part in name for part in PLAIN):
+        return plain
+    return 1 if plan.quantization in EIGHT_BITS and not plan.quantizes_online else LEAST_BYTES

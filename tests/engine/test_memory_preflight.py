@@ -1,0 +1,140 @@
+"""The devices and the memory that an engine needs, on made-up machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.gpus import GpuDevice
+from engine.machine import GIB, Machine
+from engine.preflight import EnginePlan, make_plan, preflight
+from engine.preflight.context import make_context
+from engine.preflight.memory import measure_rank
+from engine.speculation.inspection.weights import TensorEntry
+from tests.engine.stand_ins import llama_70b
+
+EXPERTS, OTHERS = 64 * GIB, 8 * GIB
+
+
+def offline() -> str | None:
+    return "HF_HUB_OFFLINE is set"
+
+
+def make_machine(*free_gib: float | None) -> Machine:
+    gpus = (GpuDevice("H100", 80 * GIB, free and int(free * GIB)) for free in free_gib)
+    return Machine("cuda", 64, 900 * GIB, gpus=tuple(gpus))
+
+
+def find_obstacles(plan: EnginePlan, machine: Machine) -> str:
+    return " | ".join(preflight(plan, machine, offline).obstacles)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """131 GiB in 16 bits."""
+    return str(llama_70b(tmp_path_factory.mktemp("llama") / "70b"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "fits"),
+    [
+        (make_machine(79, 79), True),
+        (make_machine(79, 79, 5), True),
+        (make_machine(79, 5, 79), False),
+        (make_machine(79, None), True),
+        (make_machine(None, 5), False),
+    ],
+    ids=["two", "a full one beside", "a full one among", "unknown", "unknown and full"],
+)
+def test_the_gpus_that_workers_take_need_room(llama: str, machine: Machine, fits: bool):
+    plan = EnginePlan(llama, tensor_parallel_size=2)
+    assert ("GiB of each GPU" in find_obstacles(plan, machine)) is not fits
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({}, False),
+        ({"quantization": "bitsandbytes"}, True),
+        ({"quantization": "fp8"}, True),
+        ({"quantizes_online": True}, True),
+        ({"cpu_offload_gib": 70.0}, True),
+        ({"cpu_offload_gib": 20.0}, False),
+        ({"offloaded_layers": 0.5}, True),
+        ({"pipeline_parallel_size": 2}, True),
+        ({"data_parallel_size": 2}, False),
+        ({"quantization": "fp8", "gpu_memory_utilization": 0.8}, False),
+        ({"quantization": "fp8", "dtype": "float32"}, True),
+        ({"quantization": "fp8", "kv_cache_bytes": 20 * GIB}, False),
+    ],
+    ids=str,
+)
+def test_what_makes_weights_smaller_counts(llama: str, changes: dict[str, Any], fits: bool):
+    found = find_obstacles(EnginePlan(llama, **changes), make_machine(79, 79))
+    assert ("GiB of each GPU" in found) is not fits, found
+
+
+def make_tensor(dtype: str, *shape: int) -> TensorEntry:
+    size = {"F32": 4, "BF16": 2, "U8": 1}[dtype]
+    count = 1
+    for side in shape:
+        count *= side
+    return TensorEntry(dtype, shape, Path("w"), 0, count * size)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gib"),
+    [
+        ({}, EXPERTS + OTHERS),
+        ({"tensor_parallel_size": 8}, (EXPERTS + OTHERS) / 8),
+        ({"data_parallel_size": 8}, EXPERTS / 8 + OTHERS),
+        ({"data_parallel_size": 4, "tensor_parallel_size": 2}, EXPERTS / 8 + OTHERS / 2),
+    ],
+    ids=str,
+)
+def test_experts_are_split_over_all_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], gib: float
+):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MixtralForCausalLM"]}))
+    tensors = {
+        "model.layers.0.mlp.experts.0.up_proj.weight": make_tensor("BF16", 1 << 10, 32 << 20),
+        "model.layers.0.self_attn.q_proj.weight": make_tensor("BF16", 1 << 10, 4 << 20),
+    }
+    stored = SimpleNamespace(num_bytes=EXPERTS + OTHERS, tensors=tensors)
+    monkeypatch.setattr("engine.preflight.context.open_model", lambda *_: stored)
+    scene = make_context(EnginePlan(str(tmp_path), **changes), make_machine(), offline)
+    assert measure_rank(scene) == pytest.approx(gib)
+
+
+def test_unknown_gpus_are_a_note_and_no_obstacle(llama: str):
+    machine = Machine("cuda", 64, 1 * GIB, gpus=None)
+    found = preflight(EnginePlan(llama, tensor_parallel_size=8), machine, offline)
+    assert found.obstacles == ()
+    assert any("nvidia-smi does not answer" in text for text in found.remarks)
+    assert "GPUs unknown" in found.facts["this machine"]
+    half = preflight(EnginePlan(llama, tensor_parallel_size=2), make_machine(79, None), offline)
+    assert any("free memory of 1 of 2 GPUs is unknown" in text for text in half.remarks)
+
+
+def test_chosen_devices_are_the_ones_that_count(llama: str):
+    plan = EnginePlan(llama, tensor_parallel_size=2, device_ids=("0", "2"))
+    assert find_obstacles(plan, make_machine(79, 5, 79)) == ""
+    assert "1 are visible" in find_obstacles(plan, make_machine(79, 79))
+    assert find_obstacles(plan, Machine("cuda", 64, 9 * GIB, gpus=None)) == ""
+
+
+def test_the_command_line_says_how_weights_are_split():
+    plan = make_plan(
+        SimpleNamespace(
+            model="m", data_parallel_size=8, data_parallel_rank=3, tensor_parallel_size=2,
+            prefill_context_parallel_size=2, cpu_offload_gb=10, offload_group_size=8,
+            offload_num_in_group=2, device_ids=[4, 5], quantization_config={"linear": "mxfp8"},
+        )
+    )  # fmt: skip
+    assert (plan.workers, plan.device_ids, plan.quantizes_online) == (4, ("4", "5"), True)
+    assert (plan.cpu_offload_gib, plan.offloaded_layers) == (10, 0.25)
+    assert make_plan(SimpleNamespace(model="m", data_parallel_size_local=0)).workers == 0
