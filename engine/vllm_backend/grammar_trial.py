@@ -211,8 +211,6 @@ class XgrammarCompiler:
         match kind:
             case "regex":
                 return self._compiler.compile_regex(value)
-            case "grammar" if is_lark(value):
-                return self._compiler.compile_lark(value)
             case "grammar":
                 return self._compiler.compile_grammar(value)
             case "structural_tag":
@@ -293,12 +291,6 @@ class _LlguidanceMatcher:
     def allowed(self) -> Any:
         self._library.fill_next_token_bitmask(self._matcher, self._mask, 0)
         return self._mask[0].numpy()
-
-
-def is_lark(grammar: str) -> bool:
-    """As vLLM distinguishes the two: no line defines a rule the EBNF way."""
-    lines = (re.sub(r"(#|//).*$", "", line) for line in grammar.split("\n"))
-    return not any("::=" in line for line in lines)
 
 
 class TooManyGroups(Exception):

@@ -36,6 +36,7 @@ from server.flags import (
     make_part,
     name_value,
     parse_json_object,
+    read_into,
 )
 from server.http.connection import TlsSettings
 from server.settings import Settings, read_settings
@@ -104,6 +105,7 @@ def read_first(command: str, argv: Sequence[str]) -> FirstRead | None:
         parser.refuse_unknown(unknown)
     named = namespace.model_tag or getattr(namespace, "model", None)
     first = FirstRead(read_settings(namespace), named)
+    read_into(CaptureSettings, namespace)
     _check_files(first)
     return first
 

@@ -220,3 +220,5 @@ async def _reload(reload: Callable[[], Awaitable[object]]) -> None:
         log.warning("settings loaded again: %s", await reload())
     except ConfigError as error:
         log.error("settings were not loaded again: %s", error)
+    except Exception:
+        log.exception("settings were not loaded again; those in force stay")

@@ -70,6 +70,14 @@ class CaptureSettings:
                 "--capture-mode hashes keeps no text, so there is nothing to redact or drop: "
                 "leave out --capture-redact and --capture-drop"
             )
+        self.make_redactor()
+
+    def make_redactor(self) -> Redactor:
+        """Raises ConfigError."""
+        try:
+            return Redactor.of(self.capture_redact, self.capture_drop)
+        except ValueError as error:
+            raise ConfigError(f"--capture-redact and --capture-drop: {error}") from None
 
 
 def open_capture(
@@ -82,10 +90,6 @@ def open_capture(
     anonymous = settings.capture_mode == HASHES
     directory = Path(settings.capture).expanduser()
     keys = read_keys(Path(settings.capture_key_file)) if settings.capture_key_file else []
-    try:
-        redactor = Redactor.of(settings.capture_redact, settings.capture_drop)
-    except ValueError as error:
-        raise ConfigError(f"--capture-redact and --capture-drop: {error}") from None
     limits = make_part(CaptureLimits, settings)
     was_open = directory.is_dir() and is_open_to_others(directory)
     try:
@@ -100,7 +104,7 @@ def open_capture(
         + (", as hashes" if anonymous else "")
         + (", encrypted" if keys else "")
     )
-    kept = None if anonymous else redactor
+    kept = None if anonymous else settings.make_redactor()
     return RequestCapture(folder, settings.capture_share, hashes, kept, make_cipher(keys))
 
 

@@ -105,6 +105,8 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         read_first("serve", ["--config", str(file)])
     with pytest.raises(ConfigError, match="--api-key-file"):
         read_first("serve", ["--api-key-file", str(tmp_path / "keys")])
+    with pytest.raises(ConfigError, match=r"--capture-redact .* RE2"):
+        read_first("serve", ["--capture", str(tmp_path), "--capture-redact", "(?=x)"])
 
 
 @needs_vllm

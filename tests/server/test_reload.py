@@ -14,6 +14,7 @@ from engine.speculation.policy import SpeculationPolicy
 from server.access.admission import Admission
 from server.access.keys import hash_key
 from server.apis.shared.gateway import Controls
+from server.cli import listener
 from server.cli.command_line import read_again
 from server.cli.reload import read_reloaded
 from server.errors import ConfigError
@@ -151,3 +152,12 @@ def test_a_broken_file_is_an_error_and_no_end(tmp_path, line):
     path.write_text(line)
     with pytest.raises(ConfigError):
         read_again(["--config", str(path)])
+
+
+async def test_a_reload_that_breaks_is_logged_and_changes_nothing(caplog):
+    async def reload():
+        raise RuntimeError("the disk is gone")
+
+    await listener._reload(reload)
+    assert "settings were not loaded again; those in force stay" in caplog.text
+    assert "the disk is gone" in caplog.text
