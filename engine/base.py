@@ -50,7 +50,9 @@ class SupportsPlanning(Protocol):
     """An engine that can choose the speculation depth of every step."""
 
     async def describe_planning(self, recent: int = 0) -> Mapping[str, Any]:
-        """What the planner believes and has decided, and the newest steps; empty without one."""
+        """Describe the planner's estimates and decisions, and the newest steps; empty without a
+        planner.
+        """
         ...
 
     async def freeze_planning(self, depth: int | None) -> bool:
@@ -101,7 +103,7 @@ class SupportsPostMortem(Protocol):
     """An engine that can report how it ended."""
 
     async def post_mortem(self) -> PostMortem:
-        """After ``aclose``."""
+        """Describe how the engine ended. Call it after ``aclose``."""
         ...
 
 
@@ -110,7 +112,9 @@ class SupportsCounters(Protocol):
     """An engine that other clients use, too, and that counts what it does for all of them."""
 
     async def read_counters(self) -> Totals | None:
-        """Its speculation counters since it started; None if it has none. Raises EngineError."""
+        """Read the worker's speculation counters since its start; None if it has none. Raises
+        EngineError.
+        """
         ...
 
 
@@ -127,7 +131,7 @@ class DraftVersion:
     """One set of draft weights."""
 
     fingerprint: str
-    """Of config.json and the weights: ``fingerprint_draft``."""
+    """Fingerprint of config.json and the weights, from ``fingerprint_draft``."""
     source: str
     """The folder an operator named."""
     path: str
@@ -159,7 +163,7 @@ class DraftSwap:
     after: str
     pause_s: float = 0.0
     took_s: float = 0.0
-    """From the call to the last worker's answer: inspection and copy included."""
+    """Seconds from the call to the last worker's answer, inspection and copy included."""
 
 
 DraftListener = Callable[[DraftVersion, DraftSwap], None]

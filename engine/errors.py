@@ -77,5 +77,5 @@ USERINFO = re.compile(r"//\S*@")
 
 
 def redact(text: str) -> str:
-    """Without the credentials of any URL in it."""
+    """Remove the credentials of every URL in the text."""
     return USERINFO.sub("//***@", text)

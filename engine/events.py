@@ -1,4 +1,4 @@
-"""What the parser makes of engine steps: a closed union of small classes; and who is told of them.
+"""Events that parsers make of engine steps, a closed union of small classes, and their observers.
 
 No event ever changes. Those that come with every token are not declared frozen: making a frozen
 one takes three times as long.
@@ -28,7 +28,7 @@ from engine.types import Arm, DecodeStep, PositionLogprobs
 
 
 class Phase(StrEnum):
-    """Which part of an answer is being written."""
+    """Part of an answer that is being written."""
 
     REASONING = "reasoning"
     CONTENT = "content"
@@ -36,7 +36,7 @@ class Phase(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a tool call ended."""
+    """Outcome of a tool call."""
 
     VALID = "valid"
     """Parses and satisfies the tool's JSON schema."""
@@ -53,20 +53,20 @@ class Outcome(StrEnum):
 
 
 class Repair(StrEnum):
-    """What was mended in the arguments of a call, because only one meaning was possible."""
+    """Repair of a call's arguments, made because only one meaning was possible."""
 
     ARGUMENTS_KEY = "arguments_key"
-    """They stood under another key, or beside the name."""
+    """The arguments stood under another key, or beside the name."""
     CONTROL_CHARACTER = "control_character"
     """A line break or another control character stood in a string."""
     DOUBLE_ENCODED = "double_encoded"
-    """They were a JSON string that holds an object."""
+    """The arguments were a JSON string that holds an object."""
     INVALID_ESCAPE = "invalid_escape"
     """A backslash stood before a character that JSON does not escape."""
     MISSING_BRACKET = "missing_bracket"
     """Closing brackets were missing at the end of the call."""
     NULL_ARGUMENTS = "null_arguments"
-    """They were ``null``: there are none."""
+    """The arguments were ``null``: there are none."""
     QUOTED_VALUE = "quoted_value"
     """A value was in quotes that its type has not."""
     REPEATED_PARAMETER = "repeated_parameter"
@@ -74,7 +74,7 @@ class Repair(StrEnum):
     TRAILING_COMMA = "trailing_comma"
     """A comma stood before a closing bracket."""
     WRAPPER = "wrapper"
-    """They were inside one parameter that the tool does not have."""
+    """The arguments were inside one parameter that the tool does not have."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -212,7 +212,7 @@ EventCallback = Callable[[Event], None]
 
 
 class Ending(StrEnum):
-    """How a request that had begun came to its end."""
+    """Ending of a request that had begun."""
 
     COMPLETED = "completed"
     """Every choice reached its Finish and the answer was handed over."""
@@ -255,11 +255,11 @@ class RequestFacts:
     key: str | None = None
     """The public name of the API key."""
     session: str | None = None
-    """What the client calls the session; None when it names none."""
+    """Client's name for the session; None when it names none."""
     arm: Arm | None = None
-    """Its side of the canary that runs."""
+    """Side of the running canary that serves the request."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """As the chat template is given them; never to be logged."""
+    """Messages as the chat template gets them. They must never be logged."""
     tools: Sequence[Mapping[str, Any]] = ()
 
 
@@ -304,7 +304,7 @@ class NullObservation:
 
 
 class NullObserver:
-    """For tests and for serving without telemetry."""
+    """Observer that records nothing, for tests and for serving without telemetry."""
 
     def begin(self, facts: RequestFacts) -> Observation:  # noqa: ARG002
         return NullObservation()

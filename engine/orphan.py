@@ -16,7 +16,7 @@ SET_DEATH_SIGNAL = 1
 
 
 def die_with_parent() -> None:
-    """In a process that ``multiprocessing`` started: exit when the parent is gone. Else no effect.
+    """Exit when the parent is gone, in a process that ``multiprocessing`` started; else do nothing.
 
     Several modules of an engine process call it; one watcher is enough.
     """
@@ -32,6 +32,6 @@ def die_with_parent() -> None:
 
 
 def kill_with_parent() -> None:
-    """On Linux: have the kernel kill this process when the thread that started it ends."""
+    """Have the kernel kill this process when the thread that started it ends. Linux only."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)

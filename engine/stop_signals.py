@@ -20,7 +20,8 @@ END = signal.SIGUSR2
 
 
 def block_stop_signals() -> None:
-    """In a helper process, before it starts threads: they and its children inherit this."""
+    """Block the stop signals in a helper process. Its threads and children inherit the block, so
+    call it before any thread starts."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
 
 

@@ -114,11 +114,11 @@ class SupervisedEngine(EnginePool):
         self._frozen: int | None = None
         """The depth at which an operator holds the planner."""
         self._planning: Mapping[str, Any] = {}
-        """What the planner described last."""
+        """Last description by the planner."""
         self._restarts = RestartPolicy(self.timeouts)
         self._isolation = PoisonIsolation()
         self._past_unclaimed = Totals()
-        """Of lost sessions."""
+        """Unclaimed counts of lost sessions."""
         self._watching: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
         self._given_up = asyncio.Event()
@@ -203,7 +203,7 @@ class SupervisedEngine(EnginePool):
         return held
 
     async def health(self) -> Health:
-        """From known state: answers at once, whatever the engine does."""
+        """Answer at once from known state, whatever the engine does."""
         live = self._live_session is not None
         return Health(live=live, reason="" if live else self._reason)
 
@@ -400,7 +400,9 @@ class SupervisedEngine(EnginePool):
 
 
 async def _examine(engine: Engine) -> PostMortem | None:
-    """How a closed engine ended. Whatever fails here must not keep the next one from starting."""
+    """Describe how a closed engine ended. A failure here must not keep the next one from
+    starting.
+    """
     if not isinstance(engine, SupportsPostMortem):
         return None
     try:
@@ -412,7 +414,7 @@ async def _examine(engine: Engine) -> PostMortem | None:
 
 
 def _classify_loss(session: EngineSession, cause: LossCause) -> FailureKind:
-    """What the loss says about the requests running in the session, before it is closed."""
+    """Classify a loss for the requests that run in the session, before it is closed."""
     if isinstance(session.engine, SupportsKilled) and session.engine.killed:
         return FailureKind.KILLED
     shared = cause is LossCause.HUNG and session.is_shared

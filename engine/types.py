@@ -73,7 +73,7 @@ class RepetitionStop:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose the next token; every field has a neutral value that switches it off."""
+    """Rules for choosing the next token. Every field has a neutral value that switches it off."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -87,13 +87,13 @@ class Sampling:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
-    """Only these may be generated; empty allows all."""
+    """Token ids that may be generated; empty allows all."""
     bad_words: tuple[str, ...] = ()
     """Texts whose token sequences must not be generated."""
     thinking_token_budget: int | None = None
     """Reasoning tokens after which the reasoning is ended; None sets no limit."""
     repetition: RepetitionStop | None = None
-    """When to stop because the output repeats itself; None never stops for that."""
+    """Rule that stops an output that repeats itself; None never stops it."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -103,7 +103,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the output must match. ``value`` is JSON text for json_schema and structural_tag."""
+    """Constraint on the output. ``value`` is JSON text for json_schema and structural_tag."""
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
     value: str = ""
@@ -134,10 +134,10 @@ class EngineRequest:
     affinity: str | None = None
     """Requests with the same value share a cache: a session, a conversation."""
     arm: Arm | None = None
-    """Its side of the canary that runs."""
+    """Side of the running canary that serves the request."""
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     sink: StepSink | None = field(default=None, compare=False, repr=False)
-    """Where the engine may put steps instead of yielding them."""
+    """Sink into which the engine may put steps instead of yielding them."""
 
 
 class StepSink(Protocol):
@@ -179,7 +179,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """At one output position: the chosen token, then the alternatives, most likely first."""
+    """Log-probabilities at one output position: the chosen token, then the alternatives, most
+    likely first.
+    """
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
@@ -203,7 +205,7 @@ class DecodeStep:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Step:
-    """What an engine yields: the tokens of one engine step, or of several merged ones.
+    """Output of an engine: the tokens of one engine step, or of several merged ones.
 
     It never changes; it is not declared frozen, because making a frozen one takes four times as
     long.
@@ -236,7 +238,7 @@ class SpeculationInfo:
     draft: str | None = None
     summary: str = ""
     per_request: bool = True
-    """It honours the depth of a request."""
+    """Whether the engine honours the depth of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +251,15 @@ class EngineInfo:
     speculation: SpeculationInfo
     reports_decode_steps: bool = True
     thinking_budget: bool | None = None
-    """It can end a reasoning after a number of tokens; None where that is unknown."""
+    """Whether the engine can end a reasoning after a number of tokens; None where that is unknown.
+    """
     accounts_at_end: bool = False
     """The decode steps of an answer come with its last step; an aborted answer has none."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     """The model's own defaults by the names of ``Sampling``, from its generation config."""
     details: Mapping[str, str] = field(default_factory=dict)
     plans_depth: bool = False
-    """It chooses the depth of requests that bring none at every step."""
+    """Whether the engine chooses a depth at every step for requests that bring none."""
     degraded: tuple[str, ...] = ()
     """Parts of the gateway that this vLLM does not fit; vLLM's own do their work."""
 

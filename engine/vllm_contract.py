@@ -62,7 +62,7 @@ LOST = {
     Area.PRELOAD: "every engine process imports vLLM anew, so starts and restarts are slower, and "
     "a signal to the gateway's process group ends the engine, too",
 }
-"""What is lost where an area is broken."""
+"""Consequence of a broken area, for operators."""
 
 PARTS: dict[Area, dict[str, str]] = {
     Area.ENGINE: {
@@ -412,7 +412,7 @@ def _fits(found: list[str] | None, wanted: list[str]) -> bool:
 
 
 def _list_parameters(given: ast.arguments) -> list[str]:
-    """In the order of ``inspect.signature``."""
+    """List parameter names in the order of ``inspect.signature``."""
     variable = [given.vararg.arg] if given.vararg else []
     keywords = [given.kwarg.arg] if given.kwarg else []
     plain = [one.arg for one in (*given.posonlyargs, *given.args)]
@@ -432,7 +432,7 @@ def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def _assigned_names(owner: ast.ClassDef) -> Iterator[str]:
-    """What methods assign to ``self``."""
+    """Yield the names that methods assign to ``self``."""
     for node in ast.walk(owner):
         match node:
             case ast.Attribute(ast.Name("self"), name, ast.Store()):

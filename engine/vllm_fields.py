@@ -11,9 +11,9 @@ from engine.types import Constraint, EngineRequest, FinishReason, TokenLogprob
 DEPTH = "num_speculative_tokens"
 """A request's depth in vLLM's ``extra_args`` (over vLLM's HTTP: ``vllm_xargs``)."""
 TRAFFIC = "traffic"
-"""In ``extra_args``: the slice that a request's acceptance is learnt in."""
+"""Key in ``extra_args``: the slice in which a request's acceptance is learnt."""
 TENANT = "tenant"
-"""In ``extra_args``: whose traffic the request may learn from."""
+"""Key in ``extra_args``: the tenant whose traffic the request may learn from."""
 ABORT = "abort"
 """vLLM's finish reason of requests that an engine gives up as it ends, and of those that left."""
 FINISH = {

@@ -129,4 +129,4 @@ SHORT = {
 }
 NAMES = (*SWITCHES, *VALUES, *LISTS, *OPTIONAL)
 NARGS = {**dict.fromkeys(LISTS, "+"), **dict.fromkeys(OPTIONAL, "?")}
-"""How many values a flag takes, in argparse's words, where it is not one."""
+"""Number of values of each flag that does not take exactly one, in argparse's terms."""

@@ -86,7 +86,7 @@ class DnsSource:
 
 
 STRUCTURED = ("[", "{", "-", "workers:")
-"""How YAML and JSON begin; no address does."""
+"""First characters of YAML and JSON, with which no address begins."""
 
 
 class FileSource:

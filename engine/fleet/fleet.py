@@ -163,7 +163,7 @@ class Fleet(EnginePool):
         return str(await asyncio.get_running_loop().create_future())
 
     async def health(self) -> Health:
-        """From known state: answers at once, whatever the workers do.
+        """Answer at once from known state, whatever the workers do.
 
         ``/ready`` is public: it does not name the workers.
         """
@@ -231,7 +231,9 @@ class Fleet(EnginePool):
         return worker, assignment
 
     async def _wait(self, inflight: InFlightRequest) -> None:
-        """Until a worker comes, or those the request avoids have had a pause."""
+        """Wait until a worker comes, or until the workers that the request avoids have had a
+        pause.
+        """
         if self._closed:
             raise EngineDead("The engine was closed.")
         if any(worker.is_serving for worker in self.workers.values()):

@@ -148,14 +148,14 @@ class RoutingCandidate:
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """What routing needs to know of a request."""
+    """Facts about a request that routing needs."""
 
     tie: bytes
     """Anything that differs from request to request."""
     cost: float
     session: str | None = None
     key: bytes | None = None
-    """Its prompt's leading blocks; None without a whole one."""
+    """Hash of the prompt's leading blocks; None without a whole block."""
 
 
 def order_by_hash(key: bytes, names: Sequence[str]) -> list[str]:
@@ -233,7 +233,7 @@ class Assignment:
 
 @dataclass(slots=True)
 class WorkerReservations:
-    """Which requests canaries keep from which workers."""
+    """Reservations of workers for the requests of a canary's arms."""
 
     candidate: str | None = None
     """Gets the requests of its arm and no others."""
@@ -241,7 +241,7 @@ class WorkerReservations:
     """Get no requests."""
 
     def select(self, names: Sequence[str], arm: Arm | None) -> list[str]:
-        """Those of ``names`` that a request may go to; where none is left, better any than none."""
+        """Select the workers that a request may go to: all of ``names`` where none is left."""
         free = [name for name in names if name not in self.held]
         if self.candidate is None:
             return free or list(names)

@@ -12,7 +12,7 @@ from engine.speculation.totals import Totals
 
 @dataclass(frozen=True, slots=True)
 class RoutingSettings:
-    """Which worker gets a request. Amounts are tokens."""
+    """Settings of routing. Amounts are tokens."""
 
     block: int = 64
     """Prompt tokens per block; best a multiple of the workers' own block size."""
@@ -32,7 +32,7 @@ class RoutingSettings:
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """When a circuit opens, and for how long. Seconds unless stated otherwise."""
+    """Settings of circuit breakers. Seconds unless stated otherwise."""
 
     failures: int = 3
     """Failed requests in a row."""
@@ -45,7 +45,7 @@ class BreakerSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """How workers are maintained. Seconds unless stated otherwise."""
+    """Settings of the workers' maintenance. Seconds unless stated otherwise."""
 
     start_s: float = 600.0
     """The fleet does not start when no worker serves after this time."""
@@ -83,13 +83,13 @@ class RoutingReason(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """What a worker does."""
+    """State of a worker."""
 
     SERVING = "serving"
     PROBING = "probing"
     """Starting or coming back: it has not passed its probe yet."""
     OPEN = "open"
-    """Its circuit is open: it gets no requests for a while."""
+    """The worker's circuit is open: it gets no requests for a while."""
     HELD = "held"
     """A canary rolled it back: it serves and gets no requests until it is released."""
     DRAINING = "draining"
@@ -101,7 +101,7 @@ class WorkerCounters:
     """Requests that were sent to a worker."""
 
     reasons: Counter[RoutingReason] = field(default_factory=Counter)
-    """How many, by routing reason."""
+    """Number of requests by routing reason."""
     tokens: int = 0
     retried: int = 0
     """Moved to another worker before their first token."""
@@ -127,4 +127,4 @@ class WorkerStatus:
     continued: int
     openings: int
     counted: Totals | None
-    """Its own speculation counters; None where it reports none."""
+    """Worker's own speculation counters; None where it reports none."""

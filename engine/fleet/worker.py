@@ -117,7 +117,7 @@ class Worker:
     """Why it does not serve."""
     draining: bool = False
     counted: Totals | None = None
-    """Its own speculation counters."""
+    """Worker's own speculation counters."""
     counts: WorkerCounters = field(default_factory=WorkerCounters)
 
     def __post_init__(self) -> None:
@@ -149,7 +149,7 @@ class Worker:
         self._maintenance = asyncio.create_task(self._maintain())
 
     async def aclose(self) -> None:
-        """Its in-flight requests end with EngineDead."""
+        """Close the worker. Its in-flight requests end with EngineDead."""
         if self._maintenance is not None:
             self._maintenance.cancel()
             await asyncio.gather(self._maintenance, return_exceptions=True)
@@ -224,7 +224,7 @@ class Worker:
             log.debug("counters of worker %s could not be read: %s", self.name, error)
 
     def _drop_session(self, reason: str, cause: LossCause) -> None:
-        """It is dead or hangs: its requests continue elsewhere."""
+        """Drop the session of a worker that is dead or hangs. Its requests continue elsewhere."""
         session, self.session = self.session, None
         if session is not None:
             session.failure = FailureKind.HUNG if session.is_shared else FailureKind.DIED

@@ -38,7 +38,7 @@ KEEP_ALIVE_S = 4.0
 ASK_S = 10.0
 """Time limit of requests that do not generate."""
 END_S = 2.0
-"""From ``[DONE]`` to the end of the stream."""
+"""Seconds from ``[DONE]`` to the end of the stream."""
 LONGEST_WAIT_S = 3600.0
 """The longest Retry-After to accept from a worker."""
 PIECE_BYTES = 4 << 10
@@ -265,7 +265,7 @@ def _build_authorization(upstream: Upstream, access: ConnectionSettings) -> dict
 
 
 def _list_secrets(upstream: Upstream, access: ConnectionSettings) -> tuple[str, ...]:
-    """What a worker has learnt from its requests and may repeat in its errors."""
+    """List the secrets that a worker has received and may repeat in its errors."""
     sent = (upstream.authorization or "").removeprefix("Basic ")
     password = b64decode(sent).decode().partition(":")[2]
     return tuple(secret for secret in (access.key, sent, password) if secret)

@@ -74,7 +74,7 @@ def read_integer(value: Any, what: str, least: int, most: int) -> int:
 
 
 def read_integers(value: Any, what: str, least: int, below: int, most: int) -> tuple[int, ...]:
-    """At most ``most`` of them, all from ``least`` up to, but not, ``below``."""
+    """Read at most ``most`` integers, all from ``least`` up to ``below`` exclusive."""
     found = read_list(value, what, most)
     for number in found:
         if type(number) is not int or not least <= number < below:

@@ -1,4 +1,4 @@
-"""What a worker's refusals become: errors in the gateway's words, and lines of its log.
+"""Refusals by workers, turned into errors in the gateway's words and lines of its log.
 
 A worker's own text never reaches a client: it may hold the gateway's key, host names and paths. Of
 what it says about the request's grammar or length, the facts that are known in advance are named.
@@ -34,7 +34,7 @@ KEYWORD = re.compile(
 CONSTRUCT = re.compile(
     r"look-?ahead|look-?behind|look-?around|back-?reference|recursion|word boundary", re.IGNORECASE
 )
-"""What a compiler of patterns or grammars may not know."""
+"""Constructs that a compiler of patterns or grammars may not support."""
 
 
 def map_refusal(worker: str, status: int, message: str) -> EngineError:

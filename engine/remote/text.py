@@ -87,7 +87,7 @@ class TextEngine(RemoteEngineBase):
         yield Step((), finish=finish)
 
     def _check_supported(self, request: EngineRequest) -> None:
-        """What a text says nothing about. Raises RequestRejected."""
+        """Refuse features that a text cannot carry. Raises RequestRejected."""
         sampling, constraint = request.sampling, request.constraint
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             raise RequestRejected(
@@ -120,7 +120,7 @@ class TextEngine(RemoteEngineBase):
 
 
 def build_sampling(sampling: Sampling) -> dict[str, Any]:
-    """Only what differs from the defaults: not every server knows every field."""
+    """Build the fields that differ from the defaults, since not every server knows every field."""
     body: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
     neutral = Sampling(max_tokens=0)
     names = (
@@ -191,7 +191,7 @@ PROBE = "The first of them was a short one, and so it goes on until"
 WORD = "eaglegate"
 GENERATE_S = 120.0
 AS_IT_IS = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
-"""Of vLLM and SGLang: special tokens stay in the text, where parsers look for them."""
+"""Fields of vLLM and SGLang that leave special tokens in the text, where parsers look for them."""
 UNTOUCHED = {"add_special_tokens": False}
 """A rendered prompt has its special tokens already."""
 MOST_TOKENS = 1 << 20
@@ -204,11 +204,11 @@ class Dialect:
     """The features of /v1/completions that the server supports."""
 
     takes_tokens: bool = False
-    """It accepts token ids as a prompt: no second tokenizer can differ."""
+    """Whether the worker accepts token ids as a prompt, so that no second tokenizer can differ."""
     extras: dict[str, Any] = field(default_factory=dict)
     """Sent with every request."""
     enforces_json: bool = False
-    """It obeys ``response_format``, as probed."""
+    """Whether the worker obeys ``response_format``, as probed."""
 
     def supports(self, constraint: Constraint) -> bool:
         json = constraint.kind in ("json_schema", "json_object")

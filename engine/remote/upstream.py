@@ -24,7 +24,7 @@ class Upstream:
     prefix: str = ""
     """Says what the worker speaks: a key of ``ENGINES``."""
     authorization: str | None = field(default=None, repr=False, compare=False)
-    """From ``http://user:password@...``; sent to this worker instead of the key."""
+    """Authorization from ``http://user:password@...``, sent to this worker instead of the key."""
 
     @classmethod
     def parse(cls, given: str) -> Upstream:
@@ -76,7 +76,7 @@ class ConnectionSettings:
     """Sent as a bearer token."""
     connect_s: float = 5.0
     first_token_s: float = 300.0
-    """From the request to its first token: the worker's queue and prefill."""
+    """Seconds from the request to its first token: the worker's queue and prefill."""
     idle_s: float = 60.0
     """Between two chunks of a stream."""
     start_s: float = 600.0
@@ -105,6 +105,6 @@ class LocalModel:
     codec: Codec
     vocab_size: int
     max_model_len: int | None = None
-    """From its config; None where it has none. The worker may allow less."""
+    """Context length of the model's config; None where it has none. The worker may allow less."""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    """Its generation config, by the field names of ``engine.types.Sampling``."""
+    """Model's generation config, by the field names of ``engine.types.Sampling``."""

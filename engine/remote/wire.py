@@ -19,7 +19,7 @@ GENERATE = "/inference/v1/generate"
 MOST_ALTERNATIVES = 256
 MOST_ID = (1 << 31) - 1
 MOST_LOGPROBS = 20
-"""What a vLLM server allows unless it was started with another ``--max-logprobs``."""
+"""Log-probabilities that a vLLM server allows unless started with another ``--max-logprobs``."""
 
 
 def build_body(request: EngineRequest, *, stream: bool, depth: bool) -> dict[str, Any]:
@@ -60,7 +60,10 @@ def _hides_alternative(sampling: Sampling) -> bool:
 
 
 def read_output_logprobs(body: Any, top: int | None, tokens: int) -> tuple[PositionLogprobs, ...]:
-    """Of one chunk's ``tokens``; ``top`` as the request asked for. Raises WorkerProtocolError."""
+    """Read the log-probabilities of one chunk's ``tokens``, with ``top`` alternatives as requested.
+
+    Raises WorkerProtocolError.
+    """
     if body is None or top is None:
         return ()
     content = read_list(read_object(body, "logprobs").get("content"), "logprobs.content", tokens)

@@ -90,7 +90,7 @@ class TemplateInput:
 
 
 def _is_usual(message: Mapping[str, Any]) -> bool:
-    """Its content is text, and its calls are of functions."""
+    """Whether the message's content is text and its calls are of functions."""
     content, calls = message.get("content"), message.get("tool_calls")
     if "task" in message or not (content is None or isinstance(content, str)):
         return False
@@ -156,7 +156,8 @@ POLL_S = 0.05
 ATTEMPTS = 2
 RETRY_S = 1.0
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
-"""How the interpreter ends by its own fault: the same again for the same template."""
+"""Signals by which the interpreter ends for a fault of its own, each time the same template runs.
+"""
 ROOT = Path(__file__).parents[2]
 TOO_LONG = f"the template took more than {CPU_S:g} s"
 

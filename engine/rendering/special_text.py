@@ -27,7 +27,7 @@ WINDOW = 65_536
 UNTRUSTED = frozenset(("user", "tool", "function"))
 """Roles of messages that others than the application may have written."""
 HIDING = ('"text":', r"\\u", r"\\/")
-"""In JSON of a request: parts of a content, and escapes inside the arguments of a call."""
+"""Signs in a request's JSON of content in parts, and of escapes inside a call's arguments."""
 ESCAPED = re.compile(r'["\\\x00-\x1f]')
 Messages = Sequence[Mapping[str, Any]]
 Encode = Callable[[str], list[int]]
@@ -46,7 +46,7 @@ class SpecialTextRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class MarkedInput:
-    """What a chat template is given; ``mark`` is empty where there was nothing to mark."""
+    """Input of a chat template. ``mark`` is empty where there was nothing to mark."""
 
     messages: Messages
     tools: Messages | None
@@ -168,7 +168,7 @@ class SpecialText:
 
 
 def _find(text: str, pattern: re.Pattern[str] | None, longest: int) -> Iterator[int]:
-    """Where a token begins; in windows, between which other threads get their turn."""
+    """Yield the offsets at which tokens begin. Other threads get a turn between windows of text."""
     if pattern is None:
         return
     for begin in range(0, len(text), WINDOW):

@@ -37,7 +37,9 @@ def convert_messages(
 
 
 def merge_developer(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """For templates without the role: developer messages join the system message at the top."""
+    """Join developer messages with the system message at the top, for templates without
+    that role.
+    """
     if not any(message["role"] == "developer" for message in messages):
         return list(messages)
     turned = [_convert_to_system(message) for message in messages]
@@ -152,7 +154,7 @@ CODED = frozenset((
     "enable_thinking", "thinking", "thinking_effort", "preserve_thinking", "reasoning_effort",
     "documents",
 ))  # fmt: skip
-"""For models whose prompts are written in code: no template names what they read."""
+"""Variables of models whose prompts are written in code, where no template names them."""
 
 
 def filter_variables(given: Mapping[str, Any] | None, read: Iterable[str]) -> dict[str, Any]:
@@ -221,7 +223,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 REFUSALS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
 )  # fmt: skip
-"""What a template raises, beside ValueError."""
+"""Exceptions that a template raises, besides ValueError."""
 
 
 class ChatTemplate:
@@ -232,7 +234,9 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self.is_suspect = is_suspect(tree)
-            """It is to be run apart: what it does may take very long, or very much memory."""
+            """Whether the template has to run in a process of its own, since it may take much time
+            or memory.
+            """
             self._code = environment.compile("" if self.is_suspect else source)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template cannot be read: {error}") from error
@@ -240,7 +244,7 @@ class ChatTemplate:
         self.source = source
         self.variables = _find_variables(tree, self.is_suspect)
         self.content_in_parts = _iterates_content(tree)
-        """It expects a message's content as a list of parts."""
+        """Whether the template expects a message's content as a list of parts."""
         self.knows_developer = '"developer"' in source or "'developer'" in source
 
     @cached_property

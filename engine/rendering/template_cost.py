@@ -1,4 +1,4 @@
-"""Which chat templates may take very long, or very much memory, in a single operation.
+"""Detection of chat templates that may take much time or memory in a single operation.
 
 A loop can be interrupted (``watchdog.py``). One operation that makes a huge string or number
 cannot, so a template with such an operation always runs in a process with limits.

@@ -59,7 +59,7 @@ class RenderWatchdog:
                 self._take_interrupt()
 
     def _take_interrupt(self) -> None:
-        """It may not have been raised yet: let it be raised here."""
+        """Let an interrupt that has not been raised yet be raised here."""
         with suppress(RenderTooSlow):
             with self._lock:
                 pass

@@ -40,7 +40,7 @@ class Continuation:
 
     @property
     def outcome(self) -> RecoveryOutcome:
-        """How the next engine will continue it."""
+        """Return how the next engine will continue the request."""
         if not self._delivered:
             return RecoveryOutcome.RERUN
         resumes = is_resumable(self._request)

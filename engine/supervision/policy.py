@@ -61,7 +61,7 @@ class SupervisionTimeouts:
 
 
 class RestartPolicy:
-    """When to restart an engine, and when to stop trying.
+    """Policy for restarting an engine, and for giving up.
 
     An engine that served a token or ran for ``stable_s`` resets the count, however short it ran.
     The end of an engine by a signal from outside says nothing about the engine: it is not counted,
@@ -117,14 +117,17 @@ class StallDetector:
 
     @property
     def stalled_s(self) -> float:
-        """At least; up to the time since it was last asked, it may be more."""
+        """Return a lower bound of the seconds without a step.
+
+        The true time is larger by at most the time since the last call.
+        """
         if self.moved:
             self.moved, self._last_step = False, monotonic()
         return monotonic() - self._last_step if self.num_running else 0.0
 
 
 class LossCause(StrEnum):
-    """How an engine was lost."""
+    """Cause of an engine's loss."""
 
     DIED = "died"
     HUNG = "hung"
@@ -133,18 +136,18 @@ class LossCause(StrEnum):
 
 
 class RecoveryOutcome(StrEnum):
-    """What happened to a request whose engine was lost."""
+    """Outcome for a request whose engine was lost."""
 
     RERUN = "rerun"
-    """Nothing had been delivered: it ran again unchanged."""
+    """Nothing had been delivered, and the request ran again unchanged."""
     RESUMED = "resumed"
-    """It continued after the delivered tokens."""
+    """The request continued after the delivered tokens."""
     REPLAYED = "replayed"
-    """It was generated again from the start; delivered tokens were checked and skipped."""
+    """The answer was generated again from the start. Delivered tokens were checked and skipped."""
     LOST = "lost"
-    """It could not be continued."""
+    """The request could not be continued."""
     QUARANTINED = "quarantined"
-    """It crashes engines and is rejected."""
+    """The request crashes engines and is rejected."""
 
 
 class RecoveryObserver(Protocol):
@@ -182,7 +185,7 @@ REASON = 500
 
 @dataclass(frozen=True, slots=True)
 class PostMortem:
-    """How an engine ended, for operators: bounded, and without prompts."""
+    """Report on an engine's end for operators, bounded and without prompts."""
 
     ended_by: str = ""
     """A signal's name or an exit status."""
@@ -200,7 +203,7 @@ class EngineLoss:
     """UTC, as ISO 8601 writes it."""
     cause: LossCause
     reason: str
-    """What the gateway noticed."""
+    """Sign by which the gateway noticed the loss."""
     lived_s: float | None = None
     """None for an engine that did not start."""
     ended_by: str = ""

@@ -129,7 +129,7 @@ class EngineSession:
         """A client has got a token of it."""
         self.lost = False
         self.failure = FailureKind.DIED
-        """Once it is lost: what that means for the requests that were running in it."""
+        """Kind of failure, for a lost session, of the requests that were running in it."""
         self.closed = asyncio.Event()
         self._close_s = close_s
         self._retired = False

@@ -36,7 +36,7 @@ RecoverableError = EngineDead | EngineOverloaded | EngineFailed | RequestRejecte
 
 
 class FailureKind(StrEnum):
-    """How a submission failed."""
+    """Kind of failure of a submission."""
 
     NOT_RUN = "not_run"
     """The engine did not run the request; nothing was lost."""
@@ -66,7 +66,7 @@ class InFlightRequest:
     strikes: int = 0
     """Engines lost in a row without a step of this request since it was submitted."""
     crashes: int = 0
-    """Those of the strikes in which the engine died by itself."""
+    """Strikes in which the engine died by itself."""
     blamed: int = 0
     """Crashes after the first one, in which no other request was waiting for its first step."""
     signals: int = 0
@@ -78,7 +78,9 @@ class InFlightRequest:
     refusals: list[Callable[[], None]] = field(default_factory=list)
     """Engines that called it invalid: what to do when another one runs it."""
     waiting_since: float | None = None
-    """When its engine was lost or had no capacity for it; None since its last step."""
+    """Time at which the request's engine was lost or had no capacity for it; None since its last
+    step.
+    """
     finished: bool = False
 
     def take(self, step: Step, submission: Submission) -> Step | None:
@@ -95,7 +97,7 @@ class InFlightRequest:
         return new
 
     def reset_strikes(self) -> None:
-        """It has made a step on its current engine."""
+        """Forget the strikes, once the request has made a step on its current engine."""
         self.strikes = self.crashes = self.blamed = self.signals = 0
         self.waiting_since = None
 
@@ -106,8 +108,11 @@ class InFlightRequest:
             blame()
 
     def record_failure(self, kind: FailureKind, *, started: bool, ran: bool | None = None) -> None:
-        """Its submission failed; ``started``: after a step of this request; ``ran``: the engine was
-        running it, where that is known. One that waited in its engine's queue is not suspected.
+        """Record a failed submission.
+
+        ``started``: it failed after a step of this request. ``ran``: the engine was running it,
+        where that is known. A request that waited in its engine's queue is not suspected.
+
         """
         if kind is not FailureKind.KILLED:
             self.fruitless += 1

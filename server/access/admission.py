@@ -1,4 +1,4 @@
-"""Who may enter, how many, and when to come back: bounds, fair shares, an honest Retry-After.
+"""Admission of requests to the engine: bounds, fair shares and a Retry-After that holds.
 
 A request *enters* before any work is done for it, is *admitted* to the engine when its turn comes,
 and *leaves* when its response is over, however it ends. What cannot be served in time is refused
@@ -42,7 +42,7 @@ even if other keys have to wait for it; once in that time for each key."""
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """How much may be under way. Swapped whole when settings are loaded again."""
+    """Bounds on requests that run and wait. A reload replaces all of them at once."""
 
     running: int = 256
     """Sequences (choices) in the engine at a time."""
@@ -73,7 +73,7 @@ class AdmissionTicket:
     flow: Flow[AdmissionTicket]
     entered: float
     places: int = 1
-    """What it counts for in its key's concurrency."""
+    """Places that the request takes of its key's concurrency."""
     sequences: int = 0
     tokens: int = 0
     admitted: float | None = None
@@ -107,7 +107,7 @@ class Admission:
     bounds: AdmissionLimits = field(default_factory=AdmissionLimits)
     clock: Clock = time.monotonic
     classes: frozenset[Priority] = frozenset()
-    """Those that keys have: places stay free for the higher ones."""
+    """Priority classes of the configured keys. Places stay free for the higher ones."""
     later: Callable[[float, Callable[[], None]], object] = _call_later
 
     def __post_init__(self) -> None:
@@ -164,11 +164,11 @@ class Admission:
                 self._end_waiting(flow.waiting[-1], error)
 
     def count_places(self, requester: Requester) -> int:
-        """What counts in its key's concurrency."""
+        """Count the places that the requester's key holds of its concurrency."""
         return self._places.get(requester.flow, 0)
 
     def count_by_key(self) -> dict[str, dict[str, int]]:
-        """What each key has in the engine and in the queue."""
+        """Count each key's sequences in the engine and requests in the queue."""
         keys = [flow for flow in self._order if flow.name.startswith("key ")]
         return {
             flow.name.removeprefix("key "): {"running": flow.running, "queued": len(flow.queued)}
@@ -241,7 +241,7 @@ class Admission:
     def _fits(
         self, ticket: AdmissionTicket, overdue: bool, shares: dict[Flow[AdmissionTicket], float]
     ) -> bool:
-        """One that is larger than the bound runs alone."""
+        """Whether there is room for the ticket. One that is larger than the bound runs alone."""
         kept = 0 if overdue else self._count_reserved(ticket, shares)
         left = self.bounds.running - self.running - ticket.sequences
         return left >= kept or not (self.running or kept)
@@ -249,7 +249,7 @@ class Admission:
     def _count_reserved(
         self, ticket: AdmissionTicket, shares: dict[Flow[AdmissionTicket], float]
     ) -> int:
-        """How many places ``ticket`` must leave to others: never all of them."""
+        """Count the places that ``ticket`` must leave to others: never all of them."""
         flow, kept = ticket.flow, self.bounds.reserved
         active = {other.priority for other in shares}
         above = [level for level in self.classes | active if level < flow.priority]
@@ -416,5 +416,5 @@ class Admission:
         )
 
     def _retry_after_s(self, flow: Flow[AdmissionTicket]) -> float:
-        """From where in the fair order the flow's next request would be."""
+        """Seconds until the flow's next request would run, from its place in the fair order."""
         return self.rate.retry_after_s(self._order.count_ahead(flow) + 1, self.bounds.running)

@@ -1,4 +1,4 @@
-"""What a request costs before the engine meets it: estimated and charged before the work is done.
+"""Cost of a request before it reaches the engine, charged before the work is done.
 
 Three things run out while requests are read, rendered and tokenized, and each is bounded here:
 *bytes* of bodies that are held at a time, *tokens* of the key's minute, and the *turns* of those
@@ -27,13 +27,15 @@ from server.errors import TooManyRequests
 Result = TypeVar("Result")
 
 HELD_BYTES = 96 << 20
-"""Of all bodies together."""
+"""Bytes that all request bodies may hold together."""
 READ_BYTES = 64 << 20
-"""Of all stored answers together that are being read. Slow readers of these stop no bodies."""
+"""Bytes that readers of stored answers may hold together. Slow readers hold up no request bodies.
+"""
 SHARE = 0.5
-"""Of either, one key may hold."""
+"""Share of either limit that one key may hold."""
 BYTES_PER_TOKEN = 16
-"""Of a body, as it is charged before it is read: usual text has 4, so that few pay too much."""
+"""Bytes of a body that are charged as one token before it is read. Text usually has 4 bytes a
+token, so the estimate is rarely too high."""
 TURNS = 2
 """Large requests that are prepared at a time."""
 SMALL_BYTES = 64 << 10
@@ -53,7 +55,7 @@ class TokenQuota(Protocol):
 
 @dataclass(eq=False, slots=True)
 class RequestCharge:
-    """What one request has been charged; ``close`` when its response is over."""
+    """Charges of one request. ``close`` it when its response is over."""
 
     budget: RequestBudget
     name: str | None = None
@@ -64,9 +66,9 @@ class RequestCharge:
     prepaid: float = 0.0
     """Tokens paid in advance."""
     estimated: float = 0.0
-    """Those of the estimate, once the prompt is being tokenized."""
+    """Tokens of the estimate, set when the prompt is tokenized."""
     shares: int = 1
-    """How many still need the bytes: the response, and a background run."""
+    """Holders that still need the bytes: the response, and a background run."""
 
     def hold(self, num_bytes: int) -> None:
         """More of the body is there, or of what it refers to. Raises TooManyRequests."""
@@ -74,7 +76,7 @@ class RequestCharge:
         self.num_bytes += num_bytes
 
     def hold_stored(self, num_bytes: int) -> None:
-        """So much of what is stored goes to a client, which may be slow. Raises TooManyRequests."""
+        """Hold ``num_bytes`` of a stored answer that goes to a client. Raises TooManyRequests."""
         self.budget.stored.hold(self.name, num_bytes)
         self.num_stored += num_bytes
 
@@ -172,7 +174,7 @@ class RequestBudget:
     read_bytes: int = READ_BYTES
     _taken: int = 0
     _waiting: dict[str | None, deque[asyncio.Future[None]]] = field(default_factory=dict)
-    """By key, in the order of their next turn."""
+    """Waiting requests by key, in the order of the keys' next turns."""
 
     def __post_init__(self) -> None:
         self.bodies = HeldBytes("requests", self.held_bytes)
@@ -209,7 +211,7 @@ class RequestBudget:
             raise
 
     def _pass_on(self) -> None:
-        """To the key whose turn is next; it goes to the end of the line."""
+        """Give the turn to the next key, and put that key at the end of the line."""
         while self._waiting:
             name = next(iter(self._waiting))
             line = self._waiting.pop(name)
@@ -223,4 +225,4 @@ class RequestBudget:
 
 
 charge: ContextVar[RequestCharge] = ContextVar("charge", default=RequestBudget(1 << 62).open())  # noqa: B039
-"""Of the request at hand; set at the door."""
+"""Charge of the current request, set by the authentication middleware."""

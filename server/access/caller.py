@@ -1,4 +1,4 @@
-"""Who makes a request: the caller with its API key, the key's quota, and what admission knows."""
+"""Caller of a request: its API key, the key's quota, and its identity in admission."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.errors import InvalidRequest, TooManyRequests
 Clock = Callable[[], float]
 MINUTE_S = 60.0
 FADE = 0.9
-"""With every shorter answer, the longest one counts for this much less."""
+"""Factor by which the longest answer's weight shrinks with every shorter answer."""
 GUESS = 1 / 8
 """The share of its minute that a key's first answer is taken for, where it has no bound."""
 
@@ -54,7 +54,7 @@ class RateBucket:
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """How much is left of a limit: ``what`` is requests, tokens or concurrency."""
+    """Remainder of a limit. ``what`` is requests, tokens or concurrency."""
 
     what: str
     limit: int
@@ -122,7 +122,7 @@ class KeyQuota:
         self._longest = max(tokens, FADE * (self._longest or 0.0))
 
     def describe(self) -> Iterator[LimitState]:
-        """What is left of each limit there is."""
+        """Yield the remainder of each limit of the key."""
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:
                 limit, left = bucket.per_minute, max(0, int(bucket.level))
@@ -159,7 +159,7 @@ class Requester:
     concurrency: int | None = None
     """Requests of this key at a time; None for no bound."""
     deadline: float | None = None
-    """By the admission's clock; a request that cannot make it is refused."""
+    """Deadline by admission's clock. A request that cannot meet it is refused."""
     weight: float = 1.0
     client: str = ""
     """The address of the client, which stands for a key where there are none."""
@@ -178,7 +178,7 @@ class ApiKey:
     digest: bytes
     priority: Priority = Priority.NORMAL
     weight: float = 1.0
-    """Its share of the places, relative to other keys of its class."""
+    """Share of the places relative to other keys of the class."""
     models: frozenset[str] | None = None
     """None for all."""
     concurrency: int | None = None
@@ -209,12 +209,12 @@ class Caller:
     key: ApiKey | None = None
     timeout_s: float | None = None
     session: str | None = None
-    """What the client calls the session this request belongs to."""
+    """Client's name for the session that the request belongs to."""
     client: str = ""
     """The client's address, or the network it counts as one of."""
 
     def to_requester(self, deadline: float | None = None) -> Requester:
-        """As admission knows them."""
+        """Return the identity under which admission counts this caller."""
         if self.key is None:
             return Requester(deadline=deadline, client=self.client)
         key = self.key
@@ -224,4 +224,4 @@ class Caller:
 
 
 caller: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039
-"""Who makes the request at hand: set by the auth middleware, read once per job."""
+"""Caller of the current request, set by the authentication middleware and read once per job."""

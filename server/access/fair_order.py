@@ -23,7 +23,7 @@ UNKNOWN_S = 1.0
 
 
 class QueuedRequest(Protocol):
-    """What the order is made by."""
+    """Attributes of a queued request that decide its place in the order."""
 
     entered: float
     tokens: int
@@ -52,9 +52,9 @@ class Flow(Generic[Ticket]):
     running: int = 0
     """Sequences in the engine."""
     queued: dict[Ticket, None] = field(default_factory=dict)
-    """Those that entered and are neither admitted nor displaced; the newest last."""
+    """Requests that entered and are neither admitted nor displaced, the newest last."""
     waiting: deque[Ticket] = field(default_factory=deque)
-    """Those of them that are ready to run, in order."""
+    """Queued requests that are ready to run, in order."""
     tokens: int = 0
     """Prompt tokens of those that wait."""
     charged: float = 0.0
@@ -63,7 +63,7 @@ class Flow(Generic[Ticket]):
     """Seconds its sequences hold a place on average."""
     seen: float = 0.0
     overdue: float = 0.0
-    """When a request of this flow last held up others to get its turn."""
+    """Time at which a request of this flow last held up others to get its turn."""
 
     @property
     def backlog(self) -> float:
@@ -92,7 +92,7 @@ class FairQueue(Generic[Ticket]):
         return iter(self._flows.values())
 
     def flow(self, priority: Priority, name: str, weight: float) -> Flow[Ticket]:
-        """That of a visitor; made when there is none."""
+        """Return the flow of a visitor, and make it where there is none."""
         found = self._flows.get((priority, name))
         if found is None:
             self._forget_idle()
@@ -108,7 +108,7 @@ class FairQueue(Generic[Ticket]):
         )
 
     def catch_up(self, flow: Flow[Ticket]) -> None:
-        """It had nothing waiting: it starts level with the others of its class."""
+        """Start a flow that had nothing waiting level with the others of its class."""
         flow.charged = max(flow.charged, self._time[flow.priority])
 
     def queue(self, flow: Flow[Ticket], place: Ticket) -> None:
@@ -133,12 +133,12 @@ class FairQueue(Generic[Ticket]):
         return cost
 
     def settle(self, flow: Flow[Ticket], charged: float, sequences: int, seconds: float) -> None:
-        """It left: charge what it cost instead of what was expected."""
+        """Replace a leaving request's expected charge with its actual cost."""
         flow.charged += (sequences * seconds - charged) / flow.weight
         flow.learn(seconds)
 
     def compute_shares(self, places: int) -> dict[Flow[Ticket], float]:
-        """How many places each active flow may hold when all want more; at least one."""
+        """Compute the places that each active flow may hold when all want more; at least one."""
         now = self._clock()
         active = [flow for flow in self if flow.active(now)]
         total = dict.fromkeys(Priority, 0.0)
@@ -184,7 +184,7 @@ Clock = Callable[[], float]
 
 
 class ServiceRate:
-    """From how long requests held their places, so that hours without any change nothing.
+    """Rate of service, from the time that requests held their places. Idle hours do not change it.
 
     A gateway with P places, held for H seconds by a request, serves P / H requests per second while
     others wait (Little's law), however few came before.
@@ -226,7 +226,7 @@ class ServiceRate:
         return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
 
     def wait_s(self, requests: float, places: int) -> float | None:
-        """How long until ``requests`` have been served in ``places``; None while unknown."""
+        """Seconds until ``requests`` have been served in ``places``; None while unknown."""
         if not self._ended:
             return None
         return requests * self._mean_held_s / max(1, places)

@@ -42,7 +42,7 @@ MIN_LENGTH = 16
 """Characters of a key given in plain text; shorter ones could be guessed from their hash."""
 
 ADMIN: dict[str, Any] = {"name": "admin", "admin": True, "priority": Priority.OPERATOR}
-"""What the key of ``--admin-api-key`` is."""
+"""Entry of the key that ``--admin-api-key`` gives."""
 NAME_DIGITS = 8
 """Hexadecimal digits of the hash in the name of a key given in plain text."""
 

@@ -37,7 +37,9 @@ RELIEVE_S = 5.0
 """Between two attempts to give freed memory back to the system."""
 RETRY_S = 5
 WALK_S = 30.0
-"""After this time, or when one of them is gone, a process's descendants are looked up again."""
+"""Seconds after which a process's descendants are looked up again, unless one of them is gone
+before.
+"""
 ROOT = Path("/sys/fs/cgroup")
 
 
@@ -52,7 +54,9 @@ class MemorySource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """What the kernel counts against a group; page cache it could drop is left out."""
+    """Memory that the kernel counts against a control group, without page cache that it could
+    drop.
+    """
 
     limit: int
     current: Path
@@ -96,7 +100,7 @@ class MemoryMonitor:
         self.shedding = False
 
     def settle(self) -> None:
-        """What is used now is there to stay: the bound is above it."""
+        """Set the bounds above the present use, which is taken to be permanent."""
         self._used = [source.used() for source in self._sources]
         for at, source in enumerate(self._sources):
             self._bounds[at] = max(SHARE * source.limit, (self._used[at] + source.limit) / 2)
@@ -126,7 +130,7 @@ class MemoryMonitor:
 
     @property
     def summary(self) -> str:
-        """What is used of what there is, where it is tightest."""
+        """Describe the use of the tightest memory limit."""
         at = self._tightest()
         return (
             "" if at is None else f"{self._used[at] / GIB:.2f} of {self.limit / GIB:.2f} GiB used"
@@ -168,9 +172,9 @@ class MemoryMonitor:
 
 
 def find_sources(given: int | None) -> list[MemorySource]:
-    """What to watch: the control group's limit, and ``given`` or else the machine's memory.
+    """Find the memory limits to watch: the control group's, and ``given`` or the machine's.
 
-    Nothing where ``given`` is 0.
+    There are none where ``given`` is 0.
     """
     if given == 0:
         return []
@@ -183,7 +187,10 @@ def find_sources(given: int | None) -> list[MemorySource]:
 
 
 def find_control_groups(memberships: str, root: Path = ROOT) -> Iterator[ControlGroup]:
-    """Those of /proc/self/cgroup that have a limit, and those they are in; versions 2 and 1."""
+    """Yield the control groups of /proc/self/cgroup that have a limit, and their parents.
+
+    Reads versions 2 and 1.
+    """
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):

@@ -54,7 +54,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 OPERATOR_PATHS = ("/metrics", "/debug", "/admin")
 OPERATOR_FOLDERS = tuple(f"{path}/" for path in OPERATOR_PATHS)
 STORED = ("/v1/responses/", "/v1/conversations/")
-"""What is stored may be as large as a request, and a reader as slow as it likes."""
+"""Paths of stored objects, which may be as large as a request and have slow readers."""
 BASIC = 'Basic realm="eaglegate: an admin API key is the password", charset="UTF-8"'
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 86400.0
@@ -236,7 +236,9 @@ def _find_page_key(keys: KeyRing, path: str, headers: RequestHeaders) -> ApiKey:
 
 
 def _read_basic_password(headers: RequestHeaders) -> str | None:
-    """Of HTTP Basic; empty when it cannot be read, None without any."""
+    """Read the password of HTTP Basic: empty when it cannot be decoded, None where there is
+    none.
+    """
     scheme, _, coded = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return None

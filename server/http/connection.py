@@ -47,7 +47,7 @@ class HttpConnection(HttpToolsProtocol):
         """No request has begun, or the last one is over."""
         self._refused: GatewayError | None = None
         self.watched: dict[Any, Callable[[], None]] = {}
-        """By uvicorn's cycle of a request, what to call if its client leaves."""
+        """Callback for a client that leaves, by uvicorn's cycle of its request."""
         self._head_bytes = 0
         self._num_headers = 0
         self._unparsed = 0
@@ -83,7 +83,9 @@ class HttpConnection(HttpToolsProtocol):
             self._start_timer()
 
     def _parse(self, data: bytes) -> bytes:
-        """What is left behind a head that offered another protocol; such a parser has ended."""
+        """Return the bytes behind a head that offered another protocol, at which the parser
+        ends.
+        """
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
@@ -111,7 +113,7 @@ class HttpConnection(HttpToolsProtocol):
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Of the request, and of the trailers of its body: uvicorn's, counted."""
+        """Count a header of the request or of its body's trailers, and give it to uvicorn."""
         self._unparsed = 0
         self._num_headers += 1
         self._head_bytes += len(name) + len(value)
@@ -148,7 +150,7 @@ class HttpConnection(HttpToolsProtocol):
             self._entry.mark_idle(self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
-        """Where uvicorn finds that what came is no request."""
+        """Answer bytes that uvicorn cannot read as a request."""
         if self._unparsed > self._limits.head_bytes:
             self._refused = self._head_too_large()
         error = self._refused or InvalidRequest(msg, code="invalid_http")
@@ -223,7 +225,7 @@ def _transfer_encoding_error(value: bytes) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """As uvicorn has it; off without a certificate."""
+    """TLS settings in uvicorn's terms. TLS is off without a certificate."""
 
     certfile: str | None = None
     keyfile: str | None = None

@@ -36,7 +36,7 @@ RESERVED_FILES = 192
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What the listening side grants."""
+    """Limits of the listening side."""
 
     connections: int = MOST_CONNECTIONS
     per_client: int = MOST_CONNECTIONS // 2
@@ -44,7 +44,7 @@ class ConnectionLimits:
     files: int = MOST_FILES
     """A connection whose file number would be this or more is one too many."""
     head_bytes: int = 64 << 10
-    """Of a request line and its headers together; of trailers, too."""
+    """Bytes of a request line and its headers together, and of trailers."""
     headers: int = 256
     head_s: float = 20.0
     """Seconds for a TLS handshake, and for a whole request head."""
@@ -60,7 +60,9 @@ class ConnectionLimits:
         per_client: int | None = None,
         proxies: Sequence[str] = (),
     ) -> ConnectionLimits:
-        """Those for a process that may have ``files`` open and makes ``outgoing`` connections."""
+        """Make the limits of a process that may open ``files`` and makes ``outgoing``
+        connections.
+        """
         room = files - min(files // 2, RESERVED_FILES + outgoing)
         total = min(connections or MOST_CONNECTIONS, room)
         return cls(
@@ -106,7 +108,7 @@ log = logging.getLogger(__name__)
 BATCH = 16
 """Connections accepted before the loop turns to something else."""
 PAUSE_S = 1.0
-"""Until the next try, where the kernel has no room for another file."""
+"""Seconds until the next try where the kernel has no room for another file."""
 Close = Callable[[], None]
 MakeProtocol = Callable[["ConnectionSlot"], asyncio.Protocol]
 
@@ -146,7 +148,7 @@ class ConnectionSlot:
         self._inside = True
 
     def mark_idle(self, close: Close) -> None:
-        """It waits for a request: ``close`` may be called to make room."""
+        """Mark the connection as waiting for a request. ``close`` may be called to make room."""
         self.close = close
         self._gate.idle[self] = None
 
@@ -169,7 +171,7 @@ class ConnectionLimiter:
         self.limits = limits
         self.total = 0
         self.idle: dict[ConnectionSlot, None] = {}
-        """Those without a request, the longest first."""
+        """Connections without a request, the longest idle first."""
         self._on_refused = on_refused
         self._clients: Counter[str] = Counter()
         self._proxies = TrustedProxies(limits.proxies)
@@ -275,7 +277,7 @@ class ConnectionLimiter:
         context: ssl.SSLContext | None,
         error: OSError,
     ) -> None:
-        """Where the process or the host is out of files: try again, not at once."""
+        """Stop accepting for a while where the process or the host is out of files."""
         log.error("no connection can be accepted: %s", errno.errorcode.get(error.errno or 0, error))
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)

@@ -1,4 +1,4 @@
-"""What a web page of another origin may do: nothing, unless an operator has allowed its origin.
+"""Protection from web pages of other origins: they may do nothing unless an operator allows it.
 
 A browser sends what any page asks for, from inside the operator's network. Three things about
 such a request a page cannot forge: ``Origin``, which goes with everything that is not GET or HEAD;
@@ -30,7 +30,7 @@ ANY = "*"
 LOCAL_NAMES = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
 """Names that cannot be registered; the last two are this machine's in its containers."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""What a browser lets every page send; nothing here changes or spends anything for them."""
+"""Methods that a browser lets every page send. Nothing here changes or spends anything for them."""
 OWN_SITE = frozenset({"same-origin", "none"})
 """``Sec-Fetch-Site`` of the gateway's own page, and of what a person has typed."""
 JSON = "application/json"
@@ -115,7 +115,7 @@ class CrossOriginPolicy:
 
 
 class RequestHeaders(dict[str, str]):
-    """By their names in lower case; of several with one name the first."""
+    """Headers by their names in lower case. Of several with one name the first counts."""
 
     def __init__(self, raw: Sequence[tuple[bytes, bytes]]) -> None:
         names, values = zip(*reversed(raw), strict=True) if raw else ((), ())

@@ -67,7 +67,7 @@ class BodyWriter(Protocol):
         ...
 
     def write(self, data: bytes) -> None:
-        """Only where ``is_open`` has just been true."""
+        """Write to the transport. Call it only where ``is_open`` has just been true."""
         ...
 
     def has_request(self) -> bool:
@@ -82,7 +82,7 @@ class BodyWriter(Protocol):
 
 
 class ClosedWriter:
-    """For servers whose connections are unknown: every part has to be sent."""
+    """Writer for servers whose connections are unknown: every part has to be sent."""
 
     def is_open(self) -> bool:
         return False

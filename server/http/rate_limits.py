@@ -44,7 +44,7 @@ def _describe_state(state: LimitState) -> Headers:
 
 
 def _format_duration(seconds: float) -> bytes:
-    """As OpenAI writes it: 20ms, 1.5s, 6m0s."""
+    """Format a duration as OpenAI does: 20ms, 1.5s, 6m0s."""
     milliseconds = round(seconds * 1000)
     if milliseconds < 1000:
         return b"%dms" % milliseconds

@@ -73,11 +73,11 @@ class StreamEncoder(Protocol):
     def encode(self, choice: int, events: list[Event]) -> bytes: ...
 
     def close(self) -> bytes:
-        """What ends a stream that went well."""
+        """Return the bytes that end a complete stream."""
         ...
 
     def fail(self, error: GatewayError) -> bytes:
-        """What ends a stream that broke: an error frame, then a clean end."""
+        """Return the bytes that end a broken stream: an error frame, then a clean end."""
         ...
 
 
@@ -246,7 +246,7 @@ class _EventStream:
         """Whether the status line is sent, or about to be."""
 
     def open_later(self) -> None:
-        """After the grace, unless it is opened before."""
+        """Open the response after the grace, unless an event opens it before."""
         self._timer = self._loop.call_later(self._timing.first_event_grace_s, self._open_late)
 
     def _open_late(self) -> None:
@@ -292,7 +292,9 @@ class _EventStream:
         self._last = self._clock()
 
     async def _write_large(self, data: bytes) -> None:
-        """As fast as the client reads it; no comment comes between the pieces of a frame."""
+        """Write a large frame as fast as the client reads it. No comment comes between its
+        pieces.
+        """
         self._is_cut = True
         try:
             for piece in cut(data):

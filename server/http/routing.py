@@ -1,4 +1,4 @@
-"""What to say where no route answers: which methods the path has, or which path was meant."""
+"""Errors for paths without a route: they name the path's methods, or the path that was meant."""
 
 from __future__ import annotations
 

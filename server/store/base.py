@@ -25,11 +25,11 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How much a conversation, and all conversations of one owner, may hold."""
+    """Limits of one conversation, and of all conversations of one owner."""
 
     items: int = 10_000
     bytes: int = 8 << 20
-    """Of a conversation's items, as JSON."""
+    """Bytes of a conversation's items, as JSON."""
     conversations: int = 10_000
     owner_bytes: int = 1 << 30
 
@@ -57,7 +57,7 @@ class ConversationStore(Protocol):
     async def get(self, id: str, owner: str) -> StoredConversation | None: ...
 
     async def delete(self, id: str, owner: str) -> bool:
-        """With its items. Whether there was one."""
+        """Delete a conversation with its items, and return whether there was one."""
         ...
 
     async def check(self, id: str, items: list[dict[str, Any]], param: str) -> None:
@@ -69,11 +69,11 @@ class ConversationStore(Protocol):
         ...
 
     async def append_answer(self, id: str, items: list[dict[str, Any]]) -> None:
-        """What was asked and answered, which may pass the limit once: up to twice of it."""
+        """Append a turn's input and output. It may pass the limit once, up to twice its size."""
         ...
 
     async def num_bytes(self, id: str) -> int:
-        """How much all its items come to, as JSON, about."""
+        """Return the approximate size of all items as JSON, in bytes."""
         ...
 
     async def items(self, id: str) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ class ResponseStore(Protocol):
         ...
 
     async def history_bytes(self, id: str, owner: str) -> int | None:
-        """How much the response and those before it come to; None when one is missing."""
+        """Return the bytes of the response and its predecessors; None when one is missing."""
         ...
 
     async def history(self, id: str, owner: str) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ class ResponseStore(Protocol):
 
     @property
     def conversations(self) -> ConversationStore:
-        """In the same place."""
+        """Conversations kept in the same database."""
         ...
 
     async def aclose(self) -> None: ...
@@ -135,7 +135,7 @@ class ResponseStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is older than ``seconds``, and the oldest beyond the limits, goes."""
+    """Limits of stored responses. Older ones than ``seconds`` go, and the oldest beyond a limit."""
 
     seconds: float = 30 * 86400.0
     most: int = 100_000
@@ -143,4 +143,4 @@ class Retention:
     bytes: int = 16 << 30
     """Their bytes, as JSON."""
     owner_bytes: int = 4 << 30
-    """Those of one owner."""
+    """Bytes of one owner's responses."""

@@ -39,7 +39,7 @@ def default_url() -> str:
 
 
 def sqlite_directory(url: str) -> Path | None:
-    """Where the file of an SQLite store is; None for a database that is no file."""
+    """Return the folder of an SQLite store's file; None for a database that is no file."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -49,7 +49,7 @@ def sqlite_directory(url: str) -> Path | None:
 
 
 def connect(url: str) -> Engine:
-    """Only the owner may read an SQLite file: it holds prompts."""
+    """Open a database. Only the owner may read an SQLite file, since it holds prompts."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
         return create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
@@ -102,7 +102,10 @@ def hide_secrets(text: str, url: str) -> str:
 
 
 def _list_query_values(url: URL) -> Iterator[str]:
-    """Without those too short to be secret, such as numbers: they may be part of any word."""
+    """Yield the values of a URL's query, without values too short to be secret.
+
+    A short value, such as a number, may be part of any word.
+    """
     for given in url.query.values():
         values = (given,) if isinstance(given, str) else given
         yield from (value for value in values if len(value) >= MIN_SECRET)

@@ -1,4 +1,4 @@
-"""Which response an item is in: an index over the responses, so that items can be named by id."""
+"""Index of stored items: it finds the response that holds an item, by the item's id."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add(
 
 
 def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
-    """What another gateway has just put there stays: it was faster."""
+    """Insert rows of the index. Rows that another gateway has just inserted stay."""
     try:
         with connection.begin_nested():
             connection.execute(insert(INDEX), rows)

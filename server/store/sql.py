@@ -59,7 +59,7 @@ SWEEP_SHARE = 16
 LONGEST_HISTORY = 1000
 """Responses that may hang on one another by previous_response_id."""
 CONNECTIONS = 8
-"""At a time, to a database that is not a file."""
+"""Connections at a time to a database that is not a file."""
 
 METADATA = MetaData()
 RESPONSES = Table(
@@ -219,7 +219,9 @@ class SqlResponseStore:
         return [item for row in rows for item in (*orjson.loads(row.input), *_read_output(row))]
 
     def _chain(self, id: str, owner: str, *columns: Any) -> Select[Any]:
-        """Of the response and of those before it, the oldest first: one statement for all."""
+        """Select columns of the response and its predecessors, the oldest first, in one
+        statement.
+        """
         table, readable = RESPONSES.c, self._readable(owner)
         first = select(table.id, table.previous, literal(0).label("depth"))
         chain = first.where(table.id == id, *readable).cte("chain", recursive=True)
@@ -243,7 +245,9 @@ class SqlResponseStore:
         return found
 
     def _sweep(self) -> None:
-        """Not worth failing for: a full disk has no room for deleting either."""
+        """Remove surplus responses. A failure is logged only: a full disk has no room for deleting
+        either.
+        """
         try:
             self._remove_surplus()
             if self._is_sqlite:
@@ -262,7 +266,7 @@ class SqlResponseStore:
             raise StoreFailed(failure, retry_after_s=5) from error
 
     def _read_cause(self, error: Exception) -> str:
-        """What the database said, without the statement and what is secret in the URL."""
+        """Return the database's own message, without the statement and the secrets of the URL."""
         return hide_secrets(str(getattr(error, "orig", None) or error), self._url)
 
     def _remove_surplus(self) -> None:
@@ -305,7 +309,7 @@ def _count_bytes(connection: Connection) -> None:
 
 
 def _find_surplus(connection: Connection, retention: Retention) -> dict[str, tuple[int, int]]:
-    """How many responses, and how many bytes, each owner has too many."""
+    """Find the surplus of each owner, as (responses, bytes)."""
     table = RESPONSES.c
     size = func.coalesce(func.sum(table.num_bytes), 0)
     used = connection.execute(select(table.owner, func.count(), size).group_by(table.owner)).all()
@@ -319,7 +323,7 @@ def _find_surplus(connection: Connection, retention: Retention) -> dict[str, tup
 
 
 def _share(used: dict[str, int], most: int) -> dict[str, int]:
-    """What each owner may keep of what it uses: those with little keep all of it."""
+    """Compute the amount that each owner may keep. Owners that use little keep all of it."""
     kept, left = {}, most
     for at, (amount, owner) in enumerate(sorted((amount, owner) for owner, amount in used.items())):
         kept[owner] = min(amount, left // (len(used) - at))
@@ -328,7 +332,7 @@ def _share(used: dict[str, int], most: int) -> dict[str, int]:
 
 
 def _remove_oldest(connection: Connection, owner: str, count: int, num_bytes: int) -> None:
-    """At least so many of the owner's responses, with at least so many bytes."""
+    """Remove the owner's oldest responses: at least ``count``, with at least ``num_bytes``."""
     table = RESPONSES.c
     first = select(table.id, table.num_bytes).where(table.owner == owner).order_by(table.created)
     ids = []
