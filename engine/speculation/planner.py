@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.speculation.found import FoundShare
 from engine.speculation.probes import Optimum, Probes
 from engine.speculation.step_cost import StepCostModel
 from engine.speculation.survival import SurvivalEstimator
@@ -103,7 +104,9 @@ class _Planned:
     expected: dict[str, float]
     """Draft tokens of each request that will be accepted."""
     fixed: Floats
-    """Tokens expected at every fixed depth."""
+    """Tokens expected at every fixed depth..."""
+    fixed_verified: Floats
+    """... and draft tokens verified there."""
     steps: int = 0
     """That it was used for..."""
     counted: int = 0
@@ -158,13 +161,14 @@ class _Planned:
 class DepthPlanner:
     """Plans steps for one engine. Not thread-safe; every call is made by the scheduler."""
 
-    def __init__(self, depth: int, always_full: bool = False) -> None:
+    def __init__(self, depth: int, always_full: bool = False, lookup: bool = False) -> None:
         """``depth``: draft tokens the engine can make at most, K >= 1. ``always_full``: see
-        ``StepCostModel``.
+        ``StepCostModel``. ``lookup``: drafts are looked up, and may not be found.
         """
         self.depth = depth
+        self._found = FoundShare(depth) if lookup else None
         self.survival = SurvivalEstimator(depth)
-        self.cost = StepCostModel(depth, always_full)
+        self.cost = StepCostModel(depth, always_full, lookup=lookup)
         self.frozen: int | None = None
         self.totals = PlannerTotals([0] * (depth + 1), np.zeros(depth + 1))
         self.recent: deque[PlannedStep] = deque(maxlen=RECENT_STEPS)
@@ -240,7 +244,8 @@ class DepthPlanner:
         conditional = self.survival.conditional(requests)
         survival = np.cumprod(conditional, axis=1)
         survival[self._positions > most[:, None]] = 0.0
-        best = self._find_optimum(survival, most, least)
+        found = self._estimate_found(requests, survival)
+        best = self._find_optimum(survival, found, most, least)
         if best.depth != self._best:
             self._best = best.depth
             self._probes.restart()
@@ -256,7 +261,14 @@ class DepthPlanner:
         plan = DepthPlan(depth, widths.tolist(), reason, tokens, float(best.seconds[depth]))
         expected = dict(zip(requests, accepted.tolist(), strict=True))
         fixed = len(requests) + np.concatenate([[0.0], np.cumsum(survival.sum(axis=0))])
-        return _Planned([*requests], bounds, floors, plan, expected, fixed)
+        verified = np.concatenate([[0.0], np.cumsum(found.sum(axis=0))])
+        return _Planned([*requests], bounds, floors, plan, expected, fixed, verified)
+
+    def _estimate_found(self, requests: Sequence[str], survival: Floats) -> Floats:
+        """Share of planned drafts that there will be to verify, shape (requests, depth)."""
+        if self._found is None:
+            return np.ones_like(survival)
+        return np.maximum(self._found.estimate(requests), survival)
 
     def _choose(self, requests: Sequence[str], best: Optimum) -> tuple[int, Ints, DepthReason]:
         """The best, what an operator holds, or a probe."""
@@ -273,9 +285,17 @@ class DepthPlanner:
         return probe.depth, probe.widths, reason
 
     def observe(
-        self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
+        self,
+        requests: Sequence[str],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        found: Sequence[int] | None = None,
     ) -> None:
-        """What became of one step's drafts, and of requests that had none."""
+        """What became of one step's drafts, and of requests that had none. ``found``: of those
+        planned (``drafted``), the ones that a lookup found.
+        """
+        if self._found is not None and found is not None:
+            self._found.observe(requests, drafted, found)
         self._observed.append((requests, drafted, accepted))
         self._limit_backlog()
         self._committed = len(requests) + sum(accepted)
@@ -304,6 +324,8 @@ class DepthPlanner:
             self.survival.observe(requests, drafted, accepted)
         for request in self._ended:
             self.survival.remove(request)
+            if self._found is not None:
+                self._found.remove(request)
         self._observed.clear()
         self._ended.clear()
 
@@ -341,33 +363,37 @@ class DepthPlanner:
             "recent": [astuple(step) for step in list(self.recent)[-recent:]] if recent else [],
         }
 
-    def _find_optimum(self, survival: Floats, bounds: Ints, least: int) -> Optimum:
-        """Dinkelbach's iteration; a depth that is hardly better than the last is not changed to."""
+    def _find_optimum(self, survival: Floats, found: Floats, bounds: Ints, least: int) -> Optimum:
+        """Dinkelbach's iteration; a depth that is hardly better than the last is not changed to.
+
+        A draft that is not found costs nothing: its survival once found is what counts.
+        """
         rate, batch = self._rate, len(survival)
+        value = np.minimum.accumulate(survival / found, axis=1)
         tokens = np.full(self.depth + 1, float(batch))
         verified = np.zeros(self.depth + 1)
         base, per_token = self.cost.line(batch)
         token_s = self.cost.per_token(batch)
         for _ in range(ROUNDS):
-            worth = survival > rate * token_s
+            worth = value > rate * token_s
             np.cumsum((survival * worth).sum(axis=0), out=tokens[1:])
             tokens[1:] += batch
-            np.cumsum(worth.sum(axis=0), out=verified[1:])
+            np.cumsum((found * worth).sum(axis=0), out=verified[1:])
             seconds = base + per_token * verified
             rates = tokens / seconds
             free = int(rates.argmax())
             rates[:least] = 0.0
             rates[least + 1 :] *= worth[:, least:].any(axis=0)
             depth = int(rates.argmax())
-            found = float(rates[depth])
-            if abs(found - rate) <= CLOSE * found:
+            best = float(rates[depth])
+            if abs(best - rate) <= CLOSE * best:
                 break
-            rate = found
-        self._rate = found
-        if rates[self._best] >= (1 - GAIN) * found:
+            rate = best
+        self._rate = best
+        if rates[self._best] >= (1 - GAIN) * best:
             depth = self._best
-        widths = (survival[:, :depth] > found * token_s).sum(axis=1)
-        return Optimum(depth, widths, bounds, least, survival, found, seconds, token_s, free)
+        widths = (value[:, :depth] > best * token_s).sum(axis=1)
+        return Optimum(depth, widths, bounds, least, survival, best, seconds, token_s, free)
 
     def _count_steps(self) -> None:
         """Add up the steps of the last plan."""
@@ -384,7 +410,7 @@ class DepthPlanner:
             return
         batch, counted = len(last.requests), self._counted
         self._counted = 0
-        seconds = self.cost.seconds(batch, np.arange(self.depth + 1) * float(batch))
+        seconds = self.cost.seconds(batch, last.fixed_verified)
         totals.planned_s += counted * plan.seconds
         totals.fixed_s += counted * plan.tokens * seconds / last.fixed
 

@@ -68,14 +68,25 @@ class StepCostModel:
     prompts arrive all the time there are few others.
     """
 
-    def __init__(self, depth: int, always_full: bool = False, base_s: float | None = None) -> None:
+    def __init__(
+        self,
+        depth: int,
+        always_full: bool = False,
+        base_s: float | None = None,
+        lookup: bool = False,
+    ) -> None:
         """``base_s``: seconds of a step of one request without a draft; None until observed.
 
         ``always_full``: a step with any draft drafts ``depth`` tokens (``methods.StepDepth.FULL``).
+        ``lookup``: how many tokens a step verifies does not follow from its depth, so that steps
+        that verify any teach the weights alone, and every depth has the correction of depth 0.
         """
         self.depth = depth
+        self._lookup = lookup
         self._drafted = [depth if always_full and at else at for at in range(depth + 1)]
-        """Draft tokens made at every depth that is planned."""
+        """Draft tokens made at every depth that is planned..."""
+        self._corrected = [0] * (depth + 1) if lookup else self._drafted
+        """... and the depth whose correction it has."""
         self.steps = 0
         self._unit = base_s
         self._weights = [*GUESS]
@@ -142,7 +153,7 @@ class StepCostModel:
         error = sum(_clip(one, HUBER) for one in errors) / count
         left = error if count > 1 else errors[0]
         left -= self._filter([one / linear for one in row], error, count)
-        if not prompt and (verifies or not depth):
+        if not prompt and (not verifies if self._lookup else verifies or not depth):
             shared = depth > 0 or not verifies
             self._correct(size, cell, _clip(left, HUBER), count, shared)
         self.steps += count
@@ -163,7 +174,7 @@ class StepCostModel:
         factor = self._factor(size)
         fixed, drafting = w[0] + w[1] * batch, w[3] + w[6]
         per_depth = w[4] + w[5] * batch
-        factors = [factor * math.exp(self._shrunk[size][k]) for k in self._drafted]
+        factors = [factor * math.exp(self._shrunk[size][k]) for k in self._corrected]
         base = [
             (fixed + drafting * (k > 0) + per_depth * k) * factor
             for k, factor in zip(self._drafted, factors, strict=True)
@@ -182,7 +193,8 @@ class StepCostModel:
 
     def steps_at(self, batch: int) -> Floats:
         """Steps observed at every depth with about this many requests."""
-        return np.array(self._cell_steps[_size_class(batch)], dtype=np.float64)
+        steps = self._cell_steps[_size_class(batch)]
+        return np.array([steps[k] for k in self._corrected], dtype=np.float64)
 
     def describe(self) -> dict[str, object]:
         names = (
@@ -251,6 +263,8 @@ class StepCostModel:
 
     def _find_cell(self, batch: int, verified: float, depth: int) -> int:
         """The depth whose correction a step has: one that only verifies has that of its drafts."""
+        if self._lookup:
+            return 0
         if depth or not verified:
             return depth
         return min(self.depth, max(1, round(verified / batch)))
