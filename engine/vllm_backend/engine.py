@@ -23,9 +23,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
 from engine.machine import count_oom_kills, is_stopped
+from engine.speculation.methods import find_method
 from engine.speculation.totals import Totals
 from engine.supervision.policy import PostMortem
 from engine.types import EngineInfo, EngineRequest, Health, Step
+from engine.vllm_backend.arguments import make_engine_config
 from engine.vllm_backend.child_process import (
     ChildLog,
     EnginePreload,
@@ -277,7 +279,7 @@ class VllmEngine:
 
     def _load(self) -> AsyncLLM:
         """Blocks for seconds to minutes: runs in a thread."""
-        config = self._arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        config = make_engine_config(self._arguments)
         with self._log.capture(), self._record_flight(), separate_engines(self._preload):
             return AsyncLLM.from_vllm_config(
                 config,
@@ -335,6 +337,10 @@ class VllmEngine:
 
     async def _start_planning(self, info: EngineInfo, step_s: float) -> EngineInfo:
         """Where there is a draft, and a scheduler that can plan. A step takes about ``step_s``."""
+        method = find_method({"method": info.speculation.method})
+        if info.speculation.depth and not info.speculation.per_request:
+            log.warning("depth: %s", method.summary)
+            return replace(info, details={**info.details, "depth": method.summary})
         if self._planning == "off" or not info.speculation.depth:
             return info
         mode = await self.set_planning(self._planning)

@@ -12,7 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from engine.speculation.methods import DraftMethod
+from engine.speculation.methods import StepBehaviour, StepDepth
 from engine.speculation.planner import DepthPlan, DepthPlanner
 from engine.speculation.totals import DepthReason
 from engine.vllm_backend.steering import ReasoningSpan
@@ -34,7 +34,11 @@ class Planner(Protocol):
     ) -> DepthPlan: ...
 
     def observe(
-        self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
+        self,
+        requests: Sequence[str],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        found: Sequence[int] | None = None,
     ) -> None: ...
 
     def observe_step(
@@ -72,7 +76,11 @@ class RandomPlanner:
         return DepthPlan(depth, widths.tolist(), DepthReason.PROBE, float(len(bounds)), 0.0)
 
     def observe(
-        self, requests: Sequence[str], drafted: Sequence[int], accepted: Sequence[int]
+        self,
+        requests: Sequence[str],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        found: Sequence[int] | None = None,
     ) -> None:
         pass
 
@@ -93,9 +101,11 @@ PROMPT_TAIL = 64
 class StepPlanning:
     """One scheduler's planner, if it has one. Requests with a depth of their own keep it."""
 
-    def __init__(self, scheduler: Scheduler, method: DraftMethod) -> None:
+    def __init__(self, scheduler: Scheduler, behaviour: StepBehaviour, lookup: bool) -> None:
+        """``lookup``: the method may find no drafts; see ``DraftMethod``."""
         self._scheduler = scheduler
-        self._method = method
+        self._behaviour = behaviour
+        self._lookup = lookup
         self._planner: Planner | None = None
         self._widths: dict[str, int] = {}
         self._begun: set[str] = set()
@@ -137,7 +147,8 @@ class StepPlanning:
         depth = int(self._scheduler.num_spec_tokens)
         if mode == "random":
             return RandomPlanner(depth)
-        return DepthPlanner(depth, self._method.always_full)
+        always_full = self._behaviour.depth is StepDepth.FULL
+        return DepthPlanner(depth, always_full, self._lookup)
 
     def restart(self) -> None:
         """Forget what traffic accepts: another draft serves. A step of it takes as long, and a
@@ -226,10 +237,10 @@ class StepPlanning:
             return
         tokens = output.num_scheduled_tokens
         names = [name for name in tokens if name in self._begun]
-        pairs = [self._count_drafts(output, name, verified.get(name, (0, 0))) for name in names]
         if names:
-            drafted, accepted = zip(*pairs, strict=True)
-            self._planner.observe(names, drafted, accepted)
+            found, accepted = zip(*(verified.get(name, (0, 0)) for name in names), strict=True)
+            drafted = self._count_planned(output, names, found) if self._lookup else found
+            self._planner.observe(names, drafted, accepted, found)
         step = StepContent.read(output)
         depth = self._get_depth_in_interval(output, step)
         if before is not None and depth is not None and step.batch and names:
@@ -250,16 +261,16 @@ class StepPlanning:
             return None
         return late[0]
 
-    def _count_drafts(
-        self, output: SchedulerOutput, name: str, found: tuple[int, int]
-    ) -> tuple[int, int]:
-        """Drafts and accepted drafts of a request. One that a lookup did not find counts as wrong:
-        what a planned draft brings is what it was found for and what was accepted of it.
+    def _count_planned(
+        self, output: SchedulerOutput, names: Sequence[str], found: Sequence[int]
+    ) -> list[int]:
+        """Draft tokens that were planned for each request. Those that a lookup did not find bring
+        nothing: what a planned draft brings is what it was found for and what was accepted of it.
         """
-        if not self._method.lookup:
-            return found
-        planned = int(getattr(output, WIDTHS, {}).get(name, 0))
-        return max(planned, found[0]), found[1]
+        planned = getattr(output, WIDTHS, {})
+        return [
+            max(int(planned.get(name, 0)), count) for name, count in zip(names, found, strict=True)
+        ]
 
     def forget(self, request: Request) -> None:
         """A request is over."""

@@ -36,7 +36,14 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from engine.speculation.methods import DraftMethod, find_method
+from engine.speculation.methods import (
+    FULL_RUNS,
+    DraftMethod,
+    Runner,
+    StepBehaviour,
+    StepDepth,
+    find_method,
+)
 from engine.vllm_backend import draft_reload
 from engine.vllm_backend.child_process import exit_with_parent
 from engine.vllm_backend.flight_record import FlightRecorder
@@ -58,14 +65,22 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self._own_schedule = self._take_over_schedule()
         self._draft_len = self._get_draft_len()
         self.method = read_method(self.vllm_config)
-        self.planning = StepPlanning(self, self.method)
+        self.behaviour = read_behaviour(self.vllm_config)
+        self.planning = StepPlanning(self, self.behaviour, self.method.lookup)
         self._flight = FlightRecorder()
         self._uniform = self.vllm_config.parallel_config.data_parallel_size > 1
         if self.num_spec_tokens:
             self._limit_sharing()
 
+    @property
+    def fixed(self) -> bool:
+        """Every step drafts and verifies K tokens, whatever a request asks for."""
+        return self.behaviour.depth is StepDepth.FIXED
+
     def get_depth(self, request: Request) -> int:
         """What this request wants, as far as the engine and the ceiling go."""
+        if self.fixed:
+            return int(self.num_spec_tokens)
         extra = request.sampling_params.extra_args if request.sampling_params else None
         wanted = (extra or {}).get(DEPTH)
         return self.ceiling if wanted is None else max(0, min(int(wanted), self.ceiling))
@@ -84,12 +99,12 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         self.planning.note(scheduler_output)
         depth = self._get_step_depth(scheduled)
         decoding = all(is_past_prompt(self.requests[req_id], tokens[req_id]) for req_id in tokens)
-        skip = depth == 0 and decoding and self.method.skips and not self._uniform
+        skip = depth == 0 and decoding and self.behaviour.skips and not self._uniform
         setattr(scheduler_output, SKIP, skip)
         if skip and self.planning.active:
             self._limit_sharing_of(scheduled, tokens)
             self.planning.note_skipped(scheduled)
-        if not self._uniform and not self.method.always_full:
+        if not self._uniform and self.behaviour.depth is StepDepth.ANY:
             scheduler_output.num_spec_tokens_to_schedule = depth
         self._limit_placeholders(scheduled, depth)
 
@@ -188,7 +203,7 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
     def set_planning(self, mode: str) -> str:
         """``auto``, ``random`` or ``off``; returns the mode in force."""
         usable = (
-            self.num_spec_tokens and self._own_schedule and not self._uniform and self.method.known
+            self.num_spec_tokens and self._own_schedule and not self._uniform and not self.fixed
         )
         self.planning.start(mode if usable else "off")
         return self.planning.mode
@@ -303,6 +318,17 @@ def read_method(vllm_config: VllmConfig) -> DraftMethod:
     return find_method({"method": getattr(config, "method", ""), "parallel_drafting": parallel})
 
 
+def read_behaviour(vllm_config: VllmConfig) -> StepBehaviour:
+    """What the method does on the model runner in use. The second runner has a speculator of its
+    own for an MTP draft of several layers, which always makes K drafts.
+    """
+    second = bool(vllm_config.use_v2_model_runner)
+    config = vllm_config.speculative_config
+    if second and config is not None and config.use_multi_module_mtp():
+        return FULL_RUNS
+    return read_method(vllm_config).on(Runner.SECOND if second else Runner.FIRST)
+
+
 def is_past_prompt(request: Request, scheduled_tokens: int) -> bool:
     """Whether the step just planned begins after the request's prompt."""
     return bool(request.num_computed_tokens - scheduled_tokens >= request.num_prompt_tokens)
@@ -332,6 +358,8 @@ def planning_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> De
 def set_depth(core: EngineCore, depth: int) -> int:
     """Bound every request's depth from the next step on; returns the bound in force."""
     scheduler = core.scheduler
+    if scheduler.fixed:
+        return int(scheduler.num_spec_tokens)
     scheduler.ceiling = max(0, min(depth, scheduler.num_spec_tokens))
     return int(scheduler.ceiling)
 

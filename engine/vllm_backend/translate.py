@@ -25,6 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded, RequestRejected
 from engine.speculation.accounting import intern_step
+from engine.speculation.methods import find_method
 from engine.types import (
     DecodeStep,
     EngineInfo,
@@ -85,7 +86,9 @@ def _describe_speculation(config: SpeculativeConfig | None) -> SpeculationInfo:
     if config is None:
         return SpeculationInfo("none", 0, summary="no speculation: no draft was given")
     method, depth, draft = _name_method(config), config.num_speculative_tokens, str(config.model)
-    return SpeculationInfo(method, depth, draft, summary=f"{method}, K = {depth}, draft {draft}")
+    known = find_method({"method": config.method}).known
+    summary = f"{method}, K = {depth}, draft {draft}"
+    return SpeculationInfo(method, depth, draft, summary, per_request=known)
 
 
 def _name_method(config: SpeculativeConfig) -> str:

@@ -80,13 +80,14 @@ class StepCosts:
 
 
 async def warm_up(generate: Generate, info: EngineInfo, progress: Progress) -> float:
-    """Generate past the first drafts at every depth: one that kills the engine does so now.
+    """Generate past the first drafts at every depth there is: one that kills the engine does so
+    now. A method whose depth is fixed has one.
 
     Returns the seconds per token of the last request, which drafts nothing.
     """
     loop = asyncio.get_running_loop()
-    token_s = 0.0
-    for depth in range(info.speculation.depth, -1, -1):
+    token_s, most = 0.0, info.speculation.depth
+    for depth in range(most, -1, -1) if info.speculation.per_request else (most,):
         progress(f"warming up at depth {depth}")
         request, began = _make_warm_up_request(depth, info), loop.time()
         await _drain(generate(request))

@@ -351,7 +351,7 @@ def requested_depth(
         )
     if value != served.depth and not served.depth_per_request:
         raise InvalidRequest(
-            f"'{MAX_DEPTH_PARAM}' cannot be set here: the workers draft {served.depth} tokens "
+            f"'{MAX_DEPTH_PARAM}' cannot be set here: {served.depth} tokens are drafted "
             f"for every request; given {value}. Leave it out.",
             param=MAX_DEPTH_PARAM,
         )

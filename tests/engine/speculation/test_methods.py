@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.speculation.methods import METHODS, find_method
+from engine.speculation.found import FoundShare
+from engine.speculation.inspection.case import METHODS as KNOWN
+from engine.speculation.methods import (
+    FULL_RUNS,
+    FULL_SKIPS,
+    METHODS,
+    STEP_SKIPS,
+    Runner,
+    StepDepth,
+    find_method,
+)
 from engine.speculation.planner import DepthPlanner
 from engine.speculation.step_cost import StepCostModel
 
@@ -13,31 +23,50 @@ DEPTH = 7
 
 
 @pytest.mark.parametrize(
-    ("speculation", "name", "full", "skips"),
+    ("speculation", "name", "first", "second"),
     [
-        ({"method": "eagle3"}, "eagle3", False, True),
-        ({"method": "qwen3_next_mtp"}, "mtp", False, True),
-        ({"method": "draft_model"}, "draft_model", False, True),
+        ({"method": "eagle3"}, "eagle3", STEP_SKIPS, STEP_SKIPS),
+        ({"method": "qwen3_next_mtp"}, "mtp", STEP_SKIPS, STEP_SKIPS),
+        ({"method": "draft_model"}, "draft_model", STEP_SKIPS, FULL_RUNS),
         (
             {"method": "draft_model", "parallel_drafting": True},
-            "draft_model with parallel drafting", True, True,
+            "draft_model with parallel drafting", FULL_SKIPS, FULL_SKIPS,
         ),
-        ({"method": "suffix"}, "suffix", True, False),
-        ({"method": "medusa"}, "medusa", True, True),
-        ({"method": "dflash", "parallel_drafting": True}, "dflash", True, True),
+        ({"method": "suffix"}, "suffix", FULL_RUNS, FULL_RUNS),
+        ({"method": "medusa"}, "medusa", FULL_SKIPS, FULL_SKIPS),
+        ({"method": "dflash", "parallel_drafting": True}, "dflash", FULL_SKIPS, FULL_RUNS),
+        ({"method": "dspark"}, "dspark", FULL_RUNS, FULL_RUNS),
     ],
 )  # fmt: skip
-def test_methods(speculation, name, full, skips):
+def test_methods(speculation, name, first, second):
+    """vLLM moves a method that one runner lacks to the other."""
     method = find_method(speculation)
-    assert (method.name, method.always_full, method.skips) == (name, full, skips)
-    assert method.known
+    assert method.name == name and method.known and method.runs
+    assert method.on(Runner.FIRST) is first
+    assert method.on(Runner.SECOND) is second
 
 
-def test_an_unknown_method_always_drafts_and_is_not_planned():
+def test_every_summary_says_what_a_step_does():
+    for method in METHODS.values():
+        assert method.known and method.summary
+    assert "second model runner" in METHODS["draft_model"].summary
+    assert "second model runner" not in METHODS["eagle3"].summary
+
+
+def test_a_method_that_is_not_known_stays_at_k():
     method = find_method({"method": "oracle"})
-    assert (method.known, method.always_full, method.skips) == (False, True, False)
-    assert "oracle is not known" in method.summary
-    assert all(found.known for found in METHODS.values())
+    assert not method.known
+    assert {method.on(runner).depth for runner in Runner} == {StepDepth.FIXED}
+    assert method.summary == (
+        "drafts and verifies K tokens at every step: eaglegate does not know method oracle"
+    )
+
+
+def test_the_table_names_every_method_that_inspection_knows():
+    """Beside the two that make no drafts of their own and stay at their fixed depth."""
+    fixed = {"custom_class", "extract_hidden_states"}
+    assert {find_method({"method": name}).name for name in KNOWN - fixed} == set(METHODS)
+    assert not any(find_method({"method": name}).known for name in fixed)
 
 
 def drive(planner: DepthPlanner, acceptance: float, steps: int) -> list[int]:
@@ -69,3 +98,62 @@ def test_a_method_that_always_drafts_is_planned_whole_or_not_at_all():
     """At 60 % acceptance one draft token would pay at the price of one, not at that of seven."""
     assert np.mean(drive(DepthPlanner(DEPTH, always_full=True), 0.6, 400)[200:]) < 1
     assert np.mean(drive(DepthPlanner(DEPTH, always_full=True), 0.97, 400)[200:]) > 6
+
+
+def drive_lookup(share: float, acceptance: float, draft_s: float, steps: int = 600) -> DepthPlanner:
+    """One request of a lookup that finds all K drafts in a share of steps, and else none.
+
+    A verified token costs 15 % of a step, as on a busy engine. Steps were timed at the start.
+    """
+    rng = np.random.default_rng(5)
+    planner = DepthPlanner(DEPTH, always_full=True, lookup=True)
+
+    def take(found: int, depth: int) -> None:
+        seconds = 0.01 + 0.0015 * found + draft_s * (depth > 0)
+        planner.observe_step(1, found, DEPTH if depth else 0, seconds)
+
+    for depth, found in ((0, 0), (DEPTH, 0), (DEPTH, DEPTH)):
+        for _ in range(12):
+            take(found, depth)
+    planner.begin("r", "chat", "")
+    for _ in range(steps):
+        plan = planner.plan(["r"], [DEPTH])
+        found = plan.widths[0] * int(rng.random() < share)
+        accepted = int((rng.random(found) < acceptance).cumprod().sum())
+        planner.observe(["r"], plan.widths, [accepted], [found])
+        take(found, plan.depth)
+    return planner
+
+
+def count_shallow(planner: DepthPlanner) -> float:
+    """Share of all steps that were planned at depth 0."""
+    return planner.totals.depths[0] / sum(planner.totals.depths)
+
+
+def test_drafts_that_a_lookup_does_not_find_cost_nothing():
+    """Found in one step of ten and then accepted, they pay although most planned ones bring
+    nothing; found as rarely and never accepted, they do not.
+    """
+    assert count_shallow(drive_lookup(0.1, 0.98, draft_s=0.0)) < 0.2
+    assert count_shallow(drive_lookup(0.1, 0.02, draft_s=0.0)) > 0.6
+
+
+def test_a_lookup_that_finds_nothing_is_worth_no_time():
+    assert count_shallow(drive_lookup(0.0, 0.9, draft_s=0.002)) > 0.6
+
+
+def test_a_fixed_depth_is_priced_by_the_drafts_that_are_found():
+    totals = drive_lookup(0.0, 0.9, draft_s=0.0).totals
+    assert totals.fixed_s[DEPTH] < 1.2 * totals.fixed_s[0]
+
+
+def test_the_share_of_drafts_found():
+    share = FoundShare(3)
+    assert share.estimate(["new"]).tolist() == [[1.0, 1.0, 1.0]]
+    for _ in range(200):
+        share.observe(["a", "b"], [3, 3], [2, 0])
+    assert share.estimate(["a"])[0] == pytest.approx([1.0, 1.0, 0.0], abs=0.12)
+    assert share.estimate(["b"])[0] == pytest.approx([0.0, 0.0, 0.0], abs=0.12)
+    assert share.estimate(["new"])[0] == pytest.approx([0.5, 0.5, 0.0], abs=0.05)
+    share.remove("a")
+    assert share.estimate(["a"])[0] == pytest.approx([0.5, 0.5, 0.0], abs=0.05)

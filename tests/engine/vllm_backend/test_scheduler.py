@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count, groupby
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +19,11 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from benchmarks.drive import speculation
-from engine.speculation.methods import find_method
+from engine.speculation.methods import AT_K, METHODS, Runner
 from engine.types import DecodeStep, UndraftedReason
 from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.graphs import choose_depths, declare_depths
-from engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler
+from engine.vllm_backend.scheduler import DepthSchedulerBase, scheduler, set_depth
 from engine.vllm_backend.translate import read_decode_step
 from engine.vllm_contract import SKIP
 from engine.vllm_fields import DEPTH
@@ -169,7 +170,7 @@ def test_a_method_that_always_drafts_k_is_asked_for_k(
 ) -> None:
     """Such a proposer asserts its K. Requests verify as many as they want all the same."""
     world = Pretence(asynchronous)
-    world.scheduler.method = find_method({"method": method})
+    world.scheduler.behaviour = METHODS[method].on(Runner.FIRST)
     world.add("off", 0)
     world.add("shallow", 1)
     assert world.step().num_spec_tokens_to_schedule == MOST
@@ -181,6 +182,19 @@ def test_a_method_that_always_drafts_k_is_asked_for_k(
     planned = world.step()
     assert planned.num_spec_tokens_to_schedule == MOST
     assert getattr(planned, SKIP) is skips
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_method_of_a_fixed_depth_drafts_and_verifies_k(asynchronous: bool) -> None:
+    world = Pretence(asynchronous)
+    world.scheduler.behaviour = AT_K
+    world.add("off", 0)
+    world.add("none", None)
+    assert world.step().num_spec_tokens_to_schedule == MOST
+    world.run(3)
+    assert {step.drafted for steps in world.steps.values() for step in steps[1:]} == {MOST}
+    assert set_depth(SimpleNamespace(scheduler=world.scheduler), 1) == MOST
+    assert world.scheduler.set_planning("auto") == "off"
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
