@@ -9,7 +9,7 @@ PROCESSES := -n auto --maxprocesses 8 --dist worksteal
 # Two engines at a time: the tests of one file stay in one process.
 ENGINES := -n 2 --dist loadfile --durations 30
 
-.PHONY: serve install install-dev install-light test test-fast test-light test-gpu-path coverage clients clients-newest round-trips mutants lint format bench lock audit clean
+.PHONY: serve install install-dev install-light test test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips mutants lint format bench lock audit clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
@@ -48,6 +48,9 @@ coverage:  ## the same with their line coverage; HTML with ARGS="--cov-report ht
 mutants: install-dev  ## mutation testing of the modules that guard isolation, billing and loss
 	@$(BIN)/python -m tests.mutation $(ARGS)
 
+methods: install-dev  ## every drafting method on real engines; docs/methods.md
+	@$(BIN)/python -m tests.engine.vllm_backend.methods_page $(ARGS)
+
 clients: install-dev  ## real clients at pinned versions against a scripted worker; docs/clients.md
 	@$(BIN)/python -m tests.clients.run $(ARGS)
 
@@ -85,6 +88,6 @@ audit:  ## check the locks against the advisories PyPI knows; fails, too, where 
 	@$(PYTHON) scripts/audit.py
 
 clean:
-	rm -rf .venv .venv-light .gpu-path .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-light .gpu-path .drafters .drafters-build .clients .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 include training/training.mk

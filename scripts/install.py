@@ -2,6 +2,8 @@
 
     python3 scripts/install.py [--dev | --light | --gpu-path]
 
+``--dev`` adds what tests need: in .venv, and in .drafters the packages of vLLM's lookup methods,
+one of which is built and wants a C++ compiler; without one their tests are skipped.
 ``--light`` makes .venv-light, without vLLM and torch: enough to develop and test the gateway.
 ``--gpu-path`` is ``--dev`` and Triton in .gpu-path, a folder of its own: where vLLM finds it, it
 chooses other kernels. Needs only Python and its venv module. torch's CPU wheel is taken from where
@@ -11,11 +13,13 @@ pip finds it by itself, else from PyTorch's own CPU index.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FULL = ROOT / ".venv"
 LIGHT = ROOT / ".venv-light"
 BESIDE = ROOT / ".gpu-path"
+DRAFTERS = ROOT / ".drafters"
+DRAFTERS_BUILD = ROOT / ".drafters-build"
+DRAFTERS_LOCKS = ("drafters", "drafters-build")
 TORCH_LOCK = ROOT / "requirements" / "torch.lock"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 HEARTBEAT_S = 5.0
@@ -37,7 +44,9 @@ def main(argv: Sequence[str]) -> int:
         return _set_up(Environment(LIGHT), ("light", "dev"))
     if "--gpu-path" in argv:
         return _set_up(Environment(FULL), ("cpu", "dev")) or _set_up_beside(Environment(FULL))
-    return _set_up(Environment(FULL), ("cpu", "dev") if "--dev" in argv else ("cpu",))
+    if "--dev" in argv:
+        return _set_up(Environment(FULL), ("cpu", "dev")) or _set_up_drafters(Environment(FULL))
+    return _set_up(Environment(FULL), ("cpu",))
 
 
 class Environment(NamedTuple):
@@ -90,6 +99,35 @@ def _set_up_beside(environment: Environment) -> int:
     return 0
 
 
+def _set_up_drafters(environment: Environment) -> int:
+    """Install drafters.lock into ``DRAFTERS``. What fails there costs the tests of two methods."""
+    lock, build_lock = (ROOT / "requirements" / f"{name}.lock" for name in DRAFTERS_LOCKS)
+    stamp = DRAFTERS / ".installed"
+    if stamp.exists() and stamp.read_text() == _digest(lock):
+        return 0
+    path = {
+        "PYTHONPATH": str(DRAFTERS_BUILD),
+        "PATH": f"{DRAFTERS_BUILD / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    locked = ("--no-deps", "--require-hashes", "--upgrade")
+    done = _pip(
+        environment, f"installing {build_lock.name}",
+        *locked, "--target", str(DRAFTERS_BUILD), "-r", str(build_lock),
+    ) and _pip(
+        environment, f"building and installing {lock.name} into {DRAFTERS.name}",
+        "--no-build-isolation", *locked, "--target", str(DRAFTERS), "-r", str(lock),
+        environ=path,
+    )  # fmt: skip
+    shutil.rmtree(DRAFTERS_BUILD, ignore_errors=True)
+    if not done:
+        _say(f"{lock.name} is not installed: tests of n-gram and suffix are skipped")
+        _say(f"it wants a C++ compiler; see {environment.log}")
+        return 0
+    DRAFTERS.mkdir(exist_ok=True)
+    stamp.write_text(_digest(lock))
+    return 0
+
+
 def _install(environment: Environment, lock: Path) -> bool:
     if lock.stem == "cpu" and not _install_torch(environment):
         return False
@@ -113,14 +151,22 @@ def _install_torch(environment: Environment) -> bool:
     )  # fmt: skip
 
 
-def _pip(environment: Environment, what: str, *arguments: str, count: int = 1) -> bool:
+def _pip(
+    environment: Environment,
+    what: str,
+    *arguments: str,
+    count: int = 1,
+    environ: Mapping[str, str] | None = None,
+) -> bool:
     """Run pip and print its progress every few seconds. True when it succeeds."""
     _say(what)
     command = [str(environment.python), "-m", "pip", "install", "--progress-bar", "off", *arguments]
     with environment.log.open("a") as log:
         log.write(f"\n$ {' '.join(command)}\n")
         log.flush()
-        running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        running = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(environ or {})}
+        )
         while True:
             try:
                 return running.wait(HEARTBEAT_S) == 0

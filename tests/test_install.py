@@ -40,7 +40,8 @@ def install(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("install", ROOT / "scripts" / "install.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "BESIDE", tmp_path / "BESIDE")
+    for name in ("BESIDE", "DRAFTERS", "DRAFTERS_BUILD"):
+        monkeypatch.setattr(module, name, tmp_path / name)
     for name in ("FULL", "LIGHT"):
         python = tmp_path / name / "bin" / "python"
         python.parent.mkdir(parents=True)
@@ -81,6 +82,29 @@ def test_triton_goes_into_a_folder_of_its_own(install, pip):
     pip.asked.clear()
     assert install.main(["--gpu-path"]) == 0
     assert pip.asked == []
+
+
+def test_packages_of_lookup_methods_go_into_a_folder_of_their_own(install, pip):
+    """One of them is built, with tools that are gone afterwards."""
+    assert install.main(["--dev"]) == 0
+    tools, packages = pip.asked[-2:]
+    assert tools[-1].endswith("drafters-build.lock") and packages[-1].endswith("drafters.lock")
+    assert tools[tools.index("--target") + 1] == str(install.DRAFTERS_BUILD)
+    assert packages[packages.index("--target") + 1] == str(install.DRAFTERS)
+    assert "--no-build-isolation" in packages
+    assert all("--require-hashes" in arguments for arguments in (tools, packages))
+    pip.asked.clear()
+    assert install.main(["--dev"]) == 0
+    assert pip.asked == []
+
+
+def test_without_a_compiler_the_rest_is_installed(install, pip, capsys):
+    pip.fails = lambda arguments: arguments[-1].endswith("drafters.lock")
+    assert install.main(["--dev"]) == 0
+    assert "C++ compiler" in capsys.readouterr().out
+    pip.asked.clear()
+    assert install.main(["--dev"]) == 0
+    assert len(pip.asked) == 2
 
 
 def test_nothing_is_done_twice(install, pip):
