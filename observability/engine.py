@@ -56,7 +56,7 @@ class InstrumentedEngine:
 
 
 def _find_trace_headers() -> Mapping[str, str]:
-    """Of the trace that the exchange at hand belongs to; empty where it belongs to none."""
+    """Return the headers of the current exchange's trace; empty where it belongs to none."""
     exchange = current.get()
     return {} if exchange is None else exchange.trace_headers
 

@@ -116,13 +116,13 @@ class TopTemplates:
         return fingerprint, rarest
 
     def _count(self, fingerprint: str) -> int:
-        """How often the candidate was certainly seen, this time included."""
+        """Count the candidate's certain occurrences, this one included."""
         count, error = self._candidates.get(fingerprint) or self._evict()
         self._candidates[fingerprint] = (count + 1, error)
         return count + 1 - error
 
     def _evict(self) -> tuple[int, int]:
-        """Where a new candidate starts: at the count of the one it replaces, all of it error."""
+        """Return a new candidate's start: the count of the one it replaces, all of it error."""
         if len(self._candidates) < 8 * self._size:
             return 0, 0
         least = min(self._candidates, key=lambda key: self._candidates[key][0])
@@ -153,10 +153,10 @@ class TelemetrySettings:
     max_depth: int = 16
     """Draft positions that get a series of their own; deeper ones are left out of those."""
     templates: int = 10
-    """How many templates are shown by name; the rest is ``other``."""
+    """Number of templates shown by name. The rest is ``other``."""
     drafts: int = 8
-    """How many of the last drafts keep their series."""
+    """Number of the latest drafts that keep their series."""
     window_s: float = 300.0
-    """What "now" means for windowed gauges and /debug/speculation."""
+    """Seconds of the window that gauges and /debug/speculation look back on."""
     baseline_half_life_s: float = 6 * 3600.0
-    """How fast the trailing baseline forgets."""
+    """Half-life of the trailing baseline, in seconds."""

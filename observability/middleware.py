@@ -46,14 +46,14 @@ class HttpExchange:
     refused: str = ""
     """The error code it was turned away with."""
     observation: RequestObservation | None = None
-    """Of the generation it asked for, once that was let in."""
+    """Observation of the generation that the exchange asked for, once it was admitted."""
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     """W3C trace context for whatever works for this exchange."""
     span: Any = None
     body: list[bytes] | None = None
     """The request's body as it comes in, where it may be captured."""
     captured: bool = True
-    """Its client did not ask to be left out of the capture."""
+    """Whether the exchange may be captured: its client did not opt out."""
 
 
 current: ContextVar[HttpExchange | None] = ContextVar("exchange", default=None)
@@ -261,7 +261,7 @@ class AccessLog:
 
 
 def make_fields(exchange: HttpExchange) -> dict[str, Any]:
-    """What the access log says of one exchange."""
+    """Make the fields of an exchange's line in the access log."""
     out: dict[str, Any] = {
         "request_id": exchange.request_id,
         "method": exchange.method,
@@ -277,7 +277,7 @@ def make_fields(exchange: HttpExchange) -> dict[str, Any]:
 
 
 def make_generation_fields(record: RequestRecord) -> dict[str, Any]:
-    """What a generation was and how it went; null where a number does not exist."""
+    """Make a generation's fields for the access log; null where a number does not exist."""
     facts, totals, labels = record.facts, record.totals, record.slices.labels
     tpots = [choice.tpot for choice in record.choices if choice.tpot is not None]
     return {

@@ -30,7 +30,10 @@ PhaseShares = dict[Phase, PhaseShare]
 
 @dataclass(frozen=True, slots=True)
 class DecodeProgress:
-    """What all choices of the same slices did lately. ``gaps`` are seconds between steps."""
+    """Progress of all choices of the same slices since the last report.
+
+    ``gaps`` are seconds between steps.
+    """
 
     slices: SliceNames
     shares: PhaseShares
@@ -53,7 +56,7 @@ class ChoiceRecord:
     finish: str | None
     tools: tuple[Outcome, ...]
     repairs: tuple[Repair, ...] = ()
-    """What was mended in the arguments of its tool calls."""
+    """Repairs made in the arguments of the choice's tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,7 @@ class RequestObservation:
         self.drafts = [slices.draft] if slices.draft != NO_DRAFT else []
         self.record: RequestRecord | None = None
         self.session: str | None = None
-        """Of a request that is captured."""
+        """Session of a request that is captured."""
         self.sent = NOT_SENT
         self._clock = clock
         self._settled = settled

@@ -155,7 +155,7 @@ def compute_conditional_slope(totals: Totals) -> float | None:
 
 
 def _correct_for_depth(totals: Totals) -> list[tuple[float, int]]:
-    """For each position: c_i among steps that drafted it, and the steps that got that far."""
+    """Compute c_i for each position among steps that drafted it, with the number of those steps."""
     reached = (totals.verify_steps, *totals.accepted_at)
     drafted = (totals.verify_steps, *totals.proposed_at)
     out = []

@@ -40,7 +40,7 @@ _DELIVERED = attrgetter("delivered")
 
 @dataclass(frozen=True, slots=True)
 class PhaseShare:
-    """What one phase got. ``timed_tokens`` / ``seconds`` is its speed.
+    """Share of one phase in a sequence. ``timed_tokens`` / ``seconds`` is its speed.
 
     ``seconds`` is the time its steps took, ``timed_tokens`` the tokens it paid for: all but the
     sequence's first.
@@ -97,14 +97,14 @@ class SequenceTimeline:
         self._steps: list[Step] = []
         self._times: list[float] = []
         self._turns: list[tuple[int, Phase]] = [(0, Phase.CONTENT)]
-        """From which step on which phase; the last one goes on."""
+        """First step of each phase, as (step, phase). The last phase goes on."""
         self._seen = 0
         """Steps before the last event: their phase is certain."""
         self._kind: type | None = None
         self._account: Totals | None = None
-        """Of the whole sequence, once the server has summed it up."""
+        """Account of the whole sequence, once the server has summed it up."""
         self._start: float | None = None
-        """When the last settled step came."""
+        """Time of the last settled step."""
         self.first_at: float | None = None
         self.last_at = 0.0
         self.settled_tokens = 0
@@ -165,7 +165,7 @@ class SequenceTimeline:
         return (self.last_at - self.first_at) / (self.settled_tokens - 1)
 
     def settle(self, *, ended: bool = False) -> tuple[dict[Phase, PhaseShare], list[float]]:
-        """What came since the last call and is certain, all of it when ``ended``.
+        """Settle the certain steps since the last call, and all of them when ``ended``.
 
         Per phase its share, and the seconds between the steps.
         """
@@ -194,7 +194,7 @@ class SequenceTimeline:
         return shares, gaps[1:] if new else gaps
 
     def _find_first(self, times: list[float]) -> int:
-        """Which step brings the sequence's first token; -1 when none of these does."""
+        """Find the step that brings the sequence's first token; -1 when none of these does."""
         if self.first_at is None:
             for at, when in enumerate(times):
                 if self._steps[at].token_ids:

@@ -42,11 +42,11 @@ from observability.windows import SliceWindows
 
 
 class CanarySource(Protocol):
-    """What tries drafts on live traffic."""
+    """Source of canaries' verdicts."""
 
     @property
     def verdicts(self) -> Mapping[str, int]:
-        """How many canaries ended with which verdict."""
+        """Number of canaries by verdict."""
         ...
 
     def describe(self) -> Mapping[str, Any] | None:
@@ -100,7 +100,7 @@ class Telemetry:
         self._capture: RequestCapture | None = None
         self._planner: PlannerReader | None = None
         self.planner: Mapping[str, Any] = {}
-        """What the depth planner described last."""
+        """Last description by the depth planner."""
         self._batch = PendingMetrics()
         self._count_at = 0.0
         scope = self._make_scope(gpus)
@@ -227,7 +227,7 @@ class Telemetry:
         self._planner = read
 
     async def refresh_planner(self, recent: int = 0) -> None:
-        """Before a scrape. A planner that cannot be read has no series."""
+        """Read the planner before a scrape. A planner that cannot be read has no series."""
         if self._planner is not None:
             self.planner = await self._planner(recent)
 
@@ -236,7 +236,7 @@ class Telemetry:
         self._workers = find
 
     def describe_parser(self, purpose: str, parser: str, source: str) -> None:
-        """What reads reasoning or tool calls, and whose it is."""
+        """Record the parser of reasoning or tool calls, and its source."""
         for group in self.groups:
             group.record_parser(purpose, parser, source)
 
@@ -297,7 +297,7 @@ class Telemetry:
             self._capture.close()
 
     def list_workers(self) -> Iterable[WorkerStatus]:
-        """Those of a fleet as they are now; none where there is no fleet."""
+        """List the present status of a fleet's workers; none where there is no fleet."""
         return self._workers()
 
     def _read_unclaimed(self) -> Iterator[tuple[str, Totals]]:
@@ -378,7 +378,7 @@ class DirectRequest:
         self._settled = settled
 
     def forget(self, template: str) -> None:
-        """It has none."""
+        """Forget a template; these slices have none."""
 
     def change_draft(self, draft: str) -> None:
         self.slices = self.slices._replace(draft=draft)

@@ -39,7 +39,7 @@ class OpenTelemetry:
 
     @classmethod
     def for_endpoint(cls, endpoint: str, service: str = SERVICE) -> OpenTelemetry:
-        """To an OTLP/HTTP collector such as ``http://localhost:4318``."""
+        """Trace to an OTLP/HTTP collector such as ``http://localhost:4318``."""
         url = (
             endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
         )
@@ -105,7 +105,7 @@ def _decode_headers(headers: RawHeaders) -> dict[str, str]:
 
 
 def make_attributes(record: RequestRecord) -> dict[str, Any]:
-    """What a generation's span says; a number that does not exist is left out."""
+    """Make the attributes of a generation's span. A number that does not exist is left out."""
     facts, totals = record.facts, record.totals
     usages = [choice.usage for choice in record.choices if choice.usage is not None]
     found = {

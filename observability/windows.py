@@ -24,7 +24,7 @@ FAILED = (Ending.TIMEOUT, Ending.ENGINE)
 
 @dataclass(frozen=True, slots=True)
 class WindowSums:
-    """What one slice did in some span of time."""
+    """Sums of one slice over a span of time."""
 
     requests: int = 0
     timed_tokens: int = 0
@@ -187,5 +187,5 @@ def _to_sums(share: PhaseShare) -> WindowSums:
 
 
 def _collect_phases(record: RequestRecord) -> frozenset[Phase]:
-    """Those that any of its choices had."""
+    """Collect the phases of all choices."""
     return frozenset().union(*(choice.phases for choice in record.choices))

@@ -132,8 +132,11 @@ def _make_generation_routes(gateway: Gateway) -> APIRouter:
 
     @routes.post("/invocations", openapi_extra=describe_body(ChatRequest, CompletionRequest))
     async def invocations(request: Request) -> Response:
-        """For SageMaker, as in vLLM: chat completions where the body has ``messages``,
-        completions where it has ``prompt``.
+        """Serve SageMaker's path as vLLM does.
+
+        It is chat completions where the body has ``messages``, and completions where it has
+        ``prompt``.
+
         """
         return await respond(request, gateway, _select)
 

@@ -170,7 +170,7 @@ class FrontEndFlag:
     takes: str = ONE
     refused: bool = False
     honoured: bool = False
-    """It has an effect, though no setting of that name."""
+    """Whether the flag has an effect, though no setting has its name."""
     harmless: Collection[Any] = ()
     short: tuple[str, ...] = ()
 

@@ -44,7 +44,7 @@ SECRETS = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the gateway itself needs to know; the engine has flags of its own.
+    """Settings of the gateway itself. The engine has flags of its own.
 
     The default of ``setting_of`` is that of the part which the setting is for.
     """

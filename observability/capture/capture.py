@@ -1,4 +1,4 @@
-"""Which requests are captured, and how an ended request becomes a record."""
+"""Choice of the requests to capture, and the way from an ended request to a record."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class EndedRequest:
 
 
 class RequestCapture:
-    """What ``Telemetry`` asks which requests to capture, and gives them to when they end."""
+    """Capture of requests. ``Telemetry`` asks it whether to capture one, and hands it over
+    at its end.
+    """
 
     def __init__(
         self,
@@ -61,7 +63,9 @@ class RequestCapture:
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Without a ``redactor`` nothing of a text is captured: the mode ``hashes``."""
+        """Capture to ``folder``. Without a ``redactor``, in mode ``hashes``, no text is
+        captured.
+        """
         self._share = share
         self._salt = secrets.token_bytes(16)
         self._clock, self._wall = clock, wall
@@ -70,7 +74,7 @@ class RequestCapture:
         self._writer = CaptureWriter(folder, self._formatter.format)
 
     def set_decode(self, decode: Decode) -> None:
-        """What redaction reads token ids with, once a tokenizer is loaded."""
+        """Set the decoder with which redaction reads token ids, once a tokenizer is loaded."""
         if self._formatter.redactor is not None:
             self._formatter.redactor.decode = decode
 
@@ -168,7 +172,7 @@ class RecordFormatter:
         return record if redactor is None else redact_ids(redactor, record)
 
     def _describe_request(self, ended: EndedRequest, content: Mapping[str, Any]) -> CaptureRecord:
-        """What was asked, by whom, and how it ended; without its prompts and choices."""
+        """Describe the request, its caller and its end, without prompts and choices."""
         redactor, speculation = self.redactor, ended.speculation
         facts, record = ended.record.facts, ended.record
         return CaptureRecord(
@@ -198,7 +202,9 @@ class RecordFormatter:
     def _make_content(
         self, ended: EndedRequest, prompts: Sequence[CapturedPrompt]
     ) -> dict[str, Any]:
-        """What was asked, as this mode may say it, and exactly one of AIPerf's three inputs."""
+        """Make the record's content as the mode allows, with exactly one of AIPerf's three
+        inputs.
+        """
         facts = ended.record.facts
         length = prompts[0].tokens if prompts else facts.prompt_tokens
         redactor = self.redactor
@@ -267,7 +273,7 @@ class RecordFormatter:
         return self._hashes.hash_text(template)
 
     def _list_sampling(self, request: EngineRequest | None) -> dict[str, Any]:
-        """What is not neutral; in mode ``hashes`` numbers alone."""
+        """List the sampling fields that are not neutral; in mode ``hashes`` only numbers."""
         if request is None:
             return {}
         values = {

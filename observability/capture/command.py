@@ -156,7 +156,7 @@ def print_records(options: argparse.Namespace, cipher: MultiFernet | None) -> No
 
 
 def export_capture(options: argparse.Namespace, cipher: MultiFernet | None) -> None:
-    """Only what the other format has; times begin at 0."""
+    """Export a capture with the fields that the other format has. Times begin at 0."""
     records = read_records(options.file, cipher, _warn)
     rows = to_mooncake(records) if options.to == MOONCAKE else to_openai_batch(records)
     count = 0
@@ -174,7 +174,7 @@ def _open_new(path: Path) -> Any:
 
 
 def to_mooncake(records: Iterable[CaptureRecord]) -> Iterator[dict[str, Any]]:
-    """In the order of arrival."""
+    """Yield Mooncake rows in the order of arrival."""
     found = sorted(records, key=_arrival)
     first = _arrival(found[0]) if found else 0.0
     for record in found:

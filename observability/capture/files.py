@@ -42,13 +42,13 @@ logger = logging.getLogger(__name__)
 QUEUE_REQUESTS = 2048
 QUEUE_BYTES = 64 << 20
 GATHER_S = 1.0
-"""From the first request that ends until those that ended meanwhile are written."""
+"""Seconds for which ended requests are gathered before they are written."""
 PARTS = 16
 """A file holds at most this part of all bytes and of the age, so that the oldest can go alone."""
 LARGEST_PART = 64 << 20
 PRUNE_EVERY_S = 60.0
 RETRY_S = 10.0
-"""After a write that failed, records are dropped this long before the disk is tried again."""
+"""Seconds for which records are dropped after a failed write, before the disk is tried again."""
 LOG_EVERY_S = 60.0
 CLOSE_S = 5.0
 
@@ -67,7 +67,7 @@ class RecordDropped(Exception):
 SUFFIXES = (".jsonl", ".jsonl.gz")
 KEY_FILE_VARIABLE = "EAGLEGATE_CAPTURE_KEY_FILE"
 _TOKEN = b"gAAAA"
-"""How every Fernet token begins."""
+"""First bytes of every Fernet token."""
 _GZIP = b"\x1f\x8b"
 CHUNK_BYTES = 1 << 20
 
@@ -94,7 +94,7 @@ def add_key_file_argument(parser: argparse.ArgumentParser | argparse._ArgumentGr
 
 
 def load_cipher(key_file: Path | None) -> MultiFernet | None:
-    """Of the keys in that file. Raises OSError, and ValueError for a wrong key."""
+    """Make a cipher of the keys in a file. Raises OSError, and ValueError for a wrong key."""
     return make_cipher(read_keys(key_file)) if key_file else None
 
 

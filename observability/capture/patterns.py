@@ -25,7 +25,7 @@ OUTSIDE = {
     "S": f"[^{SPACES}]",
     "Z": r"\z",
 }
-"""What Python means by an escape, in RE2's words."""
+"""Python's meaning of each escape, in RE2's syntax."""
 INSIDE = {"w": LETTERS, "d": r"\p{Nd}", "D": r"\P{Nd}", "s": SPACES}
 """The same within brackets. ``\\W`` and ``\\S`` stay those of ASCII, which match more."""
 ANCHORS = frozenset({"^", "$", r"\A", r"\Z", r"\z"})
@@ -91,7 +91,7 @@ def encode(text: str) -> bytes:
 
 
 def find_spans(patterns: Sequence[Pattern], text: bytes, check: Check) -> list[Span]:
-    """Where any of them matches, in order, merged where they overlap or touch.
+    """Find the spans that any pattern matches, in order, merged where they overlap or touch.
 
     ``check`` is called before every search; what it raises ends them.
     """

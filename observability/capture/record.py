@@ -49,7 +49,7 @@ class CapturedPrompt:
     token_ids: tuple[int, ...] | None = None
     """None in mode ``hashes``, and where a redaction rule found something in the record."""
     blocks: tuple[int, ...] | None = None
-    """In mode ``hashes``: salted hashes of the prompt up to the end of each 16-token block."""
+    """Salted hashes of the prompt up to the end of each 16-token block, in mode ``hashes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ class CaptureRecord:
     """Milliseconds since the capture began."""
     session_id: str | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
-    """As the client of chat completions sent them; of other APIs, as the chat template got them."""
+    """Messages as a client of chat completions sent them. For other APIs, as the chat
+    template got them.
+    """
     tools: tuple[Mapping[str, Any], ...] | None = None
     text_input: str | None = None
     input_length: int | None = None
@@ -113,7 +115,7 @@ class CaptureRecord:
     depth: int | None = None
     """Draft tokens per step that the request was given; None: the engine's own."""
     method: str = ""
-    """Of speculation: none, eagle3, eagle3.1, ..."""
+    """Method of speculation: none, eagle3, eagle3.1, ..."""
     draft: str = ""
     """``fingerprint_draft`` of the draft, joined by + where a swap fell into the request; its name
     where there are no files, as with workers."""
@@ -138,7 +140,7 @@ class CaptureRecord:
 
     @property
     def cluster(self) -> str:
-        """What statistics count as one independent unit."""
+        """Independent unit of statistics that the record belongs to."""
         return self.session or self.session_id or self.id
 
     @property
@@ -257,6 +259,6 @@ def coarsen(blocks: Sequence[int], tokens: int) -> tuple[int, ...]:
 
 
 def strip_ours(record: CaptureRecord) -> CaptureRecord:
-    """Only what AIPerf reads."""
+    """Keep only the fields that AIPerf reads."""
     kept = {name: getattr(record, name) for name in _AIPERF}
     return replace(_DEFAULTS, **kept)

@@ -1,4 +1,4 @@
-"""What of a request may reach the disk: everything, redacted text, or hashes."""
+"""Redaction of requests before they reach the disk: everything, redacted text, or hashes."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ NUMBER_FIELDS = frozenset(
 )  # fmt: skip
 """Settings of a request: their numbers are kept, for a replay needs them."""
 GAPS = ("", " ", "\n", "\n\n")
-"""What chat templates put between the parts of a content."""
+"""Separators that chat templates put between the parts of a content."""
 ESCAPED_TIMES = 3
-"""How often a text is JSON within a string of JSON."""
+"""Levels of JSON within strings of JSON that are looked through."""
 _ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|(["\\/bfnrt]))')
 _ESCAPED = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
 
@@ -236,7 +236,7 @@ def is_text_part(item: Any) -> bool:
 
 
 def unescape(text: str) -> str:
-    """What JSON's escapes in a text stand for, as in arguments that are part of a longer text."""
+    """Replace JSON's escapes in a text, as in arguments that are part of a longer text."""
 
     def spell(match: re.Match[str]) -> str:
         code, character = match.groups()

@@ -1,4 +1,4 @@
-"""In-process backend: vLLM in this process and its children."""
+"""Backend that runs vLLM in this process and its children."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class InProcessBackend:
         )
 
     def describe(self, info: EngineInfo) -> EngineInfo:
-        """With the method and summary that the draft inspection found."""
+        """Add the method and summary that the draft inspection found."""
         if self._draft is None:
             return info
         named = replace(info.speculation, method=self._draft.method, summary=self._draft.summary)

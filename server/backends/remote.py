@@ -29,10 +29,10 @@ PROBE_S = 3.0
 
 
 class RenderingBackend:
-    """What a backend without vLLM is but for its engine: ``create_engine`` makes it complete."""
+    """Backend without vLLM, complete but for its engine, which ``create_engine`` makes."""
 
     arguments: type[ModelArguments] = ModelArguments
-    """With the backend's own flags, if it has any; ``line.model`` has their values."""
+    """Arguments with the backend's own flags, if it has any. ``line.model`` has their values."""
 
     def __init__(self, line: CommandLine, progress: Callable[[str], None]) -> None:
         settings, arguments = line.settings, line.model
@@ -69,11 +69,11 @@ class RenderingBackend:
         return replace(info, model=self.names[0])
 
     async def ask_workers(self) -> dict[str, EngineInfo | EngineStartError]:
-        """For ``eaglegate check``: what each worker reports of itself."""
+        """Ask each worker about itself, for ``eaglegate check``."""
         return {}
 
     async def aclose(self) -> None:
-        """Nothing was started."""
+        """Close nothing, since nothing was started."""
 
 
 class RemoteBackend(RenderingBackend):
@@ -111,7 +111,7 @@ class RemoteBackend(RenderingBackend):
         return replace(super().describe(info), details=details)
 
     async def ask_workers(self) -> dict[str, EngineInfo | EngineStartError]:
-        """Without waiting for those that are loading."""
+        """Ask the workers without waiting for those that are loading."""
         with _name_flag("workers"):
             found = [await source.read() for source in self._sources]
         names = sorted(frozenset[str]().union(*found))

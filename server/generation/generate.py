@@ -293,7 +293,7 @@ class _ChoiceReader:
         return batch
 
     def _read_more(self, step: Step) -> list[Event]:
-        """Of the first step, the last one, and those that have more than text."""
+        """Make the events of the first step, the last one, and steps that carry more than text."""
         batch: list[Event] = [] if self.begun else self._echo_prompt(step)
         if self.job.echo_only:
             return [*batch, self._end_echo(step)]

@@ -82,7 +82,7 @@ def holds_calls(job: Job) -> bool:
 
 
 def spells_calls(job: Job) -> bool:
-    """Of calls that a grammar holds: whether any tokens open and close one for it.
+    """Whether any tokens may open and close a call that a grammar holds.
 
     A grammar knows the text alone, and a model that would rather not call writes the marker with
     ordinary tokens. Not where the content may be JSON that quotes a marker.
@@ -246,7 +246,7 @@ class ParserFactory:
     fallback: ParserFallback | None = None
     """Reads all answers, where one of the names has no parser here."""
     reasoning: ReasoningFormat = field(init=False)
-    """How the model marks its thinking."""
+    """Format in which the model marks its thinking."""
     _openings: tuple[str, ...] = field(init=False)
     """Ends of prompts that open the thinking."""
 

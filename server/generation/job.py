@@ -53,7 +53,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     starts_in: Phase = Phase.CONTENT
     reasoned: bool = False
-    """It ends with closed reasoning, as templates write it when thinking is off."""
+    """Whether the prompt ends with closed reasoning, as templates write it when thinking is off."""
 
 
 Side = Literal["left", "right"]
@@ -62,7 +62,7 @@ LEAST = 1
 
 
 def fit(api: str, num_prompt: int, asked: int, at_least: int, longest: int) -> int:
-    """How many tokens the answer may have: ``asked`` (0: no limit), or what is left.
+    """Compute the answer's limit in tokens: ``asked`` (0: no limit), or the room that is left.
 
     ``at_least`` is the request's minimum. Raises InvalidRequest when that or the prompt does not
     fit.
@@ -104,7 +104,7 @@ def fingerprint(system: Iterable[str], tools: object = None) -> str:
 
 
 PromptSource = Conversation | str | tuple[int, ...]
-"""What a prompt is made of: a chat template's input, text, or the token ids themselves."""
+"""Source of a prompt: a chat template's input, text, or the token ids themselves."""
 
 Namespaced = tuple[str, str]
 """A namespace, and a tool's own name in it."""
@@ -132,7 +132,7 @@ class ServedModel:
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
     """Names under which chat completions deliver reasoning."""
     adapters: frozenset[str] = frozenset()
-    """Which of ``models`` are LoRA adapters."""
+    """Names in ``models`` that are LoRA adapters."""
     vocab_size: int | None = None
     thinking_budget: bool | None = None
     """The engine can end a reasoning after so many tokens; None where that is unknown."""
@@ -142,10 +142,10 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ToolPolicy:
-    """Which tools were offered and which calls the client wants."""
+    """Tools on offer, and the calls that the client wants."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
-    """As chat completions write functions."""
+    """Functions in the format of chat completions."""
     choice: str = "none"
     """none, auto or required."""
     only: frozenset[str] = frozenset()
@@ -206,21 +206,21 @@ class Job:
     add_special_tokens: bool = True
     """Text prompts: with the special tokens that the tokenizer adds."""
     spec_metrics: str = "none"
-    """How much of its speculation the answer carries: none, summary or detailed."""
+    """Detail of speculation metrics in the answer: none, summary or detailed."""
     return_token_ids: bool = False
     returns_prompt_text: bool = False
     """The answer shows the prompt as the chat template wrote it."""
     token_names: str = "text"
-    """How log probabilities name tokens: text or ids."""
+    """Names of tokens in log probabilities: text or ids."""
     drops_oldest: bool = False
     """Leave out the oldest messages of a conversation that does not fit."""
     truncate_prompt: int | None = None
     """Keep at most this many tokens of the prompt; ``context.AS_FITS`` for as many as fit."""
     truncation_side: Side = "left"
-    """Where a prompt is cut."""
+    """Side on which a prompt is cut."""
     tool_policy: ToolPolicy = field(default_factory=ToolPolicy)
     constraint: Constraint | None = None
-    """What the content must match; reasoning and tool calls are exempt."""
+    """Constraint on the content. Reasoning and tool calls are exempt."""
     grammar_param: str = "tools"
     """The field of the request that the engine's grammar comes from."""
     repeated: Mapping[str, Any] = field(default_factory=dict)
@@ -237,7 +237,7 @@ class Job:
     caller: Caller = Caller()
     lane: str = "default"
     arm: Arm | None = None
-    """Its side of the canary that runs."""
+    """Side of the running canary that serves the request."""
     workload: str = "chat"
     template: str = ""
     """Fingerprint of system prompt and tool schemas, for slicing."""

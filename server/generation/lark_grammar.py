@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 START = "start"
 COMMON = "common__"
 IGNORED = Rule("ignored__ANY")
-"""Like those of ``common`` named as no rule of Lark can be, in both cases."""
+"""Rule of ignored text, with a name that no rule of Lark can have in either case."""
 FLAGS = {"i": re.IGNORECASE, "s": re.DOTALL, "m": re.MULTILINE, "x": re.VERBOSE, "u": re.UNICODE}
 TIMES = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 REPLACED = {"ESCAPED_STRING": r'"([^"\\\n]|\\[^\n])*"', "C_COMMENT": r"/\*([^*]|\*+[^*/])*\*+/"}
@@ -85,7 +85,7 @@ def _common() -> dict[str, Tree[Any]]:
 
 
 def _plain(name: str) -> str:
-    """Without the marks that only matter for the tree that Lark would make."""
+    """Strip the marks that only matter for the tree that Lark would make."""
     return name.lstrip("!?")
 
 
@@ -168,7 +168,7 @@ class _Body:
     """The right side of a rule."""
 
     spaced: bool = False
-    """What is ignored may follow every terminal."""
+    """Whether ignored text may follow every terminal."""
     prefix: str = ""
 
     def node(self, tree: Tree[Any]) -> Node:

@@ -113,7 +113,7 @@ class AnswerParser(Protocol):
 
 
 class AnswerFormat(Protocol):
-    """How the model writes its answers (``server.generation.grammar.ParserFactory``)."""
+    """Format of the model's answers (``server.generation.grammar.ParserFactory``)."""
 
     @property
     def tool_parser(self) -> str | None: ...

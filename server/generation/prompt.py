@@ -72,7 +72,7 @@ async def render(
 async def _apart(
     work: Callable[[], TaskResult], limits: RenderLimits, quick: bool = True
 ) -> TaskResult:
-    """In a thread; a large request waits for its key's turn. Cancelling ends the work.
+    """Run the work in a thread. A large request waits for its key's turn. Cancelling ends the work.
 
     A small one is ``quick``: there and then.
     """
@@ -98,7 +98,7 @@ AS_FITS = -1
 
 
 def shorten(token_ids: list[int], keep: int | None, side: Side, longest: int) -> list[int]:
-    """At most ``keep`` tokens of a prompt; the rest is removed on ``side``."""
+    """Shorten a prompt to ``keep`` tokens by cutting on ``side``."""
     if keep is None:
         return token_ids
     keep = longest - LEAST if keep == AS_FITS else keep

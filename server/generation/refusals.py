@@ -1,4 +1,4 @@
-"""What an engine's refusal or failure says about the request: the fields that are at fault."""
+"""Fields of a request that an engine's refusal or failure blames."""
 
 from __future__ import annotations
 

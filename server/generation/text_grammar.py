@@ -16,9 +16,9 @@ SURROGATES = (0xD800, 0xDFFF)
 MAX_DEPTH = 100
 TOO_DEEP = f"it is nested too deeply, more than {MAX_DEPTH} levels"
 NAMED = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
-"""What JSON writes with a backslash and one character."""
+"""Characters that JSON writes as a backslash and one character."""
 SPECIAL: tuple[Range, ...] = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
-"""What JSON does not write as it is."""
+"""Ranges of characters that JSON does not write as they are."""
 
 
 class BadGrammar(ValueError):
@@ -75,7 +75,7 @@ class TextGrammar:
             raise BadGrammar("no text matches it")
 
     def ebnf(self, in_json: bool) -> str:
-        """For the text itself, or for what a JSON string writes in its place."""
+        """Write the grammar in EBNF, of the text itself or of a JSON string that holds it."""
         write = _Writer(_in_json if in_json else _plain)
         bodies = {"root": self.start, **{_name(name): body for name, body in self.rules.items()}}
         return "\n".join(f"{name} ::= {write.node(body)}" for name, body in bodies.items())
@@ -116,7 +116,7 @@ def char(code: int, ignore_case: bool = False) -> Chars:
 
 
 def in_both_cases(found: Chars) -> Chars:
-    """Of single characters any, of ranges those of ASCII."""
+    """Add the other case: of any single character, and of ASCII characters in ranges."""
     more = list(found.ranges)
     for low, high in found.ranges:
         if low == high:
@@ -174,7 +174,7 @@ class _Writer:
     chars: Callable[[Chars], list[str]]
 
     def node(self, node: Node) -> str:
-        """As it stands on the right of a rule."""
+        """Write a node as the right-hand side of a rule."""
         options = node.items if isinstance(node, Choice) else (node,)
         return " | ".join(self._sequence(option) for option in options)
 

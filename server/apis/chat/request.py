@@ -175,14 +175,14 @@ ChatToolChoice = (
 
 
 class ThinkingOptions(RequestModel):
-    """As Anthropic and DeepSeek write it."""
+    """Thinking options in the format of Anthropic and DeepSeek."""
 
     type: str
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
 class ReasoningOptions(RequestModel):
-    """As OpenRouter writes it."""
+    """Reasoning options in the format of OpenRouter."""
 
     effort: ReasoningEffort | None = None
     enabled: bool | None = None

@@ -147,7 +147,7 @@ class ChatStream:
         return b"".join(frames)
 
     def close(self) -> bytes:
-        """What ends the stream once every choice has finished."""
+        """Return the bytes that end the stream once every choice has finished."""
         return end_stream(self._head, self._ends, self._job, self._rendering)
 
     def fail(self, error: GatewayError) -> bytes:
@@ -186,7 +186,7 @@ class ChatStream:
                 return b""
 
     def _extra(self, event: Event) -> dict[str, Any]:
-        """What stands beside the next delta of the same step."""
+        """Return the fields that stand beside the next delta of the same step."""
         match event:
             case LogprobsDelta(given):
                 content = list_logprobs(given, self._rendering)

@@ -36,7 +36,7 @@ PLAIN: Final = b',"logprobs":null,"finish_reason":null}]'
 
 @dataclass(slots=True)
 class CompletionDelta:
-    """What one step adds to one choice."""
+    """Addition of one step to one choice."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: dict[str, list[Any]] | None = None

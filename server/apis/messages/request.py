@@ -153,7 +153,7 @@ class CountTokensRequest(RequestModel):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    """As older clients write ``output_config.format``."""
+    """Older name of ``output_config.format``."""
     cache_control: dict[str, Any] | None = None
     speed: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

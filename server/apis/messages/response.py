@@ -29,7 +29,7 @@ STOP_REASONS: Final = {
     "tool_calls": "tool_use",
 }
 TEXT: Final[dict[str, Any]] = {"type": "text", "text": ""}
-"""Without ``citations``: the AI SDK takes a list or nothing, not null."""
+"""Text block without ``citations``: the AI SDK takes a list or nothing, not null."""
 THINKING: Final[dict[str, Any]] = {"type": "thinking", "thinking": "", "signature": ""}
 
 

@@ -73,7 +73,7 @@ def make_messages_job(
 
 
 def _read_format(request: MessagesRequest) -> tuple[str, Constraint | None]:
-    """Where the format of the answer was given, and its grammar. Raises InvalidRequest."""
+    """Read the field that gives the answer's format, and its grammar. Raises InvalidRequest."""
     configured = request.output_config.format if request.output_config else None
     if configured is not None and request.output_format is not None:
         raise InvalidRequest(
@@ -115,7 +115,7 @@ def make_counted_conversation(request: CountTokensRequest, served: ServedModel) 
 def make_conversation(
     request: CountTokensRequest, policy: ToolPolicy, served: ServedModel
 ) -> Conversation:
-    """If the last message is the assistant's, the answer continues it."""
+    """Make the conversation. If the last message is the assistant's, the answer continues it."""
     continued = request.messages[-1].role == "assistant"
     asked = request.chat_template_kwargs
     return Conversation(

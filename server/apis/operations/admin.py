@@ -36,7 +36,7 @@ class AdminModel(RequestModel):
 
 
 class FlagModel(AdminModel):
-    """Which requests speculate; ``share``, ``sticky`` and ``salt`` apply to mode share only."""
+    """Flag for speculation. ``share``, ``sticky`` and ``salt`` apply to mode share only."""
 
     mode: Literal["on", "off", "share"] = "on"
     share: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -92,7 +92,7 @@ class CanaryModel(AdminModel):
     speculation: RulesModel | None = None
     worker: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Of the sessions, for rules; null tries them on all requests, in slots."""
+    """Share of the sessions, for rules. null tries them on all requests, in slots."""
     slot_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
     max_s: Annotated[float, Field(ge=2, le=7 * 86400)] = 3600.0
     min_blocks: Annotated[int, Field(ge=3)] = 6
@@ -100,7 +100,7 @@ class CanaryModel(AdminModel):
     alpha: Annotated[float, Field(gt=0, le=0.2)] = 0.05
     slice_margin: Annotated[float, Field(ge=0, lt=1)] | None = None
     primary: Literal["acceptance", "tpot"] | None = None
-    """What must become better: the time per output token for rules, else acceptance length."""
+    """Metric that must improve: the time per output token for rules, else acceptance length."""
 
     def plan(self) -> CanaryPlan:
         """The default margin is that of the primary metric."""
@@ -371,7 +371,7 @@ def _check_rules(rules: SpeculationRules, path: Pipeline, prefix: str = "") -> N
 
 
 def _check_operation(given: SpeculationModel, path: Pipeline, gateway: Gateway) -> None:
-    """What is set beside the rules of all requests. Raises InvalidRequest."""
+    """Check the settings beside the rules of all requests. Raises InvalidRequest."""
     if gateway.keys:
         _check_names("key_depths", given.key_depths, [key.name for key in gateway.keys.keys])
     _check_depth("bound", given.bound, path)

@@ -181,7 +181,9 @@ def _add_tokens(routes: APIRouter, gateway: Gateway) -> None:
 
         @routes.get("/tokenizer_info", response_model=None)
         async def tokenizer_info() -> Response:
-            """What a client needs to render prompts itself, the chat template included."""
+            """Return the facts a client needs to render prompts itself, the chat template
+            included.
+            """
             return json_response(gateway.require().renderer.tokenizer_info())
 
 

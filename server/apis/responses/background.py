@@ -29,7 +29,7 @@ KEPT_BYTES = 64 << 20
 """Limits for finished runs whose events can still be streamed: their number, and the bytes of all
 their events. The responses are in the store."""
 HOLD_S = 60.0
-"""How long a response counts as running after its gateway last renewed it."""
+"""Seconds for which a response counts as running after its gateway last renewed it."""
 
 Save = Callable[[], Awaitable[None]]
 """Writes the response's current state to the store."""
@@ -165,7 +165,7 @@ class BackgroundRun:
 
     @property
     def response(self) -> dict[str, Any] | None:
-        """Its current state; None when it has ended and is stored."""
+        """Return the response's current state; None when it has ended and is stored."""
         if self._stream is not None:
             return self._stream.builder.response()
         return None if self._unstored is None else orjson.loads(self._unstored)

@@ -32,7 +32,7 @@ class ReasoningCipher:
 
     @classmethod
     def ephemeral(cls) -> ReasoningCipher:
-        """With a key that exists for this process only."""
+        """Make a cipher with a key that exists for this process only."""
         return cls([Fernet.generate_key().decode()])
 
     def writer(self, owner: str) -> Callable[[str], str]:

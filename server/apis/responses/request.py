@@ -93,7 +93,7 @@ class CustomCallItem(IdentifiedItem):
 
 
 class OutputItem(IdentifiedItem):
-    """What a tool returned."""
+    """Output of a tool."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -138,7 +138,7 @@ class ShellOutcome(OpenModel):
 
 
 class ShellChunk(OpenModel):
-    """What one command has written."""
+    """Output of one command."""
 
     stdout: str
     stderr: str
@@ -242,7 +242,7 @@ class ResponseTool(OpenModel):
     strict: bool | None = None
     format: CustomFormat | None = None
     tools: Annotated[Many[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
-    """Those of a namespace."""
+    """Tools of a namespace."""
 
 
 class NamedChoice(RequestModel):
@@ -285,7 +285,9 @@ class TextConfig(RequestModel):
 
 
 class ReasoningConfig(RequestModel):
-    """With a summary, of whatever kind, the reasoning itself comes as one."""
+    """Options for reasoning. With a summary of any kind, the reasoning itself comes as the
+    summary.
+    """
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None

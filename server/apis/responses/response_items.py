@@ -22,10 +22,10 @@ CALLS = {
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStyle:
-    """How reasoning items are written."""
+    """Style of reasoning items."""
 
     summary: bool = False
-    """As a summary, if the client asks for one; it contains all of the reasoning."""
+    """Whether reasoning is written as a summary, which contains all of it."""
     encrypt: Callable[[str], str] | None = None
     """Makes the ``encrypted_content`` of a client that asked for it."""
 

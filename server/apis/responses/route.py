@@ -130,7 +130,9 @@ def _add_conversation_items(routes: APIRouter, gateway: Gateway) -> None:
 
 
 def _respond_stored(content: dict[str, Any]) -> Response:
-    """What is stored may be large, and its reader slow. Raises TooManyRequests."""
+    """Respond with a stored object, whose bytes are held for a slow reader. Raises
+    TooManyRequests.
+    """
     response = json_response(content)
     charge.get().hold_stored(len(response.body))
     return response

@@ -70,7 +70,7 @@ class ResponseRecord:
         self._observer = observer
         self.thinking = ReasoningStyle()
         self.conversations: tuple[str, ConversationStore] | None = None
-        """Its conversation, and the store of conversations."""
+        """Conversation of the response, and the store of conversations."""
 
     async def store_after(self, source: Batches, builder: ResponseBuilder) -> Batches:
         """The batches; the response is stored before the client receives the end."""

@@ -197,7 +197,7 @@ class ToolOffer:
     """One tool as it is offered to the model."""
 
     function: dict[str, Any]
-    """In the format of chat completions, with a flat name."""
+    """Function in the format of chat completions, with a flat name."""
     custom: bool
     namespaced: Namespaced | None = None
     grammar: TextGrammar | None = None
@@ -247,7 +247,7 @@ def _list_offers(given: Sequence[ResponseTool], param: str) -> Iterator[ToolOffe
 
 
 def _flatten_namespace(tool: ResponseTool, path: str) -> Iterator[ToolOffer]:
-    """Its tools under flat names: chat templates do not know namespaces."""
+    """Yield a namespace's tools under flat names, since chat templates do not know namespaces."""
     if tool.name is None or not tool.tools:
         missing = f"{path}.{'tools' if tool.name else 'name'}"
         raise InvalidRequest(

@@ -64,7 +64,7 @@ class _Merger:
         return merged
 
     def _resolve(self, part: Any, depth: int) -> dict[str, Any]:
-        """What a reference points to, any other schema itself."""
+        """Resolve a reference, and return any other schema itself."""
         if isinstance(part, dict) and part.keys() - _NEUTRAL == {"$ref"}:
             part = self.read(resolve(part["$ref"], self._root), depth)
         if not isinstance(part, dict):

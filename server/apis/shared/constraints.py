@@ -27,11 +27,11 @@ from server.errors import InvalidRequest
 from server.parsing.schemas import modernise, normalise
 
 MAX_BYTES = 256 << 10
-"""Of one schema as JSON; the limit of the engine's grammar compiler."""
+"""Bytes of one schema as JSON; the limit of the engine's grammar compiler."""
 MAX_PROPERTIES = 5000
-"""In all of one schema; OpenAI's limit."""
+"""Properties in all of one schema; OpenAI's limit."""
 MAX_BRANCHES = 1000
-"""Of one anyOf, oneOf or allOf."""
+"""Branches of one anyOf, oneOf or allOf."""
 MAX_DEPTH = 32
 BRANCHES = ("anyOf", "oneOf", "allOf", "prefixItems")
 SHOWN_PATH = 80
@@ -42,11 +42,13 @@ OLDER_METAS = (
     Draft4Validator({"$ref": "http://json-schema.org/draft-04/schema#"}),
 )
 MAX_CHARS = MAX_BYTES
-"""Of a pattern, a grammar, or all choices together; the limit of the engine's compiler."""
+"""Characters of a pattern, a grammar, or all choices together; the limit of the engine's
+compiler.
+"""
 NamedConstraint = tuple[str, Constraint]
 """The field a constraint came from, and the constraint."""
 NO_CONSTRAINT = ("tools", None)
-"""Where nothing is asked of the content, a grammar can only come from the tools."""
+"""Source of a grammar where the content has no constraint: it can only come from the tools."""
 
 
 def content_constraint(

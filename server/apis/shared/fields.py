@@ -43,7 +43,7 @@ class RequestModel(BaseModel):
     refused: ClassVar[Mapping[str, str]] = {}
     """Known fields that cannot be served, and why; None, False and empty values are allowed."""
     refusal_details: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """What the error says to programs, beside the reason, by field."""
+    """Details of the error for programs, beside the reason, by field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -157,7 +157,7 @@ class StructuredOutputs(RequestModel):
 
 
 class RepetitionDetection(RequestModel):
-    """As vLLM writes it: ends an answer that repeats a pattern of tokens."""
+    """Rule in vLLM's format that ends an answer which repeats a pattern of tokens."""
 
     max_pattern_size: Annotated[int, Field(ge=1, le=MAX_PATTERN)]
     min_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN)] = 0
@@ -165,7 +165,7 @@ class RepetitionDetection(RequestModel):
 
 
 class EngineFields(RequestModel):
-    """What every OpenAI endpoint passes to the engine: OpenAI's names, then vLLM's."""
+    """Fields that every OpenAI endpoint passes to the engine: OpenAI's names, then vLLM's."""
 
     stop: str | Annotated[Many[str], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -200,7 +200,7 @@ class EngineFields(RequestModel):
 
 
 class SamplingFields(EngineFields):
-    """And those of chat completions and completions."""
+    """Fields of chat completions and completions, besides the engine's."""
 
     max_tokens: TokenCount | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None

@@ -47,11 +47,11 @@ class Gateway:
     models: tuple[str, ...]
     created: int
     settings: Settings = field(default_factory=Settings)
-    """As set at the start; a reload changes the timeouts of requests and bodies."""
+    """Settings of the start. A reload changes the timeouts of requests and bodies."""
     timing: StreamTiming = field(default_factory=StreamTiming)
     keys: KeyRing = field(default_factory=KeyRing)
     admin_port: int | None = None
-    """Where operator paths are served, if not on the port of the API."""
+    """Port of the operator's paths, if not that of the API."""
     cross_origin: CrossOriginPolicy = field(default_factory=CrossOriginPolicy)
     budget: RequestBudget = field(default_factory=RequestBudget)
     observer: Observer = field(default_factory=NullObserver)
@@ -66,14 +66,14 @@ class Gateway:
     losses: Callable[[], Iterable[EngineLoss]] = tuple
     """The last losses of engines or workers."""
     in_flight: int = 0
-    """In-flight requests that may take memory."""
+    """Number of in-flight requests that may take memory."""
     path: Pipeline | None = None
     state: str = "starting"
     """starting, ready or stopping."""
 
     @property
     def unknown_fields(self) -> str:
-        """What happens to unknown fields: ignore or refuse."""
+        """Policy for unknown fields: ignore or refuse."""
         return self.settings.unknown_fields
 
     def owner(self) -> str:

@@ -70,7 +70,7 @@ ERRORS = {
     },
 }
 PARTS = "x-parts"
-"""Where an operation keeps the schemas its body is made of until the document is put together."""
+"""Key under which an operation keeps the schemas of its body until the document is complete."""
 
 
 def describe_body(*models: type[BaseModel]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ MAX_ITEMS = 200_000
 MAX_CONTAINERS = 50_000
 """Objects and arrays among them; each is visited."""
 _STRING = re.compile(rb'"[^"]*"')
-"""Where no quote is escaped."""
+"""Strings of JSON in which no quote is escaped."""
 _UNUSUAL = re.compile(rb"[0-9][eE]|[0-9.]{%d}" % (MAX_DIGITS + 1))
 """A number with an exponent, or a long one."""
 SHOWN = 80
@@ -261,7 +261,7 @@ def _explain(error: ValidationError) -> InvalidRequest:
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """For example messages[0].content, without pydantic's names of union branches."""
+    """Format a location as messages[0].content, without pydantic's names of union branches."""
     out = ""
     for part in loc:
         if isinstance(part, int):
@@ -311,11 +311,11 @@ def _list_names(model: type[BaseModel]) -> Mapping[str, str]:
 
 @dataclass(slots=True)
 class Notices:
-    """Those of one request."""
+    """Notices about one request."""
 
     refuses: bool = False
     names: dict[str, None] = field(default_factory=dict)
-    """In the order they came; a name is a path in the body, without indices."""
+    """Names of ignored fields in their order: paths in the body without indices."""
 
     def ignore(self, name: str, rule: str) -> None:
         if self.refuses:

@@ -1,4 +1,4 @@
-"""What the encoders of all APIs share: token text, log probabilities, usage, metrics."""
+"""Encoding that all APIs share: token text, log probabilities, usage and metrics."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def list_logprobs(
 def list_prompt_logprobs(
     given: Iterable[PositionLogprobs | None] | None, rendering: EncodingContext
 ) -> list[dict[str, Any] | None]:
-    """As vLLM writes them: by token id, null where nothing comes before."""
+    """List prompt log probabilities in vLLM's format: by token id, null where nothing comes
+    before.
+    """
     return [
         None if position is None else _key_by_token_id(position, rendering)
         for position in given or ()

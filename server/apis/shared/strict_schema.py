@@ -17,7 +17,7 @@ from server.errors import InvalidRequest
 
 Schema = Mapping[str, Any]
 Unenforced = tuple[str, str]
-"""Where, and which keyword."""
+"""Place and keyword that are not enforced."""
 
 NEVER = (
     "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies",
@@ -142,7 +142,10 @@ def _resolve(schema: Any, root: Any) -> Schema:
 
 
 def _check_untyped(schema: Schema) -> Iterator[str]:
-    """Without a type only keywords that imply an object or an array are enforced."""
+    """Yield the keywords of a schema without a type that are not enforced.
+
+    Only keywords that imply an object or an array are.
+    """
     if _types(schema):
         return
     yield from sorted((NUMBERS | STRINGS) & schema.keys())

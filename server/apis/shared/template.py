@@ -1,4 +1,4 @@
-"""What a chat template is given: text in place of media, variables, a request's own template.
+"""Input of a chat template: text in place of media, variables, and a request's own template.
 
 A text model reads no images, audio or files. In what the user asks now they are refused. In earlier
 messages and in tool results a placeholder takes their place, or else every later request of the
@@ -28,7 +28,7 @@ MAX_KIND = 40
 
 @dataclass(frozen=True, slots=True)
 class MediaPolicy:
-    """What happens to the non-text parts of a message."""
+    """Policy for the non-text parts of a message."""
 
     replaced: bool
     """A placeholder replaces them; else they are refused."""
@@ -56,7 +56,9 @@ def join(texts: Sequence[str], between: str = "") -> str:
 
 
 def is_newest(roles: Sequence[str]) -> list[bool]:
-    """For each message, whether it is in the user's current turn: no assistant message follows."""
+    """Return for each message whether it is in the user's current turn: no assistant
+    message follows.
+    """
     last = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
     return [role == "user" and at > last for at, role in enumerate(roles)]
 

@@ -14,7 +14,7 @@ MAX_DEFINITION = 16 << 10
 SYNTAXES = {"lark": lark_grammar, "regex": regex_grammar}
 COMMENT = re.compile(r"(#|//).*$", re.MULTILINE)
 DIALECT = re.compile(r"\A\s*%llguidance\s*\{\s*\}")
-"""What llguidance, which vLLM may use, wants at the beginning of its Lark."""
+"""Header that llguidance, which vLLM may use, wants at the beginning of its Lark."""
 
 
 def compile_grammar(syntax: str, definition: str, param: str) -> TextGrammar:

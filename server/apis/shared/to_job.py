@@ -28,11 +28,11 @@ MAX_DEPTH_PARAM = "num_speculative_tokens"
 MAX_BAD_WORDS_BYTES = 512
 """vLLM allows 1024 tokens; a word may take one per byte, with and without a leading space."""
 MAX_STOP_CHARS = 1024
-"""In one stop sequence: text that may begin one is held back from the client."""
+"""Characters of one stop sequence. Text that may begin one is held back from the client."""
 
 
 ASKED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What a request may choose and a model's generation config has defaults for."""
+"""Fields of a request for which a model's generation config may have defaults."""
 NEUTRAL: dict[str, float] = {
     "max_tokens": 0,
     "temperature": 1.0,
@@ -41,7 +41,7 @@ NEUTRAL: dict[str, float] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Without either; of ``max_tokens`` the request's own limit has other names."""
+"""Values without either. The request's own limit has other names than ``max_tokens``."""
 
 
 class JobFields(Protocol):
@@ -153,7 +153,7 @@ def wants_prompt(request: SamplingFields) -> bool:
 
 
 def _fingerprint_prompt(prompt: PromptSource) -> str:
-    """Which system prompt and tools, as a fingerprint."""
+    """Compute the fingerprint of the system prompt and tools."""
     if not isinstance(prompt, Conversation):
         return ""
     system = (str(m["content"]) for m in prompt.messages if m["role"] in ("system", "developer"))
@@ -230,7 +230,7 @@ def thinking_budget(asked: int | None, served: ServedModel) -> int | None:
 
 
 def _read_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> tuple[int, ...]:
-    """Without duplicates. Raises InvalidRequest."""
+    """Read token ids without duplicates. Raises InvalidRequest."""
     beyond = next((t for t in token_ids if vocab_size is not None and t >= vocab_size), None)
     if beyond is not None:
         raise InvalidRequest(
