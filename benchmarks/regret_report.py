@@ -58,7 +58,7 @@ def draw_depths(phase: str, block: Row) -> str:
 
 
 def make_page(blocks: Sequence[Row], command: str) -> str:
-    page = Page("Depth: fixed, none and auto", command)
+    page = Page("Depth: fixed, none and auto")
     rows, charts = [], []
     lanes = list(dict.fromkeys(block["lane"] for block in blocks))
     for phase in dict.fromkeys(block["phase"] for block in blocks):
@@ -75,6 +75,7 @@ def make_page(blocks: Sequence[Row], command: str) -> str:
     page.add_table(["phase", *lanes], rows)
     page.add_heading("Over time")
     page.add_charts(charts)
+    page.add_run({"command": command})
     return page.render()
 
 

@@ -106,10 +106,17 @@ class BenchPlan:
     headers: dict[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
     goal: Goal | None = None
+    depths: tuple[int, ...] = ()
+    """Where depths of one engine are compared: all of them, rising, 0 included."""
 
     @property
     def baseline(self) -> Setting | None:
         return self.settings[-1] if self.has_baseline else None
+
+    @property
+    def shares_server(self) -> bool:
+        """Settings run on one server: none must find the prompts of another in its cache."""
+        return len({setting.server for setting in self.settings}) < len(self.settings)
 
     def take_sessions(self, load: LoadPoint, repeat: int) -> list[Session]:
         if load.speed:
@@ -243,8 +250,28 @@ async def open_targets(
                     plan.timeout_s,
                 )
             )
+            if plan.depths:
+                await check_depths(target, plan.depths[-1])
             clients[setting.name] = await stack.enter_async_context(LoadClient.open(target))
         yield clients
+
+
+async def check_depths(target: Target, deepest: int) -> None:
+    """Raises BenchError where requests cannot bring a depth, or not one as deep."""
+    if not target.reports_steps:
+        raise BenchError(
+            f"--depths needs an eaglegate, whose requests may bring a depth; {target.url} is none"
+        )
+    async with LoadClient.open(target) as client:
+        try:
+            most = (await client.get("/ready")).json()["engine"]["num_speculative_tokens"]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return  # the warm-up asks for every depth
+    if deepest > most:
+        raise BenchError(
+            f"--depths: {target.url} drafts at most {most} tokens, not {deepest}: leave the deeper "
+            "ones out, or start it with a greater num_speculative_tokens"
+        )
 
 
 async def run_bench(
@@ -267,8 +294,9 @@ async def run_bench(
                 progress.set_description(
                     f"{repeat + 1}/{plan.repeats} C={load.name} {setting.name}"
                 )
-                block = await _run_block(plan, clients[setting.name], load, repeat, progress)
-                journal.add(replace(block, setting=setting.name))
+                client = clients[setting.name]
+                block = await _run_block(plan, client, setting.name, load, repeat, progress)
+                journal.add(block)
     return journal.blocks
 
 
@@ -286,7 +314,12 @@ async def _warm_up(plan: BenchPlan, clients: dict[str, LoadClient], say: Say) ->
 
 
 async def _run_block(
-    plan: BenchPlan, client: LoadClient, load: LoadPoint, repeat: int, progress: Any
+    plan: BenchPlan,
+    client: LoadClient,
+    setting: str,
+    load: LoadPoint,
+    repeat: int,
+    progress: Any,
 ) -> Block:
     sessions = plan.take_sessions(load, repeat)
     results: list[RequestResult] = []
@@ -295,10 +328,12 @@ async def _run_block(
         results.append(result)
         progress.update()
 
+    if plan.shares_server:
+        client.cache_salt = f"{load.name} {repeat} {setting}"
     before = await read_counters(client)
     duration = await load.send(client, sessions, plan.seed + repeat, report)
     after = await read_counters(client)
-    return Block("", load.name, repeat, duration, tuple(results), _subtract(before, after))
+    return Block(setting, load.name, repeat, duration, tuple(results), _subtract(before, after))
 
 
 async def read_counters(client: LoadClient) -> Counters | None:

@@ -16,11 +16,13 @@ from typing import Any
 from measure.bench import BenchError, BenchPlan, LoadPoint, name_settings, run
 from measure.bench_report import make_report
 from measure.datasets import DataError, list_own_sets, load_sessions
+from measure.depths import make_depth_settings, parse_depths
 from measure.figures import Goal
 from measure.replay import is_trace, read_trace
 from measure.report import describe_run
 from measure.servers import (
     DEMO,
+    DEMO_DEPTH,
     ServerError,
     Setting,
     demo_flags,
@@ -34,7 +36,8 @@ What is measured: --url, or a server this starts with the flags after `--` (`eag
 the demo without any). What it is measured against, --baseline: `none` is the same server without a
 draft, a URL another server, a JSON object the same server with these fields in every body, such as
 '{"num_speculative_tokens": 0}', and --baseline='--flag ...' the same server with more flags.
-Definitions of every figure: docs/measure.md."""
+With --depths: the depths of one server with each other, depth 0 as the baseline; without --url and
+flags it is the demo's. Definitions of every figure: docs/measure.md."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,9 +57,8 @@ def main(argv: Sequence[str]) -> int:
         print("stopped; --resume with the same --out continues", file=sys.stderr)
         return 130
     report = make_report(plan, blocks, describe_run("bench", argv))
-    report.write(folder)
-    print(report.render_text())
-    print(f"\n{folder}/report.json\n{folder}/report.html")
+    written = report.write(folder)
+    print(report.render_text(), "", *written, sep="\n")
     return 0
 
 
@@ -105,6 +107,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--baseline",
         metavar="none|URL|FIELDS|FLAGS",
         help="measured in turn with it; without --url: none",
+    )
+    what.add_argument(
+        "--depths",
+        metavar="0,1,3",
+        help="these depths of one eaglegate, side by side: which of them pays",
     )
     what.add_argument("--no-baseline", action="store_true", help="measure one setting alone")
     what.add_argument(
@@ -184,7 +191,8 @@ def add_result_arguments(group: Any) -> None:
 
 def make_plan(options: argparse.Namespace, flags: Sequence[str]) -> BenchPlan:
     """Raises BenchError, DataError, ServerError and ValueError."""
-    settings, has_baseline = choose_settings(options, flags)
+    depths = parse_depths(options.depths) if options.depths else ()
+    settings, has_baseline = choose_settings(options, flags, depths)
     trace = Path(options.data)
     sessions = (
         read_trace(trace) if is_trace(trace) else load_sessions(options.data, seed=options.seed)
@@ -210,6 +218,7 @@ def make_plan(options: argparse.Namespace, flags: Sequence[str]) -> BenchPlan:
         headers=parse_headers(options.header),
         timeout_s=options.timeout,
         goal=Goal.parse(options.goodput) if options.goodput else None,
+        depths=depths,
     )
 
 
@@ -237,7 +246,7 @@ def choose_loads(options: argparse.Namespace) -> tuple[LoadPoint, ...]:
 
 
 def choose_settings(
-    options: argparse.Namespace, flags: Sequence[str]
+    options: argparse.Namespace, flags: Sequence[str], depths: Sequence[int] = ()
 ) -> tuple[tuple[Setting, ...], bool]:
     """What is measured, the baseline last. Raises BenchError, ServerError."""
     urls = [url.rstrip("/").removesuffix("/v1") for url in options.url]
@@ -245,19 +254,29 @@ def choose_settings(
         raise BenchError("--url measures a server that runs; leave out --cost-scaled and flags")
     measured = [Setting(url, url, fields=options.fields) for url in urls]
     if not urls:
-        measured = [Setting("speculative", flags=_serve_flags(options, flags))]
-        measured = [Setting(s.name, flags=s.flags, fields=options.fields) for s in measured]
+        started = _serve_flags(options, flags, depths[-1] if depths else DEMO_DEPTH)
+        measured = [Setting("speculative", flags=started, fields=options.fields)]
+    if depths:
+        if len(urls) > 1 or options.baseline or options.no_baseline:
+            raise BenchError(
+                "--depths compares depths of one server with depth 0: leave out --baseline, "
+                "--no-baseline and a second --url"
+            )
+        return make_depth_settings(depths, measured[0]), True
     baseline = None if options.no_baseline else options.baseline or (None if urls else "none")
     if baseline is None:
         return name_settings(measured), len(urls) > 1
     return name_settings([*measured, read_baseline(baseline, measured[0])]), True
 
 
-def _serve_flags(options: argparse.Namespace, flags: Sequence[str]) -> tuple[str, ...]:
+def _serve_flags(options: argparse.Namespace, flags: Sequence[str], depth: int) -> tuple[str, ...]:
+    """``depth``: of the demo."""
     if not options.cost_scaled:
-        return tuple(flags) or demo_flags(DEMO / "target", DEMO / "eagle3_1")
+        own = demo_flags(DEMO / "target", DEMO / "eagle3_1", num_speculative_tokens=depth)
+        return tuple(flags) or own
     folder = make_cost_scaled_demo(say)
-    return (*demo_flags(folder / "target", folder / "eagle3_1"), *flags)
+    own = demo_flags(folder / "target", folder / "eagle3_1", num_speculative_tokens=depth)
+    return (*own, *flags)
 
 
 def read_baseline(text: str, measured: Setting) -> Setting:

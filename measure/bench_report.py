@@ -1,4 +1,4 @@
-"""The report of a bench: figures, comparisons with the baseline, categories; JSON, table, page."""
+"""The report of a bench: conclusion, figures, categories; as JSON, as text and as a page."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from measure.bench import BenchPlan
+from measure.bench import BenchPlan, LoadPoint
+from measure.bench_compare import Comparison, compare_settings, conclude, describe_missing
 from measure.charts import Line, Point, draw_lines
+from measure.depths import (
+    COST_TABLE,
+    conclude_depths,
+    list_depth_notes,
+    measure_step_costs,
+    name_depth,
+)
 from measure.figures import (
+    MS,
     AcceptanceFigures,
     Block,
     Figures,
     compute_figures,
+    share_answers,
     split_categories,
-    sum_decoding,
 )
 from measure.report import (
+    Conclusion,
     Page,
     format_estimate,
     format_number,
@@ -26,70 +36,92 @@ from measure.report import (
     format_table,
     write_json,
 )
-from measure.statistics import Estimate, Finding, Summary, Verdict, judge_ratio, paired_ratio
+from measure.statistics import Estimate, Summary, Verdict
 
-MARGIN = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A setting over the baseline at one load point; ratios are paired by repeat."""
-
-    setting: str
-    baseline: str
-    load: str
-    user_speed: Estimate | None
-    throughput: Estimate | None
-    ttft: Estimate | None
-    finding: Finding
-    """On the speed per user."""
+Table = tuple[list[str], list[list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
     run: dict[str, Any]
     plan: dict[str, Any]
+    conclusion: Conclusion | None
+    """None where nothing was compared."""
     figures: tuple[Figures, ...]
     comparisons: tuple[Comparison, ...]
     categories: dict[str, tuple[Figures, ...]]
     notes: tuple[str, ...]
+    step_costs: dict[str, Any] | None = None
+    """Of ``--depths``: milliseconds of a step by concurrency and depth."""
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path) -> list[Path]:
+        """The files written."""
         write_json(folder / "report.json", asdict(self))
         (folder / "report.html").write_text(self.render_page(), encoding="utf-8")
+        written = [folder / "report.json", folder / "report.html"]
+        if self.step_costs is not None:
+            write_json(folder / COST_TABLE, self.step_costs)
+            written.append(folder / COST_TABLE)
+        return written
 
     def render_text(self) -> str:
-        lines = [f"$ {self.run['command']}", "", format_table(*self.rows())]
-        lines += ["", format_table(*self.latency_rows())]
+        lines = [*(self.conclusion.lines if self.conclusion else ())]
+        lines += [f"note: {note}" for note in self.notes]
+        parts = ["\n".join(lines)] if lines else []
+        for title, (head, rows) in self.tables():
+            parts += [title, format_table(head, rows)]
+        return "\n\n".join([*parts, f"$ {self.run['command']}"])
+
+    def tables(self) -> list[tuple[str, Table]]:
+        tables = [("Throughput", self.depth_rows() if self.depths else self.rows())]
+        tables.append(("Latency, in milliseconds", self.latency_rows()))
         if any(f.acceptance for f in self.figures):
-            lines += ["", format_table(*self.acceptance_rows())]
+            tables.append(("Acceptance", self.acceptance_rows()))
         if len(self.categories) > 1:
-            lines += ["", format_table(*self.category_rows())]
-        lines += ["", *(self._format_finding(found) for found in self.comparisons)]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+            tables.append(("By category", self.category_rows()))
+        return tables
 
-    @staticmethod
-    def _format_finding(found: Comparison) -> str:
-        where = f"{found.setting} at {found.load}"
-        return f"{where}: {found.finding.verdict} ({found.finding.reason})"
+    @property
+    def depths(self) -> list[int]:
+        return list(self.plan.get("depths", ()))
 
-    def _compare(self, setting: str, load: str) -> Comparison | None:
-        return next((c for c in self.comparisons if (c.setting, c.load) == (setting, load)), None)
+    def _compare(self, f: Figures) -> tuple[str, str]:
+        """Speed per user and throughput of a setting over the baseline; empty for the baseline."""
+        for c in self.comparisons:
+            if (c.setting, c.load) == (f.setting, f.load):
+                missing = describe_missing(c.repeats)
+                return tuple(format_ratio(r) or missing for r in (c.user_speed, c.throughput))  # type: ignore[return-value]
+        return "", ""
 
-    def rows(self) -> tuple[list[str], list[list[str]]]:
+    def rows(self) -> Table:
         """The published table."""
         head = ["load", "setting", "tokens/s per user", "over baseline"]
         head += ["tokens/s total", "over baseline", "goodput/s", "requests", "failed"]
         rows = []
         for f in self.figures:
-            against = self._compare(f.setting, f.load)
+            speed, total = self._compare(f)
             rows.append([
-                f.load, f.setting, format_estimate(f.user_speed),
-                format_ratio(against.user_speed) if against else "",
-                format_estimate(f.throughput),
-                format_ratio(against.throughput) if against else "",
+                f.load, f.setting, format_estimate(f.user_speed), speed,
+                format_estimate(f.throughput), total,
                 format_number(f.goodput), str(f.requests), str(f.failed),
             ])  # fmt: skip
+        return head, rows
+
+    def depth_rows(self) -> Table:
+        """A row per load and depth, the shallowest first."""
+        head = ["load", "depth", "tokens/s per user", "over depth 0", "tokens/s total"]
+        head += ["over depth 0", "TPOT ms", "acceptance length", "fallback", "requests", "failed"]
+        rows = []
+        for load in dict.fromkeys(f.load for f in self.figures):
+            of_load = {f.setting: f for f in self.figures if f.load == load}
+            for depth in self.depths:
+                f = of_load[name_depth(depth)]
+                speed, total = self._compare(f)
+                rows.append([
+                    load, str(depth), format_estimate(f.user_speed), speed,
+                    format_estimate(f.throughput), total, format_number(_pooled_tpot_ms(f)),
+                    *_format_acceptance(f.acceptance)[:2], str(f.requests), str(f.failed),
+                ])  # fmt: skip
         return head, rows
 
     def latency_rows(self) -> tuple[list[str], list[list[str]]]:
@@ -128,23 +160,19 @@ class BenchReport:
         return head, rows
 
     def render_page(self) -> str:
-        page = Page("eaglegate bench", self.run["command"])
-        page.add_list([self._format_finding(found) for found in self.comparisons])
+        page = Page("eaglegate bench", self.conclusion)
         page.add_list([f"Note: {note}" for note in self.notes])
-        page.add_heading("Throughput")
-        page.add_table(*self.rows())
-        page.add_charts(self._throughput_charts())
-        page.add_heading("Latency, in milliseconds")
-        page.add_table(*self.latency_rows())
-        page.add_charts(self._latency_charts())
-        page.add_heading("Acceptance")
-        page.add_table(*self.acceptance_rows())
-        page.add_charts([self._acceptance_chart()])
-        if len(self.categories) > 1:
-            page.add_heading("By category")
-            page.add_table(*self.category_rows())
-        page.add_heading("Run", source=False)
-        page.add_list([f"{name}: {value}" for name, value in (self.run | self.plan).items()])
+        charts = {
+            "Throughput": self._throughput_charts,
+            "Latency, in milliseconds": self._latency_charts,
+            "Acceptance": self._acceptance_charts,
+        }
+        for title, table in self.tables():
+            page.add_heading(title)
+            page.add_table(*table)
+            if title in charts:
+                page.add_charts(charts[title]())
+        page.add_run(self.run | self.plan)
         return page.render()
 
     def _lines(self, value: Callable[[Figures], Point | None]) -> list[Line]:
@@ -184,7 +212,7 @@ class BenchReport:
             for part in ("median", "p99")
         ]
 
-    def _acceptance_chart(self) -> str:
+    def _acceptance_charts(self) -> list[str]:
         lines = [
             Line(
                 f"{f.setting} at {f.load}",
@@ -193,9 +221,8 @@ class BenchReport:
             for f in self.figures
             if f.acceptance is not None
         ]
-        return draw_lines(
-            "Accepted, of the drafts that reached the position", lines, "position", "share"
-        )
+        title = "Accepted, of the drafts that reached the position"
+        return [draw_lines(title, lines, "position", "share")]
 
     def _x(self, figures: Figures) -> float:
         return float(self.plan["x"][figures.load])
@@ -218,7 +245,13 @@ def _format_acceptance(found: AcceptanceFigures | None) -> list[str]:
     return [format_number(found.length), format_share(found.fallback), positions, found.source]
 
 
+def _pooled_tpot_ms(figures: Figures) -> float | None:
+    """1 / tokens/s per user, so that it has the same ratios."""
+    return MS / figures.user_speed.value if figures.user_speed else None
+
+
 def make_report(plan: BenchPlan, blocks: Sequence[Block], run: dict[str, Any]) -> BenchReport:
+    blocks = share_answers(blocks) if len(plan.settings) > 1 else blocks
     groups = [
         [b for b in blocks if (b.setting, b.load) == (setting.name, load.name)]
         for load in plan.loads
@@ -230,17 +263,34 @@ def make_report(plan: BenchPlan, blocks: Sequence[Block], run: dict[str, Any]) -
     described: dict[str, Any] = {
         **plan.digest(),
         "sessions": len(plan.sessions),
+        "depths": list(plan.depths),
         "axis": axis,
         "x": {load.name: load.x for load in plan.loads},
     }
+    comparisons = compare_settings(plan, blocks)
+    places = name_places(plan.loads)
     return BenchReport(
         run,
         described,
+        conclude_depths(plan, blocks, comparisons, places)
+        if plan.depths
+        else conclude(comparisons, places),
         figures,
-        tuple(compare_settings(plan, blocks)),
+        tuple(comparisons),
         _compute_categories(groups, plan),
-        tuple(find_notes(figures)),
+        (*find_notes(figures), *list_depth_notes(plan.depths, blocks)),
+        measure_step_costs(plan, blocks) if plan.depths else None,
     )
+
+
+def name_places(loads: Sequence[LoadPoint]) -> dict[str, str]:
+    """How a sentence on a load point begins, by its name; empty where there is one alone."""
+    if len(loads) == 1:
+        return {loads[0].name: ""}
+    return {
+        load.name: f"At concurrency {load.name}: " if load.concurrency else f"At {load.name}: "
+        for load in loads
+    }
 
 
 def _compute_categories(
@@ -253,55 +303,6 @@ def _compute_categories(
     return {name: tuple(figures) for name, figures in sorted(out.items())}
 
 
-def compare_settings(plan: BenchPlan, blocks: Sequence[Block]) -> list[Comparison]:
-    if plan.baseline is None:
-        return []
-    found = {(block.setting, block.load, block.number): block for block in blocks}
-    out = []
-    for load in plan.loads:
-        for setting in plan.settings[:-1]:
-            pairs = [
-                (base, other)
-                for repeat in range(plan.repeats)
-                if (base := found.get((plan.baseline.name, load.name, repeat)))
-                and (other := found.get((setting.name, load.name, repeat)))
-            ]
-            speed = _pair(pairs, _mean_speed)
-            out.append(
-                Comparison(
-                    setting.name,
-                    plan.baseline.name,
-                    load.name,
-                    speed,
-                    _pair(pairs, _throughput),
-                    _pair(pairs, _mean_ttft),
-                    judge_ratio(speed, lower_is_better=False, margin=MARGIN, unit="repeats"),
-                )
-            )
-    return out
-
-
-def _pair(pairs: Sequence[tuple[Block, Block]], value: Callable[[Block], float]) -> Estimate | None:
-    both = [(value(base), value(other)) for base, other in pairs]
-    whole = [(a, b) for a, b in both if a > 0 and b > 0]
-    return paired_ratio([a for a, _ in whole], [b for _, b in whole])
-
-
-def _mean_speed(block: Block) -> float:
-    tokens, seconds = sum_decoding(block.completed)
-    return tokens / seconds if seconds else 0.0
-
-
-def _throughput(block: Block) -> float:
-    tokens = sum(result.output_tokens for result in block.completed)
-    return tokens / block.duration if block.duration else 0.0
-
-
-def _mean_ttft(block: Block) -> float:
-    times = [result.ttft for result in block.completed if result.ttft]
-    return sum(times) / len(times) if times else 0.0
-
-
 def find_notes(figures: Sequence[Figures]) -> list[str]:
     notes = []
     for f in figures:
@@ -312,8 +313,8 @@ def find_notes(figures: Sequence[Figures]) -> list[str]:
         if f.bunched:
             notes.append(
                 f"{where}: the chunks of {f.bunched} of {f.requests} answers came together, after "
-                "a stall of the client or the network: they have no speed per user, and make TPOT "
-                "and ITL too low"
+                "a stall of the client or the network: they have no speed per user, in any "
+                "setting, and make mean TPOT and ITL too low"
             )
         if f.requests and f.output_tokens == 0:
             notes.append(f"{where}: no usage in the answers, so there is no TPOT")

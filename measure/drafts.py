@@ -141,7 +141,13 @@ class CostTable:
 
     @classmethod
     def parse(cls, row: Mapping[str, Any], source: str) -> CostTable:
-        """Raises ValueError."""
+        """From a table, or from the answer of ``GET /admin/speculation`` that holds one.
+
+        Raises ValueError.
+        """
+        planner = row.get("planner")
+        if isinstance(planner, Mapping):
+            row = planner.get("cost", {}).get("table") or {}
         try:
             table = cls(
                 tuple(map(float, row["batches"])),
@@ -166,6 +172,10 @@ class CostTable:
         if not self.depths[0] <= depth <= self.depths[-1]:
             raise ValueError(
                 f"{self.source} measured depths {self.depths[0]:g} to {self.depths[-1]:g}"
+            )
+        if not self.batches[0] <= batch <= self.batches[-1]:
+            raise ValueError(
+                f"{self.source} measured batches of {self.batches[0]:g} to {self.batches[-1]:g}"
             )
         columns = [np.interp(depth, self.depths, line) for line in self.step_ms]
         return float(np.interp(batch, self.batches, columns))

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from engine.speculation.drafts import fingerprint_draft
 from engine.speculation.inspection import inspect_draft
@@ -35,6 +38,7 @@ from measure.report import describe_run
 from observability.capture.files import add_key_file_argument, load_cipher, read_records
 from observability.capture.record import CaptureError
 
+DEPTH = 7
 DEMO = Path(__file__).parent.parent / "engine" / "demo"
 
 
@@ -73,13 +77,24 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", action="append", required=True, metavar="[LABEL=]FOLDER")
     parser.add_argument("--target", type=Path, default=DEMO / "target", help="default: the demo")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--depth", type=int, default=7, help="deepest K to unroll (default: 7)")
+    parser.add_argument(
+        "--depth", type=int, help="deepest K to unroll (default: that of the step costs, or 7)"
+    )
     parser.add_argument("--limit", type=int, help="answers to read, from the first on")
     add_key_file_argument(parser)
-    parser.add_argument(
+    costs = parser.add_mutually_exclusive_group()
+    costs.add_argument(
         "--cost-table",
         type=Path,
-        help='JSON: {"batches": [...], "depths": [...], "step_ms": [[...]]}',
+        metavar="FILE",
+        help="step costs: step-costs.json of `eaglegate bench --depths`, an answer of GET "
+        '/admin/speculation, or {"batches": [...], "depths": [...], "step_ms": [[...]]}',
+    )
+    costs.add_argument("--url", help="a gateway with --depth auto: the step costs it has learnt")
+    parser.add_argument(
+        "--key",
+        default=os.environ.get("EAGLEGATE_ADMIN_API_KEY"),
+        help="an admin's API key for --url [EAGLEGATE_ADMIN_API_KEY]",
     )
     parser.add_argument("--batch", type=float, default=1.0, help="sequences at a time (costs)")
     parser.add_argument(
@@ -117,12 +132,13 @@ class Tournament:
 
 def compare(options: argparse.Namespace) -> Tournament:
     """Raises CompareError."""
+    cost = read_costs(options)
+    if options.depth is None:
+        options.depth = int(cost.depths[-1]) if cost else DEPTH
     if options.depth < 1:
         raise CompareError(f"--depth must be at least 1; given {options.depth}")
-    cost = None
-    if options.cost_table is not None:
-        row = json.loads(options.cost_table.read_text(encoding="utf-8"))
-        cost = CostTable.parse(row, str(options.cost_table))
+    if cost is not None:
+        cost.step_time(options.batch, options.depth)  # refused now, not after an hour
     contestants = [inspect(text, options.target, options.depth) for text in options.draft]
     if len({one.label for one in contestants}) < len(contestants):
         raise CompareError("two drafts have the same label: write LABEL=FOLDER")
@@ -139,6 +155,36 @@ def compare(options: argparse.Namespace) -> Tournament:
     return Tournament(options, contestants, found, left_out, cost, results)
 
 
+def read_costs(options: argparse.Namespace) -> CostTable | None:
+    """None where none are asked for. Raises CompareError, OSError, ValueError."""
+    if options.cost_table is not None:
+        row = json.loads(options.cost_table.read_text(encoding="utf-8"))
+        return CostTable.parse(row, str(options.cost_table))
+    if options.url is None:
+        return None
+    url = options.url.rstrip("/").removesuffix("/v1")
+    row = fetch_planning(f"{url}/admin/speculation", options.key)
+    if not row.get("planner", {}).get("cost", {}).get("table"):
+        raise CompareError(
+            f"{url} has learnt no step costs: it does not choose depths itself, as one engine with "
+            "--depth auto does. Measure them: `eaglegate bench --depths` writes step-costs.json"
+        )
+    return CostTable.parse(row, url)
+
+
+def fetch_planning(url: str, key: str | None) -> Mapping[str, Any]:
+    """Raises CompareError."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(url, headers=headers, timeout=30, trust_env=False)
+        row = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise CompareError(f"--url: no step costs from {url}: {error}") from None
+    if answer.status_code != httpx.codes.OK or not isinstance(row, dict):
+        raise CompareError(f"--url: {url} answered {answer.status_code}: {answer.text[:300]}")
+    return row
+
+
 def summarise(made: Tournament) -> dict[str, Any]:
     """Everything that ``report.json`` says beside the run."""
     options, fit = made.options, made.fit
@@ -153,6 +199,8 @@ def summarise(made: Tournament) -> dict[str, Any]:
         "draft_sample_method": options.draft_sample_method,
         "depths": made.depths,
         "cost_table": made.cost.source if made.cost else None,
+        "batch": options.batch,
+        "plain_ms": find_plain_ms(made.cost, options.batch),
         "drafts": {
             one.label: describe(one)
             | (summarise_one(made, observed[one.label], one) if one in fit else {})
@@ -170,6 +218,11 @@ def summarise(made: Tournament) -> dict[str, Any]:
         },
         "live": list_live(made.found, fit, observed),
     }
+
+
+def find_plain_ms(cost: CostTable | None, batch: float) -> float | None:
+    """Milliseconds of a step without drafts; None where the costs do not say."""
+    return cost.step_time(batch, 0) if cost is not None and cost.depths[0] == 0 else None
 
 
 def summarise_one(

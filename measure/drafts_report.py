@@ -9,8 +9,17 @@ from typing import Any, NamedTuple
 
 from measure.charts import Line, Point, draw_groups, draw_intervals, draw_lines
 from measure.drafts import ALL, ServedLength
-from measure.replay_report import KINDS
-from measure.report import Page, Rows, format_estimate, format_table, write_json
+from measure.drafts_conclusion import conclude_drafts
+from measure.report import (
+    KINDS,
+    Conclusion,
+    Page,
+    Rows,
+    capitalise,
+    format_estimate,
+    format_table,
+    write_json,
+)
 from measure.statistics import Estimate, Verdict
 
 DIGITS = 4
@@ -49,21 +58,24 @@ class DraftsReport:
         (folder / "report.html").write_text(self.render_page(), encoding="utf-8")
 
     def render_text(self) -> str:
-        lines = [f"$ {self.run['command']}", "", self.describe_answers(), *self.list_refused()]
+        lines = [*self.conclusion.lines, *self.list_refused()]
         for title, head, rows, _ in self.make_sections():
             lines += ["", title, "", format_table(head, rows)]
-        return "\n".join(lines)
+        return "\n".join([*lines, "", f"$ {self.run['command']}"])
+
+    @property
+    def conclusion(self) -> Conclusion:
+        found = conclude_drafts(self.found)
+        return found._replace(lines=(*found.lines, self.describe_answers()))
 
     def render_page(self) -> str:
-        page = Page("eaglegate drafts compare", self.run["command"])
-        page.add_text(self.describe_answers())
+        page = Page("eaglegate drafts compare", self.conclusion)
         page.add_list(self.list_refused())
         for title, head, rows, charts in self.make_sections():
-            page.add_heading(_capitalise(title))
+            page.add_heading(capitalise(title))
             page.add_table(head, rows)
             page.add_charts(charts)
-        page.add_heading("Run", source=False)
-        page.add_list([f"{name}: {value}" for name, value in self.run.items()])
+        page.add_run(self.run)
         return page.render()
 
     def describe_answers(self) -> str:
@@ -107,7 +119,7 @@ class DraftsReport:
             for label, one in self.fit.items()
         ]
         lines = [Line(label, _to_points(read(one))) for label, one in self.fit.items()]
-        chart = draw_lines(_capitalise(title), lines, "K", "tokens per verify step")
+        chart = draw_lines(capitalise(title), lines, "K", "tokens per verify step")
         return Section(title, ["draft", "method", *(f"K = {k}" for k in shown)], rows, [chart])
 
     def _section_of_parts(self, name: str, part: str) -> Section:
@@ -123,7 +135,7 @@ class DraftsReport:
             for one, of in lengths.items()
         ]
         title = f"acceptance length by {name}, K = {self.deepest}"
-        return Section(title, [name, *found], rows, [draw_groups(_capitalise(title), groups)])
+        return Section(title, [name, *found], rows, [draw_groups(capitalise(title), groups)])
 
     def _section_of_positions(self) -> Section:
         shares = {
@@ -183,10 +195,6 @@ class DraftsReport:
         ]
         head = ["draft", "measure", *map(str, self.found["depths"])]
         return Section("attention drift by depth", head, rows)
-
-
-def _capitalise(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def format_length(length: Estimate | None) -> str:

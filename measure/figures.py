@@ -8,14 +8,14 @@ the run they came from: results of one block share what else the machine did at 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from engine.speculation.totals import Totals
-from measure.statistics import Estimate, Summary, bootstrap_ratio, summarise
+from measure.statistics import LEVEL, Estimate, Summary, estimate_product, summarise
 from measure.stream import RequestResult
 
 MS = 1e3
@@ -32,10 +32,79 @@ class Block:
     results: tuple[RequestResult, ...]
     totals: Totals | None = None
     """Of the server's counters in this time."""
+    shared: frozenset[str] | None = None
+    """The answers that have a speed in every setting; None where settings are not compared."""
 
     @property
     def completed(self) -> list[RequestResult]:
         return [result for result in self.results if result.ok and not result.left]
+
+    @property
+    def timed(self) -> list[RequestResult]:
+        """Answers whose speed counts: of two tokens or more, not delivered together by a stall,
+        and where settings are compared, none that another setting lacks."""
+        known = [r for r in self.completed if r.tpot is not None and not r.is_bunched]
+        return [r for r in known if self.shared is None or r.id in self.shared]
+
+
+def share_answers(blocks: Sequence[Block]) -> list[Block]:
+    """The same blocks, timed by the answers that all settings have of a load and a repeat.
+
+    A setting without a single speed at a load takes no part there.
+    """
+    groups: dict[tuple[str, int], list[Block]] = defaultdict(list)
+    taking_part = {(block.setting, block.load) for block in blocks if block.timed}
+    for block in blocks:
+        if (block.setting, block.load) in taking_part:
+            groups[block.load, block.number].append(block)
+    common = {
+        place: frozenset.intersection(*(frozenset(r.id for r in b.timed) for b in group))
+        for place, group in groups.items()
+    }
+    return [replace(b, shared=common.get((b.load, b.number), frozenset())) for b in blocks]
+
+
+Sums = tuple[float, float]
+
+
+def sum_decoding(block: Block) -> Sums:
+    """Tokens after the first of timed answers, and the seconds they took: tokens/s per user."""
+    tokens = sum(result.output_tokens - 1 for result in block.timed)
+    return float(tokens), sum(result.decode_s for result in block.timed)
+
+
+def sum_output(block: Block) -> Sums:
+    """Output tokens, and the seconds of the block: tokens/s of all users."""
+    return float(sum(result.output_tokens for result in block.completed)), block.duration
+
+
+def sum_waiting(block: Block) -> Sums:
+    """Seconds to the first token, and answers that have one: mean TTFT."""
+    times = [result.ttft for result in block.completed if result.ttft]
+    return sum(times), float(len(times))
+
+
+def estimate_pooled(blocks: Sequence[Block], measure: Callable[[Block], Sums]) -> Estimate | None:
+    """Sum over sum, of all blocks."""
+    sums = [found for block in blocks if (found := measure(block))[1] > 0]
+    return estimate_product(list(zip(*sums, strict=True)), (1, -1))
+
+
+def compare_pooled(
+    base: Sequence[Block],
+    other: Sequence[Block],
+    measure: Callable[[Block], Sums],
+    level: float = LEVEL,
+) -> Estimate | None:
+    """The pooled value of ``other`` over that of ``base``, paired by repeat."""
+    by_number = {block.number: block for block in base}
+    pairs = [(by_number[block.number], block) for block in other if block.number in by_number]
+    sums = [
+        (*theirs, *ours)
+        for before, after in pairs
+        if (ours := measure(before))[1] > 0 and (theirs := measure(after))[1] > 0
+    ]
+    return estimate_product(list(zip(*sums, strict=True)), (1, -1, -1, 1), level=level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +200,9 @@ def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figure
         duration=duration,
         prompt_tokens=sum(result.prompt_tokens for result in done),
         output_tokens=sum(result.output_tokens for result in done),
-        user_speed=_pool_speed(blocks),
+        user_speed=estimate_pooled(blocks, sum_decoding),
         mean_inverse_tpot=_mean(1 / result.tpot for result in done if result.tpot),
-        throughput=bootstrap_ratio(
-            [sum(result.output_tokens for result in block.completed) for block in blocks],
-            [block.duration for block in blocks],
-        ),
+        throughput=estimate_pooled(blocks, sum_output),
         request_rate=len(done) / duration if duration else 0.0,
         goodput=good / duration if goal and duration else None,
         ttft=_summarise_ms(result.ttft for result in done),
@@ -147,18 +213,6 @@ def compute_figures(blocks: Sequence[Block], goal: Goal | None = None) -> Figure
         errors=_count_errors(failed),
         bunched=sum(result.is_bunched for result in done),
     )
-
-
-def _pool_speed(blocks: Sequence[Block]) -> Estimate | None:
-    counts = [sum_decoding(block.completed) for block in blocks]
-    return bootstrap_ratio([tokens for tokens, _ in counts], [seconds for _, seconds in counts])
-
-
-def sum_decoding(results: Iterable[RequestResult]) -> tuple[float, float]:
-    """Tokens after the first, and the seconds they took; without answers that a stall bunched."""
-    known = [result for result in results if result.tpot is not None and not result.is_bunched]
-    tokens = sum(result.output_tokens - 1 for result in known)
-    return float(tokens), sum(result.decode_s for result in known)
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -206,7 +260,7 @@ def sum_answers(results: Iterable[RequestResult]) -> Totals:
 def measure_acceptance(blocks: Sequence[Block]) -> AcceptanceFigures | None:
     """From the answers' own accounts; where they carry none, from the server's counters."""
     answered = [result for block in blocks for result in block.completed]
-    if any(result.drafted for result in answered):
+    if any(result.reports_steps for result in answered):
         return describe_acceptance(sum_answers(answered), "answers")
     known = [block.totals for block in blocks if block.totals is not None]
     if not known:
@@ -236,12 +290,10 @@ def split_categories(blocks: Sequence[Block]) -> dict[str, list[Block]]:
     names = sorted({result.category for block in blocks for result in block.results})
     return {
         name: [
-            Block(
-                block.setting,
-                block.load,
-                block.number,
-                block.duration,
-                tuple(result for result in block.results if result.category == name),
+            replace(
+                block,
+                results=tuple(result for result in block.results if result.category == name),
+                totals=None,
             )
             for block in blocks
         ]

@@ -42,6 +42,8 @@ class LoadClient:
 
     def __init__(self, target: Target, client: httpx.AsyncClient) -> None:
         self.target = target
+        self.cache_salt = ""
+        """Keeps the prefix cache of an eaglegate apart for what is sent with it."""
         self._client = client
         self._begun = time.perf_counter()
 
@@ -109,6 +111,8 @@ class LoadClient:
             body["stream_options"] = {"include_usage": True}
         if target.reports_steps:
             body.setdefault("per_request_spec_decode_metrics", "detailed")
+            if self.cache_salt:
+                body.setdefault("cache_salt", self.cache_salt)
         if "max_tokens" in body and "max_completion_tokens" in turn.body:
             del body["max_tokens"]
         return body

@@ -22,16 +22,8 @@ from measure.pairs import (
     conclude,
     percent,
 )
-from measure.report import Page, format_number, format_table, write_json
-from measure.statistics import Estimate, Finding, Verdict
-
-KINDS = {
-    Verdict.BETTER: "better",
-    Verdict.WORSE: "worse",
-    Verdict.SAME: "same",
-    Verdict.UNKNOWN: "unknown",
-    Verdict.NO_DRAFTS: "unknown",
-}
+from measure.report import KINDS, Conclusion, Page, format_number, format_table, write_json
+from measure.statistics import Estimate, Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +54,19 @@ class ReplayReport:
         write_json(folder / "report.json", asdict(self))
         (folder / "report.html").write_text(self.render_page(), encoding="utf-8")
 
-    def headline(self) -> str:
-        return f"{self.other} against {self.base}: {self.verdict.verdict} ({self.verdict.reason})"
+    @property
+    def conclusion(self) -> Conclusion:
+        one = self.verdict
+        lines = [f"{self.other} against {self.base}: {one.verdict} ({one.reason})"]
+        return Conclusion(one.verdict, (*lines, self.describe_pairs()))
+
+    def describe_pairs(self) -> str:
+        return f"{self.pairs} pairs of {self.requests} requests in {self.sessions} sessions"
 
     def render_text(self) -> str:
-        lines = [f"$ {self.run['command']}", "", self.headline(), ""]
-        lines += [f"{self.pairs} pairs of {self.requests} requests, {self.sessions} sessions", ""]
+        lines = [*self.conclusion.lines, "", *self.sentences(), ""]
         lines += [format_table(*self.slice_rows()), "", format_table(*self.acceptance_rows()), ""]
-        lines += self.sentences()
-        return "\n".join(lines)
+        return "\n".join([*lines, f"$ {self.run['command']}"])
 
     def sentences(self) -> list[str]:
         return [
@@ -106,22 +102,19 @@ class ReplayReport:
         return head, rows
 
     def render_page(self) -> str:
-        page = Page("eaglegate replay", self.run["command"])
-        page.add_text(self.headline())
-        page.add_text(
-            f"{self.pairs} pairs of {self.requests} requests in {self.sessions} sessions. "
-            "Changes are of the second setting over the first; intervals are "
-            "clustered by session, those of times by window."
-        )
+        page = Page("eaglegate replay", self.conclusion)
         page.add_list(self.sentences())
         page.add_heading("Slices")
+        page.add_text(
+            "Changes are of the second setting over the first; intervals are clustered by session, "
+            "those of times by window."
+        )
         page.add_table(*self.slice_rows())
         page.add_charts(self._interval_charts())
         page.add_heading("Acceptance")
         page.add_table(*self.acceptance_rows())
         page.add_charts(self._acceptance_charts())
-        page.add_heading("Run", source=False)
-        page.add_list([f"{name}: {value}" for name, value in self.run.items()])
+        page.add_run(self.run)
         return page.render()
 
     def _interval_charts(self) -> list[str]:

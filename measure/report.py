@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from measure.statistics import Estimate
+from measure.statistics import Estimate, Verdict
 
 SECRET_FLAGS = ("--header", "--api-key", "--capture-key", "--key")
 STYLE = """
@@ -38,6 +38,23 @@ svg polyline { fill: none; stroke-width: 2; }
 .same, .unknown { stroke: #64748b; fill: #64748b; }
 p.source { color: #64748b; font-size: .85rem; margin-top: 0; }
 """
+
+
+KINDS = {
+    Verdict.BETTER: "better",
+    Verdict.WORSE: "worse",
+    Verdict.SAME: "same",
+    Verdict.UNKNOWN: "unknown",
+    Verdict.NO_DRAFTS: "unknown",
+}
+"""Classes of the page by verdict."""
+
+
+class Conclusion(NamedTuple):
+    """What a report comes to: its first words, on the terminal and on the page."""
+
+    verdict: Verdict
+    lines: tuple[str, ...]
 
 
 def describe_run(tool: str, argv: Sequence[str]) -> dict[str, Any]:
@@ -113,11 +130,20 @@ def format_estimate(estimate: Estimate | None, digits: int = 3) -> str:
 
 
 def format_ratio(ratio: Estimate | None) -> str:
-    if ratio is None:
+    """A ratio with its interval; empty without one."""
+    if ratio is None or ratio.low is None:
         return ""
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.2f}x"
-    return f"{ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{ratio.value:.2f}x ({format_ends(ratio)})"
+
+
+def format_ends(ratio: Estimate) -> str:
+    """The interval of a ratio that has one."""
+    return f"{ratio.low:.2f} to {ratio.high:.2f}"
+
+
+def capitalise(text: str) -> str:
+    """With a capital first letter, the rest as it is."""
+    return text[:1].upper() + text[1:]
 
 
 def format_share(value: float | None) -> str:
@@ -125,17 +151,20 @@ def format_share(value: float | None) -> str:
 
 
 class Page:
-    """An HTML page that needs nothing but itself; every section names the command it came from."""
+    """An HTML page that needs nothing but itself: the conclusion first, the command at the end."""
 
-    def __init__(self, title: str, command: str) -> None:
+    def __init__(self, title: str, conclusion: Conclusion | None = None) -> None:
         self._title = title
-        self._command = command
         self._parts: list[str] = []
+        if conclusion is not None:
+            first, *rest = (f"<p>{escape(line)}</p>" for line in conclusion.lines)
+            self._parts.append(
+                f'<section class="conclusion {KINDS[conclusion.verdict]}">'
+                f"{first}{''.join(rest)}</section>"
+            )
 
-    def add_heading(self, text: str, source: bool = True) -> None:
+    def add_heading(self, text: str) -> None:
         self._parts.append(f"<h2>{escape(text)}</h2>")
-        if source:
-            self._parts.append(f'<p class="source">from <code>{escape(self._command)}</code></p>')
 
     def add_text(self, text: str) -> None:
         self._parts.append(f"<p>{escape(text)}</p>")
@@ -162,11 +191,16 @@ class Page:
         if drawn := "".join(charts):
             self._parts.append(f'<div class="charts">{drawn}</div>')
 
+    def add_run(self, run: Mapping[str, Any]) -> None:
+        """The command that made the report, and where it ran."""
+        self.add_heading("Run")
+        self._parts.append(f"<pre>{escape(str(run['command']))}</pre>")
+        self.add_list(f"{name}: {value}" for name, value in run.items() if name != "command")
+
     def render(self) -> str:
         return (
             f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
             f'<meta name="viewport" content="width=device-width">'
             f"<title>{escape(self._title)}</title><style>{STYLE}</style></head><body>"
-            f"<h1>{escape(self._title)}</h1><pre>{escape(self._command)}</pre>"
-            f"{''.join(self._parts)}</body></html>\n"
+            f"<h1>{escape(self._title)}</h1>{''.join(self._parts)}</body></html>\n"
         )

@@ -29,6 +29,8 @@ STOP_LIMIT_S = 30.0
 HEARTBEAT_S = 10.0
 ADDRESS = re.compile(r"eaglegate serves (http://\S+?)/v1")
 SPECULATION = "--speculative-config"
+DEPTH_FIELD = "num_speculative_tokens"
+"""Field of a request that bounds its draft tokens per step."""
 Say = Callable[[str], None]
 
 

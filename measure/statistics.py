@@ -135,6 +135,30 @@ def bootstrap_ratio(
     return bootstrap(columns, lambda sums: sums[:, 0] / sums[:, 1], clusters, **options)
 
 
+def estimate_product(
+    columns: Sequence[Sequence[float]], powers: Sequence[int], *, level: float = LEVEL
+) -> Estimate | None:
+    """Product of powers of sums over blocks: powers (1, -1) make a ratio of sums, (1, -1, -1, 1) a
+    ratio of two of them, paired by block.
+
+    The interval is Student's on the logarithm, linearised in the sums (Cochran, Sampling
+    Techniques, 1977, chapter 6): a bootstrap of few blocks reaches no further than the blocks do.
+    None where a sum is not positive.
+    """
+    data = np.asarray(columns, dtype=np.float64)
+    exponents = np.asarray(powers, dtype=np.float64)
+    if data.size == 0 or (data.sum(axis=1) <= 0).any():
+        return None
+    means, blocks = data.mean(axis=1), data.shape[1]
+    value = float(np.prod((means * blocks) ** exponents))
+    if blocks < LEAST_CLUSTERS:
+        return Estimate(value, None, None, level, blocks, blocks)
+    influence = exponents @ (data / means[:, None])
+    error = float(influence.std(ddof=1)) / math.sqrt(blocks)
+    reach = math.exp(t_quantile((1 + level) / 2, blocks - 1) * error)
+    return Estimate(value, value / reach, value * reach, level, blocks, blocks)
+
+
 def paired_ratio(
     base: Sequence[float],
     other: Sequence[float],

@@ -61,6 +61,8 @@ class RequestResult:
     drafted: list[int] = field(default_factory=list)
     """Draft tokens of every verify step, where the server reports them."""
     accepted: list[int] = field(default_factory=list)
+    reports_steps: bool = False
+    """The server reported them, be it that there were none."""
     status: int = 0
     error: str | None = None
     left: bool = False
@@ -259,6 +261,7 @@ class StreamReader:
     def _add_speculation(self, metrics: Any) -> None:
         account = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
         if account and account.get("per_step_drafted") is not None:
+            self.result.reports_steps = True
             self.result.drafted = list(account["per_step_drafted"])
             self.result.accepted = list(account["per_step_accepted"])
 

@@ -215,6 +215,28 @@ class StepCostModel:
                 name: round(weight * unit * 1e3, 4)
                 for name, weight in zip(names, self._weights, strict=True)
             },
+            "table": self.tabulate(),
+        }
+
+    def tabulate(self) -> dict[str, object] | None:
+        """Milliseconds of a step in which every request drafts and verifies as many tokens, by
+        batch size and depth, and how many steps each is known from; None until a step is known.
+
+        Batch sizes are powers of two, up to the largest size seen. `eaglegate drafts compare
+        --cost-table` reads it.
+        """
+        seen = [size for size, steps in enumerate(self._size_steps) if steps]
+        if not seen:
+            return None
+        batches = [1 << at for at in range(max(seen))]
+        drafted = np.array(self._drafted, dtype=np.float64)
+        return {
+            "batches": batches,
+            "depths": list(range(self.depth + 1)),
+            "step_ms": [
+                (1e3 * self.seconds(batch, batch * drafted)).round(4).tolist() for batch in batches
+            ],
+            "steps": [self._cell_steps[_size_class(batch)] for batch in batches],
         }
 
     def export(self) -> dict[str, object]:

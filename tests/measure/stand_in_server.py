@@ -34,16 +34,43 @@ class StandInServer:
     """Instead of words that count up."""
     call: tuple[str, str] | None = None
     """A tool call of this name and arguments instead of content."""
+    obeys: bool = False
+    """Drafts as deep as a request says, at a quarter of a step a draft; three of them are right."""
+    step_costs: dict[str, Any] | None = None
+    """The planner's table in the answer of GET /admin/speculation."""
+    admin_key: str = ""
 
     def app(self) -> Starlette:
         return Starlette(
             routes=[
                 Route("/v1/models", self.models),
                 Route("/metrics", self.metrics),
+                Route("/ready", self.ready),
+                Route("/admin/speculation", self.speculation),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/completions", self.chat, methods=["POST"]),
             ]
         )
+
+    def draft(self, body: dict[str, Any]) -> tuple[tuple[int, ...], int]:
+        """Tokens of each step, and how deep they were drafted."""
+        depth = body.get("num_speculative_tokens")
+        if not self.obeys or depth is None:
+            return self.steps, self.depth
+        left, sizes = sum(self.steps) - 1, [1]
+        while left > 0:
+            sizes.append(min(left, min(depth, 3) + 1))
+            left -= sizes[-1]
+        return tuple(sizes), depth
+
+    async def ready(self, _: Request) -> Response:
+        return JSONResponse({"status": "ready", "engine": {"num_speculative_tokens": self.depth}})
+
+    async def speculation(self, request: Request) -> Response:
+        if self.admin_key and request.headers.get("authorization") != f"Bearer {self.admin_key}":
+            return JSONResponse({"error": {"message": "needs an admin's key"}}, 401)
+        planner = {"planner": {"cost": {"table": self.step_costs}}} if self.step_costs else {}
+        return JSONResponse({"depth": None} | planner)
 
     @property
     def verified(self) -> list[tuple[int, int]]:
@@ -84,9 +111,10 @@ class StandInServer:
         if chat:
             yield frame(choice({"role": "assistant", "content": ""}))
         at = 0
-        for number, size in enumerate(self.steps):
+        steps, depth = self.draft(body)
+        for number, size in enumerate(steps):
             if number:
-                await asyncio.sleep(self.step_s)
+                await asyncio.sleep(self.step_s * (1 + depth / 4 * self.obeys))
             ids = list(range(at, at + size)) if body.get("return_token_ids") else None
             delta = self.delta(at, size)
             yield frame(choice(delta, token_ids=ids) if chat else completion(delta["content"]))
@@ -111,9 +139,10 @@ class StandInServer:
         if body.get("stream_options", {}).get("include_usage"):
             last["usage"] = {"prompt_tokens": 7, "completion_tokens": sum(self.steps)}
         if self.reports and body.get("per_request_spec_decode_metrics"):
+            steps, depth = self.draft(body)
             account = {
-                "per_step_drafted": [drafted for drafted, _ in self.verified],
-                "per_step_accepted": [accepted for _, accepted in self.verified],
+                "per_step_drafted": [depth for _ in steps[1:] if depth],
+                "per_step_accepted": [size - 1 for size in steps[1:] if depth],
             }
             last["metrics"] = {"speculative_decoding": account}
         return last

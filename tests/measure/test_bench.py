@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,9 +16,12 @@ from measure.bench_command import main, make_parser, make_plan
 from measure.bench_report import make_report
 from measure.counters import parse_counters
 from measure.datasets import load_sessions
-from measure.figures import Goal
+from measure.depths import COST_TABLE, make_depth_settings
+from measure.drafts import CostTable
+from measure.figures import Block, Goal
 from measure.servers import SPECULATION, ServerError, Setting, drop_speculation
 from measure.statistics import Verdict
+from measure.stream import RequestResult
 from tests.measure.stand_in_server import StandInServer
 
 pytestmark = pytest.mark.thorough
@@ -65,6 +69,164 @@ def test_the_faster_server_is_found_better(fast_and_slow, tmp_path):
     assert 1.8 < found.user_speed.value < 4
     assert report.figures[0].failed == 0
     assert report.figures[0].requests >= 20
+
+
+def make_result(number, tokens, seconds, bunched=False):
+    gaps = [0.0001] * 3 if bunched else [seconds / 3] * 3
+    return RequestResult(
+        f"r{number}", f"s{number}", ttft=0.1, latency=0.1 + seconds, gaps=gaps,
+        output_tokens=tokens,
+    )  # fmt: skip
+
+
+def make_blocks(seconds_by_setting):
+    """A block of two answers per repeat; seconds of each setting by repeat."""
+    return [
+        Block(
+            setting, "2", repeat, 1.0,
+            (make_result(0, 101, seconds), make_result(1, 11, seconds / 10)),
+        )
+        for setting, times in seconds_by_setting.items()
+        for repeat, seconds in enumerate(times)
+    ]  # fmt: skip
+
+
+def report_of(blocks):
+    plan = plan_for("fast", "slow")
+    return make_report(plan, blocks, {"command": "eaglegate bench"})
+
+
+def test_a_ratio_is_that_of_the_figures_beside_it():
+    """One slow repeat weighs in the ratio as it does in the values."""
+    report = report_of(make_blocks({"fast": [1, 1, 1, 1, 9], "slow": [2, 2, 2, 2, 2]}))
+    fast, slow = report.figures
+    (found,) = report.comparisons
+    assert fast.user_speed.value < slow.user_speed.value
+    assert found.user_speed.value == pytest.approx(fast.user_speed.value / slow.user_speed.value)
+    assert found.throughput.value == pytest.approx(fast.throughput.value / slow.throughput.value)
+    assert found.ttft.value == pytest.approx(fast.ttft.mean / slow.ttft.mean)
+    assert found.finding.verdict is Verdict.UNKNOWN
+    assert found.user_speed.low < found.user_speed.value < found.user_speed.high
+
+
+def test_too_few_repeats_give_no_ratio_but_say_so():
+    report = report_of(make_blocks({"fast": [1, 1], "slow": [2, 2]}))
+    (found,) = report.comparisons
+    assert (found.user_speed, found.throughput, found.ttft) == (None, None, None)
+    shown = report.render_text()
+    assert shown.startswith("fast against slow: no verdict, 2 repeats; an interval needs 5")
+    assert "2 of 5 repeats" in shown
+    assert not re.search(r"\d+x", shown)
+
+
+def test_an_answer_that_one_setting_lacks_counts_in_none():
+    """Of those left out here, "slow" has the slow ones: it must not look faster for it."""
+    blocks = make_blocks({"fast": [1] * 5, "slow": [2] * 5})
+    bunched = make_result(0, 101, 2, bunched=True)
+    blocks = [
+        replace(b, results=(bunched, b.results[1])) if b.setting == "slow" else b for b in blocks
+    ]
+    report = report_of(blocks)
+    assert [f.user_speed.value for f in report.figures] == pytest.approx([100, 50])
+    assert report.comparisons[0].user_speed.value == pytest.approx(2)
+    assert any("5 of 10 answers came together" in note for note in report.notes)
+
+
+def test_the_conclusion_comes_first():
+    report = report_of(make_blocks({"fast": [1.0, 1.1, 1.0, 1.2, 1.1], "slow": [2.0] * 5}))
+    assert report.render_text().startswith(
+        "fast is faster than slow: 1.85x (1.68 to 2.04) tokens/s"
+    )
+    page = report.render_page()
+    assert page.index('class="conclusion better"') < page.index("is faster than")
+    assert page.index("is faster than") < page.index("<h2>")
+
+
+DEPTHS = ["--depths", "1,3,7", "--concurrency", "2", "--requests", "4", "--warmup", "1", "--quiet"]
+
+
+@pytest.fixture
+def drafting(server):
+    server.obeys, server.depth, server.step_s = True, 7, 0.02
+    return server
+
+
+def test_depths_of_one_server_are_compared(drafting, url, tmp_path, capsys):
+    """A step at depth K takes 1 + K / 4 as long and yields at most 4 tokens."""
+    assert main(["--url", url, *DEPTHS, "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert re.match(r"Depth 3 is best: \d\.\d\dx over no speculation \(\d\.\d\d to ", shown)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [row["setting"] for row in report["figures"]] == [f"depth {k}" for k in (1, 3, 7, 0)]
+    assert report["comparisons"][0]["baseline"] == "depth 0"
+    lengths = [f["acceptance"]["length"] for f in report["figures"] if f["acceptance"]]
+    assert report["figures"][-1]["acceptance"]["fallback"] == 1.0
+    assert lengths == [1 + 3 / 4, 1 + 5 / 2, 1 + 5 / 2, None]
+    assert {body["num_speculative_tokens"] for body in drafting.bodies} == {0, 1, 3, 7}
+    salts = {body["cache_salt"] for body in drafting.bodies if "cache_salt" in body}
+    assert len(salts) == 4 * 5, "no block finds the prompts of another in the cache"
+    table = CostTable.parse(json.loads((tmp_path / "out" / COST_TABLE).read_text()), "bench")
+    assert table.depths == (0, 1, 3, 7)
+    assert 20 < table.step_time(2, 0) < 30
+    assert table.step_time(2, 7) / table.step_time(2, 0) == pytest.approx(2.75, rel=0.25)
+
+
+def test_where_no_depth_pays_the_conclusion_says_so():
+    blocks = make_blocks({"depth 1": [1.2] * 5, "depth 3": [2.0] * 5, "depth 0": [1.0] * 5})
+    settings = make_depth_settings((0, 1, 3), Setting("s", "http://s"))
+    plan = plan_for(settings=settings, has_baseline=True, depths=(0, 1, 3))
+    report = make_report(plan, blocks, {"command": "eaglegate bench"})
+    (line,) = report.conclusion.lines
+    assert (
+        line == "No depth pays: the best of them, depth 1, is at 0.83x over no speculation "
+        "(0.83 to 0.83)"
+    )
+    assert report.conclusion.verdict is Verdict.WORSE
+    assert any("depth 3: the gateway drafted nothing" in note for note in report.notes)
+
+
+def test_depths_that_cannot_be_told_apart_are_named():
+    noisy = [1.0, 1.2, 0.9, 1.1, 1.0]
+    blocks = make_blocks({"depth 1": [2.0] * 5, "depth 3": noisy, "depth 5": noisy[::-1],
+                          "depth 0": [3.0] * 5})  # fmt: skip
+    settings = make_depth_settings((0, 1, 3, 5), Setting("s", "http://s"))
+    plan = plan_for(settings=settings, has_baseline=True, depths=(0, 1, 3, 5))
+    (line,) = make_report(plan, blocks, {"command": "x"}).conclusion.lines
+    assert "is best: 2.88x over no speculation" in line
+    assert line.endswith("not told apart from depth 5") or line.endswith("from depth 3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--depths", "0"], "write whole numbers such as 0,1,3,5,7"),
+        (["--depths", "two"], "write whole numbers"),
+        (["--depths", "1,9"], "drafts at most 7 tokens, not 9"),
+        (["--depths", "1", "--baseline", "none"], "leave out --baseline"),
+        (
+            ["--depths", "1", "--fields", '{"num_speculative_tokens": 2}'],
+            "leave it out of --fields",
+        ),
+    ],
+)
+def test_depths_that_cannot_be_compared_are_refused(
+    arguments, says, drafting, url, tmp_path, capsys
+):
+    assert main(["--url", url, *arguments, "--out", str(tmp_path), "--quiet"]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_depths_need_an_eaglegate(drafting, url, tmp_path, capsys):
+    drafting.owner = "vllm"
+    assert main(["--url", url, *DEPTHS, "--out", str(tmp_path)]) == 1
+    assert "--depths needs an eaglegate" in capsys.readouterr().err
+
+
+def test_the_demo_is_started_as_deep_as_the_deepest():
+    plan = make_plan(make_parser().parse_args(["--depths", "1,5"]), [])
+    assert [setting.name for setting in plan.settings] == ["depth 1", "depth 5", "depth 0"]
+    assert len({setting.flags for setting in plan.settings}) == 1
+    assert '"num_speculative_tokens": 5' in " ".join(plan.settings[0].flags)
 
 
 def test_acceptance_is_exact_from_answers_and_from_counters(fast_and_slow, tmp_path):
@@ -161,7 +323,7 @@ def test_the_command_writes_all_reports(server, url, tmp_path, capsys):
     assert len(report["figures"]) == 2
     page = (out / "report.html").read_text()
     assert page.count("<svg") >= 5
-    assert page.count("from <code>eaglegate bench") >= 3
+    assert page.count("eaglegate bench --url") == 1
     assert "http://" not in page.replace(url, "").replace("http://www.w3.org/2000/svg", "")
     for path in out.iterdir():
         assert "secret" not in path.read_text()

@@ -6,12 +6,15 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from engine.speculation.drafts import fingerprint_draft
+from engine.speculation.step_cost import StepCostModel
 from engine.types import DecodeStep
 from measure import drafts_command
 from measure.drafts import (
@@ -26,9 +29,12 @@ from measure.drafts import (
     walk_captured,
     walk_sampled_drafts,
 )
-from measure.drafts_answers import read_answers
+from measure.drafts_answers import CompareError, read_answers
+from measure.drafts_conclusion import conclude_drafts
+from measure.statistics import Estimate
 from observability.capture.files import read_records, write_records
 from observability.capture.record import CapturedChoice, CapturedPrompt, CapturedStep, CaptureRecord
+from tests.measure.stand_in_server import StandInServer
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 PHASES = ["content"] * 99
@@ -213,6 +219,97 @@ def test_a_cost_table_is_linear_between_what_was_measured() -> None:
         CostTable.parse({"batches": [1]}, "t.json")
     with pytest.raises(ValueError, match="one row per batch"):
         CostTable.parse(row | {"step_ms": [[1, 2]]}, "t.json")
+
+
+def test_a_batch_that_was_not_measured_is_refused() -> None:
+    table = CostTable.parse({"batches": [1, 4], "depths": [0], "step_ms": [[1], [2]]}, "t.json")
+    with pytest.raises(ValueError, match=r"t\.json measured batches of 1 to 4"):
+        table.step_time(16, 0)
+
+
+COSTS = {
+    "batches": [1, 2],
+    "depths": [0, 1, 2],
+    "step_ms": [[10.0, 12.0, 14.0], [11.0, 14.0, 17.0]],
+    "steps": [[9, 9, 9], [9, 9, 9]],
+}
+
+
+def read_costs(*arguments: str) -> CostTable | None:
+    argv = ["capture", "--draft", "d", "--out", "o", *arguments]
+    return drafts_command.read_costs(drafts_command.make_parser().parse_args(argv))
+
+
+def test_step_costs_come_from_a_gateway(server: StandInServer, url: str, tmp_path: Path) -> None:
+    """From its URL, and from its answer in a file."""
+    server.step_costs, server.admin_key = COSTS, "secret"
+    table = read_costs("--url", f"{url}/v1", "--key", "secret")
+    assert table is not None and table.step_time(2, 1) == 14.0
+    saved = tmp_path / "speculation.json"
+    saved.write_text(json.dumps({"depth": None, "planner": {"cost": {"table": COSTS}}}))
+    again = read_costs("--cost-table", str(saved))
+    assert again is not None and again.step_ms == table.step_ms
+    with pytest.raises(CompareError, match=r"401.*needs an admin's key"):
+        read_costs("--url", url, "--key", "wrong")
+    server.step_costs = None
+    with pytest.raises(CompareError, match=r"has learnt no step costs.*bench --depths"):
+        read_costs("--url", url, "--key", "secret")
+    with pytest.raises(CompareError, match=r"no step costs from http://127\.0\.0\.1:9/"):
+        read_costs("--url", "http://127.0.0.1:9")
+
+
+def test_the_planners_table_is_one_that_drafts_compare_reads() -> None:
+    model = StepCostModel(2)
+    assert model.tabulate() is None
+    for _ in range(40):
+        for batch in (1, 4):
+            for depth in (0, 1, 2):
+                model.observe(batch, batch * depth, depth, 0.01 + 0.002 * depth)
+    shown = json.loads(json.dumps({"planner": {"cost": model.describe()}}))
+    table = CostTable.parse(shown, "gateway")
+    assert (table.batches, table.depths) == ((1, 2, 4), (0, 1, 2))
+    assert table.step_time(1, 0) == pytest.approx(10, rel=0.05)
+    assert table.step_time(4, 2) == pytest.approx(14, rel=0.05)
+    assert shown["planner"]["cost"]["table"]["steps"][0] == [40, 40, 40]
+
+
+def describe_drafts(times: Mapping[str, Sequence[float]], plain_ms: float | None) -> dict[str, Any]:
+    """What is found of drafts whose predicted times per token are known by depth."""
+
+    def estimate(value: float) -> Estimate:
+        return Estimate(value, 0.9 * value, 1.1 * value, 0.95, 9, 9)
+
+    drafts = {
+        label: {
+            "refused": False,
+            "time_per_token_ms": {k: estimate(time) for k, time in enumerate(of, 1)},
+            "slices": {"all": {2: estimate(3.0)}},
+        }
+        for label, of in times.items()
+    }
+    against = {"base": next(iter(times)), "depth": 2, "drafts": {}}
+    return {"drafts": drafts, "against": against, "batch": 4.0, "plain_ms": plain_ms}
+
+
+def test_the_conclusion_names_the_fastest_draft_and_depth() -> None:
+    found = describe_drafts({"old": [9.0, 8.0], "new": [8.0, 5.0]}, 10.0)
+    (line,) = conclude_drafts(found).lines
+    assert line == (
+        "Fastest with 4 sequences at a time: new at K = 2, 5 (4.5 to 5.5) ms per token, "
+        "2.00x (1.82 to 2.22) over no speculation (predicted)"
+    )
+    (line,) = conclude_drafts(describe_drafts({"old": [12.0, 15.0]}, 10.0)).lines
+    assert line.startswith("No draft is predicted to pay with 4 sequences at a time: the best, old")
+    (line,) = conclude_drafts(describe_drafts({"old": []}, None)).lines
+    assert line == "old: 3 (2.7 to 3.3) tokens per step at K = 2"
+
+
+def test_a_draft_that_does_not_exist_is_an_error_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["compare", str(tmp_path / "none"), "--draft", str(tmp_path / "x"), "--out", "o"]
+    assert drafts_command.main(argv) == 1
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_a_better_draft_is_told_from_the_same_one() -> None:

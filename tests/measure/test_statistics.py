@@ -13,6 +13,7 @@ from measure.statistics import (
     bootstrap_mean,
     bootstrap_ratio,
     count_needed_windows,
+    estimate_product,
     judge_ratio,
     paired_difference,
     paired_ratio,
@@ -38,6 +39,30 @@ def coverage(draw, truth, trials=300, **options):
 def test_the_interval_of_a_mean_holds_it_as_often_as_it_says(size):
     share = coverage(lambda rng, o: bootstrap_mean(list(rng.normal(3, 1, size)), **o), 3)
     assert 0.91 <= share <= 0.985
+
+
+@pytest.mark.parametrize("repeats", [5, 8, 20])
+def test_the_ratio_of_two_pooled_ratios_keeps_its_promise(repeats):
+    """Blocks of unlike sizes, on a machine whose speed changes between repeats."""
+
+    def draw(rng, _):
+        speed = rng.lognormal(0, 0.3, repeats)
+        tokens = rng.uniform(50, 150, repeats)
+        seconds = tokens / speed
+        base = seconds * rng.lognormal(0, 0.1, repeats)
+        other = seconds / 1.4 * rng.lognormal(0, 0.1, repeats)
+        return estimate_product([tokens, other, tokens, base], (1, -1, -1, 1))
+
+    assert 0.92 <= coverage(draw, 1.4) <= 0.985
+
+
+def test_a_product_of_sums():
+    found = estimate_product([[3.0, 5.0], [1.0, 1.0]], (1, -1))
+    assert (found.value, found.low, found.high) == (4.0, None, None)
+    assert estimate_product([[0.0, 0.0], [1.0, 1.0]], (1, -1)) is None
+    assert estimate_product([], (1, -1)) is None
+    same = estimate_product([[2.0] * 5, [1.0] * 5], (1, -1))
+    assert (same.low, same.value, same.high) == (2.0, 2.0, 2.0)
 
 
 def draw_sessions(rng, sessions=15, turns=8):
