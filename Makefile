@@ -9,10 +9,13 @@ PROCESSES := -n auto --maxprocesses 8 --dist worksteal
 # Two engines at a time: the tests of one file stay in one process.
 ENGINES := -n 2 --dist loadfile --durations 30
 
-.PHONY: serve install install-dev install-light test test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips mutants lint format bench lock audit clean
+.PHONY: serve prove prove-gpu-path install install-dev install-light test test-fast test-light test-gpu-path coverage methods clients clients-newest round-trips mutants lint format bench lock audit clean
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000
 	@$(BIN)/eaglegate serve $(ARGS)
+
+prove: install  ## check the demo's engine with its draft against one without; docs/prove.md
+	@$(BIN)/eaglegate prove $(ARGS)
 
 install:  ## set up .venv from the lock; does nothing the second time
 	@$(PYTHON) scripts/install.py
@@ -41,6 +44,10 @@ GPU_PATH := TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 PYTHONPATH=$(CURDIR)/t
 test-gpu-path:  ## tests of engines on the code path of GPUs, without one
 	@$(PYTHON) scripts/install.py --gpu-path
 	@$(GPU_PATH) $(BIN)/python -m pytest -m gpu_path $(ENGINES) $(ARGS)
+
+prove-gpu-path:  ## eaglegate prove on the code path of GPUs, without one
+	@$(PYTHON) scripts/install.py --gpu-path
+	@$(GPU_PATH) $(BIN)/eaglegate prove --quick $(ARGS)
 
 coverage:  ## the same with their line coverage; HTML with ARGS="--cov-report html"
 	@$(MAKE) --no-print-directory test-light ARGS="--cov $(ARGS)"

@@ -265,6 +265,39 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerExecution:
+    """How one worker of an engine runs its model."""
+
+    runner: int
+    """vLLM's first or second model runner."""
+    attention: tuple[str, ...]
+    """Attention backends in use."""
+    compilation: str
+    graphs: str
+    """The graph mode after the worker has looked at what its layers support."""
+    captured: int
+    """Graphs captured."""
+    compiled_parts: int
+    """Parts of the target that run compiled."""
+    compilable_parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How an engine runs its model: what its arguments ask for, and each worker's own account."""
+
+    eager: bool
+    """The arguments ask for eager execution."""
+    compilation: str
+    graphs: str
+    dtype: str
+    asynchronous: bool
+    workers: tuple[WorkerExecution, ...]
+    steps: Mapping[str, int]
+    """Steps by the graph mode they ran with; empty where the engine does not report it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """``live``: the engine can generate tokens. ``reason`` explains why not."""
 

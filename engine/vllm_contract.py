@@ -45,6 +45,7 @@ class Area(StrEnum):
     WORKER = "worker"
     SWAP = "swap"
     PRELOAD = "preload"
+    EXECUTION = "execution"
 
 
 LOST = {
@@ -61,6 +62,8 @@ LOST = {
     Area.SWAP: "drafts cannot be swapped in the running engine",
     Area.PRELOAD: "every engine process imports vLLM anew, so starts and restarts are slower, and "
     "a signal to the gateway's process group ends the engine, too",
+    Area.EXECUTION: "`eaglegate prove` cannot tell how the engine runs its model, nor compare "
+    "accounts with vLLM's counters",
 }
 """Consequence of a broken area, for operators."""
 
@@ -287,6 +290,29 @@ PARTS: dict[Area, dict[str, str]] = {
         """,
         "v1/engine/core.py": """
             EngineCore: model_executor
+        """,
+    },
+    Area.EXECUTION: {
+        "v1/metrics/loggers.py": """
+            StatLoggerBase.record(self scheduler_stats iteration_stats mm_cache_stats engine_idx)
+            PrometheusStatLogger: spec_decoding_prom
+            PerEngineStatLoggerAdapter: per_engine_stat_loggers
+            StatLoggerManager: stat_loggers
+        """,
+        "v1/spec_decode/metrics.py": """
+            SpecDecodingProm: spec_decoding_enabled counter_spec_decode_num_drafts
+                counter_spec_decode_num_draft_tokens counter_spec_decode_num_accepted_tokens
+        """,
+        "compilation/cuda_graph.py": "CUDAGraphStat: runtime_mode",
+        "compilation/counter.py": "CompilationCounter: num_cudagraph_captured",
+        "v1/metrics/stats.py": "SchedulerStats: cudagraph_stats",
+        "v1/worker/gpu_model_runner.py": "GPUModelRunner: attn_groups vllm_config",
+        "v1/worker/gpu/model_runner.py": "GPUModelRunner: attn_groups vllm_config",
+        "v1/worker/gpu/cudagraph_utils.py": "CudaGraphManager: cudagraph_mode",
+        "v1/worker/utils.py": "AttentionGroup: backend",
+        "v1/engine/async_llm.py": """
+            AsyncLLM.collective_rpc(+ method args)
+            AsyncLLM: logger_manager
         """,
     },
     Area.PRELOAD: {

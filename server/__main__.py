@@ -39,6 +39,7 @@ usage: eaglegate COMMAND [options]
 
   serve [MODEL]   serve MODEL, or the built-in demo, on an OpenAI-compatible API
   check [MODEL]   show what serve would run with these options, and what would stop it
+  prove [MODEL]   run the engine of serve with and without its draft, and check what it does
   parse           read model output on stdin, print what the parsers make of it
   draft COMMAND   show, swap, try or roll back the draft of a running gateway
   canary          try a draft, rules or a worker on a part of live traffic
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     match command:
         case "serve" | "check":
             return _with_settings(command, rest)
+        case "prove":
+            return _prove(rest)
         case "parse":
             return int(import_module("server.cli.parse").main(rest))
         case "canary":
@@ -96,6 +99,29 @@ def _key(names: list[str]) -> int:
     key, entry = generate_key_entry(names[0])
     print(f"# Give this to {names[0]}; it is kept nowhere:\n#   {key}\n{entry}", end="")
     return 0
+
+
+def _prove(argv: list[str]) -> int:
+    """0: all checks passed, 1: one failed, 3: none failed, and one could not tell."""
+    progress = StartupProgress()
+    try:
+        from server.cli.prove_settings import ProveSettings
+
+        read_first("prove", argv, ProveSettings)
+        preload = _preload_engine(argv)
+        line = read_command_line("prove", argv, progress, ProveSettings)
+        if line.remote:
+            raise ConfigError("prove starts the engines it checks: run it where vLLM runs")
+        prove = import_module("server.cli.prove").prove
+        return int(prove(replace(line, preload=preload), progress))
+    except ConfigError as error:
+        progress.close()
+        print(f"eaglegate: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        progress.close()
 
 
 def _with_settings(command: str, argv: list[str]) -> int:

@@ -156,7 +156,7 @@ def declare_graphs(chosen: dict[str, Any], depth: str | None) -> dict[str, Any]:
 
     Without a table vLLM captures K alone: enough where every request drafts K.
     """
-    speculation = chosen["speculative_config"]
+    speculation = chosen.get("speculative_config") or {}
     most = speculation.get("num_speculative_tokens")
     if not most or chosen["scheduler_cls"] != SCHEDULER:
         return chosen

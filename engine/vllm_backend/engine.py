@@ -26,7 +26,7 @@ from engine.machine import count_oom_kills, is_stopped
 from engine.speculation.methods import find_method
 from engine.speculation.totals import Totals
 from engine.supervision.policy import PostMortem
-from engine.types import EngineInfo, EngineRequest, Health, Step
+from engine.types import EngineInfo, EngineRequest, Execution, Health, Step
 from engine.vllm_backend.arguments import make_engine_config
 from engine.vllm_backend.child_process import (
     ChildLog,
@@ -208,6 +208,34 @@ class VllmEngine:
         """See ``engine.base.SupportsPlanning``."""
         return bool(await self._steer("freeze_planning", depth))
 
+    async def describe_execution(self) -> Execution | None:
+        """How the engine runs its model; None where its workers cannot say."""
+        llm, _ = self._require_running()
+        if {Area.WORKER, Area.EXECUTION} & find_broken().keys():
+            return None
+        from engine.vllm_backend.execution import read_execution
+
+        workers = await llm.collective_rpc("describe_execution")
+        loggers = llm.logger_manager.stat_loggers if llm.logger_manager else ()
+        eager = bool(self._arguments.enforce_eager)
+        return read_execution(llm.vllm_config, eager, workers, loggers)
+
+    def count_drafts(self) -> Totals | None:
+        """vLLM's own counters of this engine's drafts; None where it keeps none."""
+        llm, _ = self._require_running()
+        if llm.logger_manager is None or Area.EXECUTION in find_broken():
+            return None
+        from engine.vllm_backend.execution import count_drafts
+
+        return count_drafts(llm.logger_manager.stat_loggers)
+
+    def kill(self) -> int:
+        """End the engine's processes with SIGKILL, as a crash would; returns how many ran."""
+        running = [process for process in self._processes if process.is_alive()]
+        for process in running:
+            process.kill()
+        return len(running)
+
     async def _steer(self, method: str, *arguments: object) -> Any:
         """A method that ``scheduler.py`` adds; None where the engine has another scheduler."""
         llm, _ = self._require_running()
@@ -309,6 +337,10 @@ class VllmEngine:
             return None
         from engine.vllm_backend.statistics import BatchedStatLogger
 
+        if self._arguments.cudagraph_metrics and Area.EXECUTION not in find_broken():
+            from engine.vllm_backend.execution import GraphCounter
+
+            return [BatchedStatLogger, GraphCounter]
         return [BatchedStatLogger]
 
     def _open_outputs(self, llm: AsyncLLM, info: EngineInfo) -> EngineInfo:

@@ -13,6 +13,7 @@ the same bits on every device. Tensors of int32 hold the words; they wrap around
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -49,6 +50,14 @@ def sample(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -
         waits = _draw_waits(prefixes ^ table[block])
         torch.sub(logits[:, block], waits.log_(), out=scores[:, block])
     return scores.argmax(-1)
+
+
+def draw_noise(seed: int, position: int, tokens: Sequence[int]) -> list[float]:
+    """The noise of single tokens, for one who looks into a text."""
+    where = torch.tensor([seed]), torch.tensor([position])
+    words = _rotate(_mix_word(torch.tensor(tokens, dtype=torch.int32)), 13)
+    noise: list[float] = _draw_waits(_hash_prefixes(*where) ^ words).log().neg().tolist()
+    return noise
 
 
 def count_accepted(

@@ -42,12 +42,13 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from engine.vllm_backend import second_runner, seeded_rows, steering
 from engine.vllm_backend.child_process import exit_with_parent
 from engine.vllm_backend.draft_reload import DraftReloader
+from engine.vllm_backend.execution import ExecutionReporter
 from engine.vllm_contract import SKIP
 
 LORA_KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
 
-class DepthWorker(DraftReloader):
+class DepthWorker(DraftReloader, ExecutionReporter):
     """vLLM adds this to the bases of its worker; importing it is what matters most."""
 
 

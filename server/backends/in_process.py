@@ -102,7 +102,7 @@ class InProcessBackend:
     def create_engine(
         self, timeouts: SupervisionTimeouts, observer: RecoveryObserver
     ) -> SupervisedEngine:
-        engine = SupervisedEngine(self._create_engine, timeouts, observer)
+        engine = SupervisedEngine(self.make_engine, timeouts, observer)
         if self.drafts is not None:
             self.drafts.attach(engine)
         return engine
@@ -110,7 +110,8 @@ class InProcessBackend:
     def list_workers(self) -> Iterable[WorkerStatus]:
         return ()
 
-    def _create_engine(self) -> VllmEngine:
+    def make_engine(self) -> VllmEngine:
+        """A new engine, with the draft that is promoted."""
         arguments = self._arguments
         if self.drafts is not None:
             arguments = copy(arguments)

@@ -253,9 +253,9 @@ class CommandLine:
 
 
 def read_command_line(
-    command: str, argv: list[str], progress: Callable[[str], None]
+    command: str, argv: list[str], progress: Callable[[str], None], own: type | None = None
 ) -> CommandLine:
-    """Raises ConfigError."""
+    """``own``: settings that only this command has. Raises ConfigError."""
     if found := find_backend(list_given_names(argv, os.environ)):
         return _read_without_vllm(command, argv, progress, *found)
     progress("loading vLLM")
@@ -265,6 +265,8 @@ def read_command_line(
         prog=f"eaglegate {command}", usage=f"eaglegate {command} [MODEL] [options]"
     )
     add_engine_arguments(parser)
+    if own is not None:
+        add_arguments(parser, own)
     add_arguments(parser, Settings)
     add_arguments(parser, CaptureSettings)
     add_front_end_flags(parser)

@@ -87,15 +87,16 @@ class FirstRead:
     model: str | None
 
 
-def read_first(command: str, argv: Sequence[str]) -> FirstRead | None:
+def read_first(command: str, argv: Sequence[str], own: type | None = None) -> FirstRead | None:
     """Read the gateway's own options. None where an engine's own parser must be asked.
 
-    Prints help or the usage error and exits, as argparse does. Raises ConfigError.
+    ``own``: settings that only this command has. Prints help or the usage error and exits, as
+    argparse does. Raises ConfigError.
     """
     given = list_given_names(argv, os.environ)
     if find_backend(given) or any(word.startswith(SEARCH) for word in argv):
         return None
-    parser = make_option_parser(command)
+    parser = make_option_parser(command, own)
     arguments = list(_spell_plainly(gather_arguments(parser, argv, os.environ)))
     namespace, unknown = parser.parse_known_args(arguments)
     found = find_vllm()
@@ -110,7 +111,7 @@ def read_first(command: str, argv: Sequence[str]) -> FirstRead | None:
     return first
 
 
-def make_option_parser(command: str) -> OptionParser:
+def make_option_parser(command: str, own: type | None = None) -> OptionParser:
     parser = OptionParser(
         prog=f"eaglegate {command}",
         usage=USAGE.format(command),
@@ -122,6 +123,8 @@ def make_option_parser(command: str) -> OptionParser:
         allow_abbrev=False,
     )
     parser.add_argument("model_tag", nargs="?", default=None, help=argparse.SUPPRESS)
+    if own is not None:
+        add_arguments(parser, own)
     common = parser.add_argument_group("engine, most used")
     for name, text in COMMON.items():
         _add_engine_flag(common, parser, name, text)

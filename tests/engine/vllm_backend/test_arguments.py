@@ -123,3 +123,14 @@ def test_a_table_and_sizes_of_the_users_own_stay(monkeypatch: pytest.MonkeyPatch
     arguments = make_engine_arguments(given)
     assert arguments.speculative_config[TABLE] == [[1, 9, 2]]
     assert arguments.cudagraph_capture_sizes == [1, 2]
+
+
+@pytest.mark.parametrize("draft", [[], ["--speculative-config", "null"]])
+def test_a_scheduler_without_a_draft_on_a_gpu(
+    draft: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are no depths to declare."""
+    monkeypatch.setattr(arguments_module, "current_platform", Gpu())
+    arguments = make_engine_arguments(parse("m", "--scheduler-cls", "a.b", *draft))
+    assert arguments.speculative_config is None
+    assert arguments.scheduler_cls == "a.b"

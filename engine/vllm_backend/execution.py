@@ -1,0 +1,150 @@
+"""How an engine runs its model: asked of the configuration, and found in the workers.
+
+vLLM lowers graph modes and skips compilation where something does not support them, mostly with a
+line in its log. ``eaglegate prove`` compares the two sides.
+
+``ExecutionReporter`` is added to vLLM's worker; ``GraphCounter`` counts, in the front end, the
+graph mode that each step ran with, as vLLM reports it with ``--cudagraph-metrics``.
+``count_drafts``
+reads vLLM's own counters of drafts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from engine.speculation.totals import Totals
+from engine.types import Execution, WorkerExecution
+
+SECOND_RUNNER = "vllm.v1.worker.gpu."
+"""Where the classes of vLLM's second model runner are, and those of the first are not."""
+
+
+class ExecutionReporter:
+    """Added to vLLM's worker (``worker.DepthWorker``)."""
+
+    def describe_execution(self) -> dict[str, Any]:
+        """The fields of ``WorkerExecution``. Its compiled parts are known once a step has run."""
+        from vllm.compilation.counter import compilation_counter
+
+        worker: Any = self
+        runner = worker.model_runner
+        compiled, parts = count_compiled(worker.get_model())
+        config = runner.vllm_config.compilation_config
+        return {
+            "runner": 2 if is_second_runner(runner) else 1,
+            "attention": sorted(set(list_attention(runner))),
+            "compilation": config.mode.name,
+            "graphs": find_graph_mode(runner).name,
+            "captured": compilation_counter.num_cudagraph_captured,
+            "compiled_parts": compiled,
+            "compilable_parts": parts,
+        }
+
+
+def is_second_runner(runner: Any) -> bool:
+    return any(kind.__module__.startswith(SECOND_RUNNER) for kind in type(runner).__mro__)
+
+
+def find_graph_mode(runner: Any) -> Any:
+    """The second runner keeps the resolved mode in its manager."""
+    manager = getattr(runner, "cudagraph_manager", None)
+    if manager is not None:
+        return manager.cudagraph_mode
+    return runner.vllm_config.compilation_config.cudagraph_mode
+
+
+def list_attention(runner: Any) -> Iterator[str]:
+    """The attention backend of every group of layers."""
+    for groups in getattr(runner, "attn_groups", ()):
+        for group in groups:
+            yield group.backend.get_name()
+
+
+def count_compiled(model: Any) -> tuple[int, int]:
+    """Parts of the target that run compiled, and those that vLLM can compile."""
+    parts = [part for part in model.modules() if hasattr(part, "do_not_compile")]
+    return sum(map(is_compiled, parts)), len(parts)
+
+
+def is_compiled(part: Any) -> bool:
+    """A part is compiled by its first call, or loaded compiled."""
+    ready = getattr(part, "compiled", False) or getattr(part, "aot_compiled_fn", None) is not None
+    return bool(ready) and not part.do_not_compile
+
+
+class GraphCounter(StatLoggerBase):  # type: ignore[misc]
+    """Counts the steps of an engine by the graph mode they ran with."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.steps: Counter[str] = Counter()
+
+    def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+        found = scheduler_stats and scheduler_stats.cudagraph_stats
+        if found:
+            self.steps[found.runtime_mode.rpartition(".")[2]] += 1
+
+    def log_engine_initialized(self) -> None:
+        """Part of the interface; there is nothing to say."""
+
+
+def find_graph_counters(stat_loggers: Iterable[Any]) -> Iterator[GraphCounter]:
+    for logger in stat_loggers:
+        for counter in getattr(logger, "per_engine_stat_loggers", {}).values():
+            if isinstance(counter, GraphCounter):
+                yield counter
+
+
+def read_execution(
+    config: VllmConfig, eager: bool, workers: Iterable[Mapping[str, Any]], stat_loggers: Any
+) -> Execution:
+    """``config`` as the front end resolved it from the arguments, before any worker saw it."""
+    steps: Counter[str] = Counter()
+    for counter in find_graph_counters(stat_loggers):
+        steps += counter.steps
+    return Execution(
+        eager=eager,
+        compilation=config.compilation_config.mode.name,
+        graphs=config.compilation_config.cudagraph_mode.name,
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        asynchronous=bool(config.scheduler_config.async_scheduling),
+        workers=tuple(WorkerExecution(**worker) for worker in workers),
+        steps=dict(steps),
+    )
+
+
+def count_drafts(stat_loggers: Iterable[Any]) -> Totals | None:
+    """Drafts, draft tokens and accepted tokens since the engine started; accepted ones before any
+    stop or token limit took its part. None where vLLM keeps no such counters.
+    """
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    for logger in stat_loggers:
+        if not isinstance(logger, PrometheusStatLogger):
+            continue
+        if hasattr(logger, "count"):  # ours keeps steps back
+            logger.count()
+        counters = logger.spec_decoding_prom
+        if counters.spec_decoding_enabled:
+            return Totals(
+                verify_steps=sum_counters(counters.counter_spec_decode_num_drafts),
+                proposed=sum_counters(counters.counter_spec_decode_num_draft_tokens),
+                accepted=sum_counters(counters.counter_spec_decode_num_accepted_tokens),
+            )
+    return None
+
+
+def sum_counters(by_engine: Mapping[int, Any]) -> int:
+    samples = (
+        sample
+        for counter in by_engine.values()
+        for metric in counter.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    )
+    return round(sum(float(sample.value) for sample in samples))
