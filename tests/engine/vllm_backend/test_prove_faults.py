@@ -1,6 +1,7 @@
 """``eaglegate prove`` is red, in the right line, for faults in a real engine.
 
-One engine serves all tests; each fault is switched on, judged, and switched off again.
+One engine serves all tests; each fault is switched on, judged, and switched off again. On the
+second runner `make prove-gpu-path` shows that all pass without a fault.
 """
 
 from __future__ import annotations
@@ -113,7 +114,6 @@ async def inject(trial: Trial, fault: str) -> AsyncGenerator[None, None]:
 CHECKS = {check.name: check.run for check in checks.CHECKS if not check.measures_speed}
 
 
-@pytest.mark.gpu_path
 @pytest.mark.parametrize("name", [name for name in CHECKS if name != "continuation"])
 async def test_without_a_fault_all_pass(trial: Trial, name: str) -> None:
     found = await CHECKS[name](trial)
@@ -149,7 +149,6 @@ async def test_a_sampler_that_ignores_the_temperature(trial: Trial) -> None:
     assert text.outcome is ProofOutcome.PASSED, text.evidence
 
 
-@pytest.mark.gpu_path
 async def test_a_scheduler_that_drafts_one_too_many(trial: Trial) -> None:
     async with inject(trial, DRAFTS_TOO_MANY):
         found = await CHECKS["depth per request"](trial)
