@@ -38,7 +38,7 @@ def make_noise(where: Path) -> Path:
     return change_weights(where, change)
 
 
-def perturb(where: Path, scale: float = 0.02, seed: int = 3) -> Path:
+def perturb(where: Path, scale: float = 0.02, seed: int = 3, source: Path = EAGLE31) -> Path:
     """A draft near the demo's, as one that was trained a little further."""
     draws = torch.Generator().manual_seed(seed)
 
@@ -46,4 +46,4 @@ def perturb(where: Path, scale: float = 0.02, seed: int = 3) -> Path:
         noise = torch.randn(tensor.shape, generator=draws)
         return (tensor + scale * tensor.float().std() * noise).to(tensor.dtype)
 
-    return change_weights(where, change)
+    return change_weights(where, change, source)

@@ -1,151 +1,178 @@
-"""Drafting methods beside EAGLE, on real engines: they serve at every depth, and text is the same.
+"""Every drafting method on a real engine: it serves at every depth, and text is the same.
 
-Each engine writes greedy answers alone and in a mixed batch at depths 0 to K, under the planner and
-under random depths. An engine without a draft has written them before. Accounts add up to the
-tokens that were delivered.
+One engine a method, for all checks; one without a draft writes the reference. ``make methods``
+writes docs/methods.md from what is checked here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import json
-import shutil
-from collections.abc import Callable
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
+from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from benchmarks.drive import Outcome, at, greedy, run_all, running
-from engine.speculation.methods import find_method
+from benchmarks.drive import Outcome, at, greedy, run, run_all, running
+from engine.errors import DraftRefused
+from engine.speculation.drafts import DraftPlan, DraftStore
+from engine.speculation.swap import DraftManager
 from engine.speculation.totals import Totals
 from engine.vllm_backend.engine import VllmEngine
+from tests.engine.draft_copies import perturb
 from tests.engine.vllm_backend.conftest import SMALL
+from tests.engine.vllm_backend.drafters import EAGLE3, EAGLE31, PACKAGES, ROWS, TARGET, MethodRow
+from tests.engine.vllm_backend.methods_page import record
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
-TARGET = Path(__file__).parents[3] / "engine" / "demo" / "target"
 TOKENS = 40
 ROOMY = SMALL | {"kv_cache_memory_bytes": 96 << 20}
 """A draft model as large as the target needs as much KV again."""
-Speculation = dict[str, Any]
+Prompts = Sequence[tuple[int, ...]]
+Texts = list[tuple[int, ...]]
 
 
-def ngram(_: Path) -> Speculation:
-    return {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
-
-
-def suffix(_: Path) -> Speculation:
-    return {"method": "suffix", "num_speculative_tokens": 6}
-
-
-def draft_model(_: Path) -> Speculation:
-    return {"method": "draft_model", "model": str(TARGET), "num_speculative_tokens": 3}
-
-
-def parallel_draft_model(folder: Path) -> Speculation:
-    """PARD: the target's own weights with a mask token; its drafts beyond the first are noise."""
-    draft = folder / "pard"
-    shutil.copytree(TARGET, draft)
-    config = json.loads((draft / "config.json").read_text())
-    (draft / "config.json").write_text(json.dumps(config | {"pard_token": 5}))
-    return {
-        "method": "draft_model",
-        "model": str(draft),
-        "num_speculative_tokens": 7,
-        "parallel_drafting": True,
-    }
-
-
-def medusa(folder: Path) -> Speculation:
-    """Random heads."""
-    draft, heads, hidden, vocab = folder / "medusa", 4, 256, 2048
-    draft.mkdir()
-    config = {
-        "architectures": ["MedusaModel"],
-        "model_type": "medusa",
-        "hidden_size": hidden,
-        "vocab_size": vocab,
-        "medusa_num_heads": heads,
-        "medusa_num_layers": 1,
-        "torch_dtype": "float32",
-    }
-    (draft / "config.json").write_text(json.dumps(config))
-    torch.manual_seed(1)
-    tensors = {f"blocks.{at}.layers.0.weight": torch.randn(hidden, hidden) for at in range(heads)}
-    tensors |= {f"blocks.{at}.layers.0.bias": torch.zeros(hidden) for at in range(heads)}
-    tensors |= {f"lm_heads.{at}.weight": torch.randn(vocab, hidden) for at in range(heads)}
-    save_file(tensors, draft / "model.safetensors")
-    return {"method": "medusa", "model": str(draft), "num_speculative_tokens": heads}
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(missing, reason=f"needs {package}, which CI does not install")
-
-
-DRAFTERS = [
-    pytest.param(ngram, marks=needs("numba")),
-    draft_model,
-    parallel_draft_model,
-    medusa,
-    pytest.param(suffix, marks=needs("arctic_inference")),
-]
-
-
-async def write(
-    engine: VllmEngine, prompts: list[tuple[int, ...]], name: str, depth: int | None
-) -> list[Outcome]:
-    requests = [greedy(f"{name}-{n}", prompt, TOKENS) for n, prompt in enumerate(prompts)]
-    return await run_all(engine, [at(depth, request) for request in requests])
-
-
-def texts(outcomes: list[Outcome]) -> list[tuple[int, ...]]:
+def texts(outcomes: Sequence[Outcome]) -> Texts:
     return [outcome.token_ids for outcome in outcomes]
 
 
-@pytest.mark.parametrize("make", DRAFTERS)
-async def test_text_is_the_same_at_every_depth(
-    make: Callable[[Path], Speculation],
+async def write(engine: VllmEngine, prompts: Prompts, name: str, depth: int | None) -> Texts:
+    """Greedy answers in one batch, all of them at ``depth``; their accounts balance."""
+    requests = [greedy(f"{name}-{n}", prompt, TOKENS) for n, prompt in enumerate(prompts)]
+    written = await run_all(engine, [at(depth, request) for request in requests])
+    for outcome in written:
+        assert outcome.totals.imbalance == 0
+        assert depth is None or len(outcome.totals.proposed_at) <= depth
+    return texts(written)
+
+
+def count_drafts(engine: VllmEngine) -> tuple[int, int, int]:
+    """vLLM's own counters: verify steps, draft tokens, accepted draft tokens."""
+    assert engine._llm is not None
+    assert engine._llm.logger_manager is not None
+    (logger,) = [
+        logger
+        for logger in engine._llm.logger_manager.stat_loggers
+        if isinstance(logger, PrometheusStatLogger)
+    ]
+    count = getattr(logger, "count", None)
+    if count is not None:
+        count()
+    counted = logger.spec_decoding_prom
+    counters: tuple[Any, ...] = (
+        counted.counter_spec_decode_num_drafts,
+        counted.counter_spec_decode_num_draft_tokens,
+        counted.counter_spec_decode_num_accepted_tokens,
+    )
+    drafts, proposed, accepted = (int(counter[0]._value.get()) for counter in counters)
+    return drafts, proposed, accepted
+
+
+async def check_accounts(engine: VllmEngine, prompts: Prompts, depths: Sequence[int]) -> Totals:
+    """What answers say of their drafts, and what vLLM has counted meanwhile."""
+    before = count_drafts(engine)
+    requests = [
+        at(depths[n % len(depths)], greedy(f"counted-{n}", prompt, 60 + n))
+        for n, prompt in enumerate(prompts)
+    ]
+    totals = sum((outcome.totals for outcome in await run_all(engine, requests)), Totals())
+    grown = tuple(b - a for a, b in zip(before, count_drafts(engine), strict=True))
+    assert grown == (totals.verify_steps, totals.proposed, totals.accepted + totals.cut)
+    assert totals.imbalance == 0
+    return totals
+
+
+async def check_early_ends(
+    engine: VllmEngine, prompts: Prompts, reference: Texts, depth: int
+) -> None:
+    """Requests that are cancelled, and one that ends with a stop token: the others go on."""
+    stay = asyncio.create_task(write(engine, prompts[:3], "stay", depth))
+    leave = [
+        run(engine, at(n % (depth + 1), greedy(f"leave-{n}", prompt, TOKENS)), leave_after=3 + n)
+        for n, prompt in enumerate(prompts)
+    ]
+    stop = reference[0][TOKENS // 2]
+    ends = run(engine, at(depth, greedy("ends", prompts[0], TOKENS, stop_token_ids=(stop,))))
+    left, ended = await asyncio.gather(asyncio.gather(*leave), ends)
+    assert await stay == reference[:3]
+    for outcome, text in zip(left, reference, strict=True):
+        assert outcome.token_ids == text[: len(outcome.token_ids)]
+    assert ended.token_ids == reference[0][: reference[0].index(stop) + 1]
+    assert ended.totals.imbalance == 0
+
+
+async def check_exchange(
+    engine: VllmEngine, row: MethodRow, arguments: dict[str, Any], folder: Path
+) -> str:
+    """Another draft takes its place, or the refusal names the reason."""
+    settings = arguments["speculative_config"]
+    manager = DraftManager(DraftPlan(str(arguments.get("model", TARGET)), settings), DraftStore())
+    manager.open()
+    manager.choose_path()
+    manager.attach(engine)
+    source = EAGLE3 if row.title == "EAGLE 3" else EAGLE31
+    if row.exchanges:
+        done = await manager.swap(str(perturb(folder / "other", source=source)))
+        assert done.pause_s > 0
+        return "done"
+    with pytest.raises(DraftRefused) as refused:
+        await manager.swap(str(source))
+    reason = str(refused.value)
+    assert "cannot replace the running one: " in reason or "no local folder" in reason, reason
+    return "refused"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(
+            row,
+            id=row.title,
+            marks=pytest.mark.skipif(
+                not row.is_installed, reason=f"needs {row.package}: make install-dev"
+            ),
+        )
+        for row in ROWS
+    ],
+)
+async def test_a_method(
+    row: MethodRow,
     tmp_path: Path,
     plain_engine: VllmEngine,
     prompts: list[tuple[int, ...]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    some = prompts[:6]
-    reference = texts(await write(plain_engine, some, "plain", None))
-    speculation = make(tmp_path)
-    most = int(speculation["num_speculative_tokens"])
-    async with running(**ROOMY, speculative_config=speculation) as engine:
-        for depth in range(most + 1):
-            written = await write(engine, some, f"at-{depth}", depth)
-            assert texts(written) == reference, f"at depth {depth}"
-            deepest = max(len(outcome.totals.proposed_at) for outcome in written)
-            assert deepest <= depth
-        mixed = [at(n % (most + 1), greedy(f"mixed-{n}", p, TOKENS)) for n, p in enumerate(some)]
-        assert texts(await run_all(engine, mixed)) == reference
-        for mode in ("auto", "random"):
-            assert await engine.set_planning(mode) == mode
-            written = await write(engine, some, mode, None)
-            assert texts(written) == reference, mode
-        totals = sum((outcome.totals for outcome in written), Totals())
-        assert totals.imbalance == 0
-        if find_method(speculation).lookup or make is draft_model:
-            assert totals.accepted > 0
-
-
-async def test_requests_that_leave_early(tmp_path: Path, prompts: list[tuple[int, ...]]) -> None:
-    """One that is cancelled between two drafts does not hurt the others of its batch."""
-    async with running(**ROOMY, speculative_config=parallel_draft_model(tmp_path)) as engine:
-        stay = asyncio.create_task(write(engine, prompts[:3], "stay", 7))
-        leaving = [
-            asyncio.create_task(write(engine, [prompt], f"leave-{n}", n % 8))
-            for n, prompt in enumerate(prompts[:4])
-        ]
-        await asyncio.sleep(0.05)
-        for task in leaving:
-            task.cancel()
-        alone = await write(engine, prompts[:3], "alone", 0)
-        assert texts(await stay) == texts(alone)
+    if row.package:
+        monkeypatch.syspath_prepend(str(PACKAGES))
+    reference = await write(plain_engine, prompts, "plain", None)
+    arguments = row.make(tmp_path / "draft")
+    most = int(arguments["speculative_config"]["num_speculative_tokens"])
+    async with running(**ROOMY | arguments) as engine:
+        fixed = await engine.set_planning("random") != "random"
+        await engine.set_planning("off")
+        warned = [record for record in caplog.records if "depth:" in record.getMessage()]
+        assert [one.levelno for one in warned] == [logging.WARNING] * fixed
+        depths = [None] if fixed else [most, 0, 1]
+        for depth in depths:
+            assert await write(engine, prompts, f"at-{depth}", depth) == reference, depth
+        if not fixed:
+            mixed = [at(n % (most + 1), greedy(f"mixed-{n}", prompt, TOKENS))
+                     for n, prompt in enumerate(prompts)]  # fmt: skip
+            assert texts(await run_all(engine, mixed)) == reference
+            for mode in ("random", "auto"):
+                assert await engine.set_planning(mode) == mode
+                assert await write(engine, prompts, mode, None) == reference, mode
+            await engine.set_planning("off")
+        counted = await check_accounts(engine, prompts, [most] if fixed else [most, 0, 1, most])
+        assert counted.proposed > 0
+        assert counted.accepted > 0 or not row.accepts
+        await check_early_ends(engine, prompts, reference, most)
+        exchange = await check_exchange(engine, row, arguments, tmp_path)
+        assert await write(engine, prompts, "after", most) == reference
+        assert (await engine.health()).live
+    record(request.node, row.title, exchange)
