@@ -31,6 +31,7 @@ from engine.speculation.inspection.checkpoint import (
     open_model,
     read_json,
 )
+from engine.speculation.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
 from engine.speculation.inspection.weights import InvalidCheckpoint, TensorEntry, read_header
 from engine.vllm_contract import describe_broken
 
@@ -113,6 +114,13 @@ def check_head_division(scene: PreflightContext) -> Iterator[str]:
         yield f"the model's {heads} attention heads do not divide over {size} ranks"
 
 
+def check_recurrent_target(scene: PreflightContext) -> Iterator[str]:
+    target = scene.found.target
+    drafts = scene.plan.speculative_config and scene.machine.platform == "cpu"
+    if drafts and target is not None and is_recurrent(target.config):
+        yield RECURRENT_ON_CPU
+
+
 def check_attention_backend(scene: PreflightContext) -> Iterator[str]:
     name = scene.plan.attention_backend
     if name and scene.machine.platform == "cpu" and name not in CPU_BACKENDS:
@@ -165,6 +173,7 @@ OBSTACLES: tuple[Check, ...] = (
     check_model,
     check_tokenizer,
     check_draft,
+    check_recurrent_target,
     check_adapters,
     check_devices,
     check_memory,

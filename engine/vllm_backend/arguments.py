@@ -11,29 +11,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
-from copy import copy
 from pathlib import Path
 from typing import Any
 
 from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
-from vllm.triton_utils import HAS_TRITON
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from engine.speculation.inspection.recurrent import RECURRENT_ON_CPU
 from engine.vllm_backend import prepare_cpu, prepare_offline
 from engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
 from engine.vllm_contract import SCHEDULER, WORKER, Area, find_broken
-
-log = logging.getLogger(__name__)
 
 GIB = 1024**3
 TABLE = "num_speculative_tokens_per_batch_size"
 AUTO = "auto"
 """``--depth auto``: the planner chooses at every step."""
-NEEDS_TRITON = "with drafts, vLLM keeps the state of recurrent layers for it with Triton alone"
 DEMO = Path(__file__).parent.parent / "demo"
 DEMO_DEPTH = 3
 DEMO_METHOD = "eagle3"
@@ -60,18 +55,13 @@ DEMO_CPU_DEFAULTS: dict[str, Any] = CPU_DEFAULTS | {"kv_cache_memory_bytes": GIB
 
 
 def make_engine_config(arguments: AsyncEngineArgs) -> VllmConfig:
-    """vLLM's configuration. On a CPU without Triton, prefix caching goes off where it would kill
-    the engine: vLLM keeps the state of recurrent layers for it with Triton kernels once there are
-    drafts.
-    """
+    """vLLM's configuration. Raises ValueError for drafts with a recurrent target on a CPU."""
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-    kept = config.speculative_config is not None and config.cache_config.mamba_cache_mode != "none"
-    if not kept or HAS_TRITON or not current_platform.is_cpu():
-        return config
-    log.warning("prefix caching is off: %s", NEEDS_TRITON)
-    without = copy(arguments)
-    without.enable_prefix_caching = False
-    return without.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    model = config.model_config
+    recurrent = model.is_hybrid or model.is_attention_free
+    if recurrent and config.speculative_config is not None and current_platform.is_cpu():
+        raise ValueError(RECURRENT_ON_CPU)
+    return config
 
 
 def make_engine_parser(**settings: Any) -> argparse.ArgumentParser:
