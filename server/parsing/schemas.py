@@ -163,6 +163,57 @@ def resolve(reference: Any, root: Any) -> Any:
     return target if reference == "#" or reference.startswith("#/") else None
 
 
+_COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
+_OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
+"""Keywords by which a schema says which other members an object may have."""
+_MEMBERS = ("properties", "patternProperties")
+_IN_PLACE = ("$defs", "definitions", "dependentSchemas", "allOf", "anyOf", "oneOf", "then", "else")
+_HELD = ("items", "prefixItems", "additionalItems", "additionalProperties")
+
+
+def close_objects(schema: Any, root: Any = None, whole: bool = True, depth: int = 0) -> Any:
+    """``schema`` with the objects closed that name their members and say nothing of others.
+
+    Grammars read such a schema in the same way. ``whole``: no other schema adds members.
+    """
+    if not isinstance(schema, dict) or depth > 64:
+        return schema
+    top = schema if root is None else root
+    found = dict(schema)
+    for name, part in schema.items():
+        if name in _MEMBERS or name in _HELD:
+            found[name] = _close_each(part, name in _MEMBERS, top, True, depth)
+        elif name in _IN_PLACE:
+            is_map = name in _SCHEMA_MAPS
+            found[name] = _close_each(part, is_map, top, False, depth)
+    if whole and _is_closed(schema, top, is_root=root is None):
+        composed = any(name in schema for name in _COMPOSED)
+        found["unevaluatedProperties" if composed else "additionalProperties"] = False
+    return found
+
+
+def _close_each(part: Any, is_map: bool, root: Any, whole: bool, depth: int) -> Any:
+    if isinstance(part, list):
+        return [close_objects(inner, root, whole, depth + 1) for inner in part]
+    if is_map and isinstance(part, dict):
+        return {key: close_objects(inner, root, whole, depth + 1) for key, inner in part.items()}
+    return part if is_map else close_objects(part, root, whole, depth + 1)
+
+
+def _is_closed(schema: Any, root: Any, is_root: bool) -> bool:
+    """Whether an object has the members that its schema names, and no others."""
+    parts = list(_alternatives(schema, root, 0, set()))
+    if any(name in part for part in parts for name in _OPEN):
+        return False
+    named = [part["properties"] for part in parts if isinstance(part.get("properties"), dict)]
+    any_object = any(part.keys() <= _PLAIN and "object" in _find_types(part) for part in parts)
+    return bool(named) and (is_root or any(named)) and (not any_object or len(parts) == 1)
+
+
+_PLAIN = frozenset({"type", "title", "description", "nullable", "default", "examples"})
+"""Keywords of a schema that allows every object, where its type does."""
+
+
 def properties(root: Any) -> dict[str, list[Any]]:
     """The schemas of each parameter: of the root, of its branches, of what it refers to."""
     found: dict[str, list[Any]] = {}
@@ -358,7 +409,10 @@ class Effort:
         if "patternProperties" in schema and isinstance(value, dict):
             self._look(len(value))
         work = _weight(schema, value)
-        work += sum(self._visit(part, value) for part in self._in_place(schema))
+        in_place = sum(self._visit(part, value) for part in self._in_place(schema))
+        if "unevaluatedProperties" in schema and isinstance(value, dict):
+            in_place *= 1 + len(value)
+        work += in_place
         for part, inner in _inside(schema, value):
             self._look(1)
             work += self._visit(part, inner)

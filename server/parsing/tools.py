@@ -29,6 +29,7 @@ from server.parsing.schemas import (
     SchemaSize,
     TooMuchWork,
     additional,
+    close_objects,
     kinds,
     measure_schema,
     modernise,
@@ -92,6 +93,12 @@ class ToolSchema:
         return read if isinstance(read, dict) else {}
 
     @cached_property
+    def _closed(self) -> dict[str, Any]:
+        """What arguments are judged by."""
+        closed: dict[str, Any] = close_objects(dict(self.parameters))
+        return closed
+
+    @cached_property
     def properties(self) -> Mapping[str, Any]:
         """The schemas of each parameter."""
         return properties(self.parameters)
@@ -127,7 +134,9 @@ class ToolSchema:
             return None
         try:
             return Draft202012Validator(
-                dict(self.parameters), retriever=_refuse_reference, pattern_options=_PATTERNS
+                close_objects(self.parameters),
+                retriever=_refuse_reference,
+                pattern_options=_PATTERNS,
             )
         except (ValidationError, ReferencingError, ValueError, RecursionError):
             return None
@@ -146,7 +155,7 @@ class ToolSchema:
         try:
             if not self._size.costly:
                 return num_values(arguments) <= MAX_VALUES
-            return Effort(self.parameters).measure(arguments) <= MAX_WORK
+            return Effort(self._closed).measure(arguments) <= MAX_WORK
         except (TooMuchWork, RecursionError):
             return False
 
