@@ -16,7 +16,7 @@ from server.parsing.message import NO_TOOLS, Context, ReasoningFormat, ToolForma
 from server.parsing.output import Calls, NewId, Output, random_id
 from server.parsing.parser import DeltaParser, DeltaReader, Parser, Recorder, TextReader, Verbatim
 from server.parsing.quotations import is_fenced, read_fenced, read_fenced_answer, read_unclosed
-from server.parsing.reader import Ended, Grammar, Next, Reader, Until, Want, ignore
+from server.parsing.reader import Ended, Grammar, Next, Reader, Until, Want
 from server.parsing.registry import reasoning_format, tool_format
 from server.parsing.stop import StopText
 from server.parsing.tools import OfferedTools
@@ -96,7 +96,7 @@ def read_content(context: Context, *ends: str) -> Generator[Want, str, str]:
     if tools.leads and not out.content.written:
         marker = yield Next(stops, out.content.write, keep=None)
     if marker not in stops.markers and marker not in tools.leads:
-        marker = yield Until(stops, out.content.write, stray=None if ends else ignore)
+        marker = yield Until(stops, out.content.write, stray=None if ends else context.stray)
     while is_fenced(marker, context):
         meant = _read_meant_content(marker, context)
         marker = yield from read_fenced(marker, stops, context, meant)
@@ -265,6 +265,8 @@ def make_fallback_parser(
 def fit_reasoning(name: str | None, vocabulary: Vocabulary) -> ReasoningFormat:
     """The reasoning format as this vocabulary writes it. Raises ``UnknownParser``."""
     form = reasoning_format(name)
+    if form.untokened and form.starts[0] not in vocabulary.ids:
+        return form.untokened
     return form.suffixed(vocabulary.suffix) if form.suffixed and vocabulary.suffix else form
 
 

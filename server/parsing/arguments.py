@@ -108,6 +108,16 @@ class ArgumentsWriter:
         self._value: _Value | None = None
         self._verbatim = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none so far."""
+        return not self.given and not self._verbatim
+
+    @property
+    def text(self) -> str:
+        """The open parameter's, so far."""
+        return "".join(self._parts)
+
     def allowed(self, key: str) -> frozenset[str]:
         """The types the schema allows for a parameter."""
         return self._tool.kinds(key) if self._tool else STRING
@@ -130,6 +140,8 @@ class ArgumentsWriter:
             return
         self.key(key)
         self._value = _value(self._calls, self.allowed(key) if allowed is None else allowed)
+        if allowed is not None and "string" not in allowed and self.allowed(key) > STRING:
+            self._value = _Said(self._calls, allowed)
         self._texts[key] = self._parts
 
     def _wraps(self, key: str) -> bool:
@@ -183,7 +195,14 @@ class ArgumentsWriter:
             raise
         if marker not in parameters:
             self.inline("".join(parts))
+        else:
+            self.distrust("".join(parts))
         return marker
+
+    def distrust(self, text: str) -> None:
+        """Text where a parameter is expected may be one whose tags are broken."""
+        if text.strip():
+            self._calls.spoil()
 
     def inline(self, text: str) -> None:
         """Some models write an object after all, in a format that has parameters.
@@ -192,8 +211,8 @@ class ArgumentsWriter:
         """
         if text.lstrip().startswith("{"):
             self.verbatim(text.strip())
-        elif text.strip():
-            self._calls.spoil()
+        else:
+            self.distrust(text)
 
     def __enter__(self) -> Self:
         return self
@@ -299,6 +318,15 @@ class _Typed(_Whole):
 
     def truncate(self) -> None:
         self._write(self.text.strip())
+
+
+class _Said(_Typed):
+    """A value whose type the model names: what is of another contradicts that."""
+
+    def end(self) -> None:
+        super().end()
+        if as_json(self.text, self._allowed).startswith('"'):
+            self._calls.spoil()
 
 
 class _TextOrNull:

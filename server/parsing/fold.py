@@ -6,7 +6,7 @@ A whole answer is what a client has after it joins the stream.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.events import (
     ContentDelta,
@@ -106,6 +106,7 @@ def fold(events: Iterable[ParserEvent]) -> Folded:
 
 
 _TextDelta = type[ReasoningDelta] | type[ContentDelta]
+_WHOLE = (Outcome.VALID, Outcome.SCHEMA_MISMATCH, Outcome.UNCHECKED)
 
 
 class Emitter:
@@ -114,9 +115,12 @@ class Emitter:
     Text of one kind at a time; what is never written makes no event.
 
     ``fragment`` is what FRAGMENT stands for, where it is left in a text.
+
+    The end of a call waits for what follows it: parts of a call outside of it, or text behind one
+    whose brackets the parser has closed, say that the call was not read as it was meant.
     """
 
-    __slots__ = ("_events", "_index", "_make", "_parts", "fragment")
+    __slots__ = ("_end", "_events", "_index", "_is_fragile", "_make", "_parts", "fragment")
 
     def __init__(self, fragment: str = "") -> None:
         self.fragment = fragment
@@ -125,29 +129,53 @@ class Emitter:
         self._make: _TextDelta | None = ContentDelta
         """None for arguments, those of the call ``_index``."""
         self._index = -1
+        self._end: ToolCallEnd | None = None
+        """The end that waits."""
+        self._is_fragile = False
+        """Text makes it malformed."""
 
     def reasoning(self, text: str) -> None:
         if self._make is not ReasoningDelta:
-            self._join()
+            self.release()
             self._make = ReasoningDelta
         self._parts.append(text)
 
     def content(self, text: str) -> None:
         if self._make is not ContentDelta:
-            self._join()
+            if self._is_fragile:
+                self.doubt()
+            self.release()
             self._make = ContentDelta
         self._parts.append(text)
 
     def arguments(self, index: int, text: str) -> None:
         if self._make is not None or self._index != index:
-            self._join()
+            self.release()
             self._make, self._index = None, index
         self._parts.append(text)
 
     def event(self, event: ParserEvent) -> None:
+        self.release()
+        self._events.append(event)
+
+    def hold(self, end: ToolCallEnd, is_fragile: bool) -> None:
+        """The end of a call, for as long as nothing follows."""
+        self.release()
+        self._end, self._is_fragile = end, is_fragile
+        self._make, self._index = None, -1
+
+    def doubt(self) -> None:
+        """The call that ended last was not meant as it was read, if its end still waits."""
+        if self._end is not None and self._end.outcome in _WHOLE:
+            self._end = replace(self._end, outcome=Outcome.MALFORMED)
+
+    def release(self) -> None:
+        """Something else begins, or nothing follows."""
         if self._parts:
             self._join()
-        self._events.append(event)
+        if self._end is not None:
+            self._events.append(self._end)
+            self._end, self._is_fragile = None, False
 
     def drain(self) -> list[ParserEvent]:
         if self._parts:

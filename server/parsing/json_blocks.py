@@ -20,7 +20,7 @@ from server.parsing.json_calls import JsonCalls, skip_fence
 from server.parsing.markers import NAME, Follow, Quotes, Stops
 from server.parsing.message import Ahead, Context, Skipping, ToolFormat, last_name, opens
 from server.parsing.output import Calls, Framed
-from server.parsing.reader import DONE, Ended, Grammar, JsonValue, Next, Subgrammar, Until, ignore
+from server.parsing.reader import DONE, Ended, Grammar, JsonValue, Next, Subgrammar, Until
 from server.parsing.tags import Tags
 
 SPACE = " \t\r\n"
@@ -126,7 +126,8 @@ class Sections:
     def format(self) -> ToolFormat:
         inner = (self.separator, self.call_end, *self.section_ends, *self.inside)
         openers = (*self.sections, self.call)
-        return ToolFormat(openers, self._section, inner, "", self.section_end)
+        parts = (self.separator,)
+        return ToolFormat(openers, self._section, inner, "", self.section_end, parts=parts)
 
     def _section(self, opener: str, context: Context) -> Grammar:
         stray = Framed(context.out.content.write, lead=SPACE, trail=SPACE)
@@ -147,7 +148,7 @@ class Sections:
         """Text between calls is content, but for a header whose opening token is missing."""
         parts: list[str] = []
         try:
-            marker = yield Until(stops, parts.append, stray=ignore)
+            marker = yield Until(stops, parts.append, stray=context.stray)
         except Ended:
             stray.write("".join(parts))
             raise
@@ -157,13 +158,15 @@ class Sections:
         if text:
             stray.write(text)
         if not header or not self.begin(context.calls, header.strip()):
+            if marker == self.separator:
+                context.calls.doubt()
             return marker
         return (yield from self._finish(context))
 
     def _finish(self, context: Context) -> Subgrammar:
         """The rest of a call, from behind its separator."""
         marker = yield from self._arguments_text(context)
-        context.calls.close()
+        context.calls.close(is_fragile=not context.calls.written)
         return marker
 
     def read(self, context: Context) -> Subgrammar:
@@ -176,12 +179,14 @@ class Sections:
             written, brace, inline = written.partition("{")
             inline = brace + inline
         if not self.begin(context.calls, written.strip()):
+            if written.strip():
+                context.calls.doubt()
             return marker
         if marker == self.separator:
             return (yield from self._finish(context))
         if inline:
             context.calls.write_json(inline.rstrip())
-        context.calls.close()
+        context.calls.close(is_fragile=not inline)
         return marker
 
     def _arguments_text(self, context: Context) -> Subgrammar:
@@ -194,7 +199,13 @@ class Sections:
         if marker in self.ends:
             return marker
         marker = yield JsonValue(stops, write, not fenced, self._quotes(context))
-        return marker if marker in self.ends else (yield Until(stops, ignore))
+        if marker in self.ends:
+            return marker
+        behind: list[str] = []
+        marker = yield Until(stops, behind.append)
+        if "".join(behind).strip("` \t\r\n"):
+            context.calls.spoil()
+        return marker
 
     def _quotes(self, context: Context) -> Quotes:
         """A string is given up where the section goes on or ends, and the output with it."""

@@ -31,6 +31,8 @@ from server.parsing.reader import (
 
 _FENCE = re.compile(r"`{3}(?:json)?")
 _FENCE_BEGINS = re.compile(r"`{1,3}(?:j(?:so?)?)?\Z")
+_BROKEN = frozenset('":[')
+"""Characters behind an object that belong into one."""
 NO_CALL = "no call"
 """What an object ends with that turned out to be text."""
 
@@ -100,6 +102,8 @@ class JsonCalls:
                 skipped.clear()
             elif char not in self.stops.markers and char not in ("[,;]}" if found else "[,;]"):
                 self.is_shown = True
+                if found and char in _BROKEN:
+                    self.calls.doubt()
                 self.lost("".join(skipped))
                 char = (yield Until(self.stops, self.lost)) if self.closed else NO_CALL
             if char in self.stops.markers:
@@ -170,7 +174,7 @@ class _Object:
         if self._may_begin:
             self._begin()
         if self._begun:
-            self._calls.close(self._spoiled)
+            self._calls.close(self._spoiled or (end != DONE and not self._argued))
             return end
         if not self._given_up:
             self._form.lost("".join(self._raw))
@@ -180,6 +184,8 @@ class _Object:
         """The output ends here. A finished name makes a call, a piece of a name does not."""
         if not self._form.is_shown:
             unread("".join(self._raw)[1:])
+        if self._spoiled:
+            self._calls.spoil()
         if self._may_begin:
             self._begin()
         elif not self._begun and not self._given_up and not self._form.certain:
@@ -234,6 +240,7 @@ class _Object:
     def _value(self, key: str) -> Subgrammar:
         end = yield Next(self._stops, self._raw.append, keep=None)
         if end in self._stops.markers or end in ",}]":
+            self._spoiled = True
             return end if end in self._stops.markers else DONE
         if self._form.is_keyed and not self._name:
             self._name = key
@@ -250,6 +257,7 @@ class _Object:
         if self._wraps(key, end):
             self._moved = True
             return (yield from self._read_arguments())
+        self._spoiled |= self._argued and self._is_parameter(key)
         value: list[str] = []
         end = yield self._form.value(self._both(value))
         self._members.setdefault(key, "".join(value).strip())
@@ -257,10 +265,12 @@ class _Object:
 
     def _wraps(self, key: str, char: str) -> bool:
         """Whether ``key`` stands in for that of the arguments, its value being an object."""
-        tool = self._calls.find(self._name)
-        known = tool.properties if tool else {}
         may = self._calls.repairing and not self._argued and key in WRAPPERS
-        return may and char == "{" and key not in known
+        return may and char == "{" and not self._is_parameter(key)
+
+    def _is_parameter(self, key: str) -> bool:
+        tool = self._calls.find(self._name)
+        return tool is not None and key in tool.properties
 
     def _read_name(self) -> Subgrammar:
         written: list[str] = []
@@ -327,6 +337,7 @@ class _Object:
             self._calls.write_json(char)
             return (yield Until(self._stops, self._calls.write_json))
         if self._begun:
+            self._spoiled |= char != "]" or not self._argued
             return (yield Until(self._stops, ignore))
         self._given_up = self._form.is_shown = True
         self._form.lost("".join(self._raw))

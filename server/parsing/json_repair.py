@@ -148,7 +148,10 @@ def _is_plain(text: str) -> bool:
 
 
 def find_missing(text: str) -> str:
-    """The brackets that would close ``text``, where that is all it lacks; else nothing."""
+    """The brackets that would close ``text``, where that is all it lacks; else nothing.
+
+    An object or a list that has only begun lacks its members, too.
+    """
     closers: list[str] = []
     for found in _BRACKET.finditer(text):
         bracket = found[0]
@@ -156,6 +159,8 @@ def find_missing(text: str) -> str:
             closers.append(_CLOSES[bracket])
         elif bracket in ("}", "]") and (not closers or closers.pop() != bracket):
             return ""
+    if text.rstrip().endswith(("{", "[")):
+        return ""
     missing = "".join(reversed(closers))
     try:
         json.loads(text + missing)

@@ -50,6 +50,8 @@ class ReasoningFormat:
     """The model is known to forget the end marker before a tool call."""
     suffixed: Callable[[str], ReasoningFormat] | None = None
     """As in ``ToolFormat``."""
+    untokened: ReasoningFormat | None = None
+    """How models write it whose tokenizers lack the start marker."""
     texts: tuple[str, ...] = ()
     """As in ``ToolFormat``."""
     opening: str = ""
@@ -92,6 +94,8 @@ class ToolFormat:
     """Special tokens that are text: markers are written with them."""
     channels: MessageGrammar | None = None
     """Reads the whole message, as in ``ReasoningFormat``."""
+    parts: tuple[str, ...] = ()
+    """Those of ``inner`` that stand only inside a call: outside, the call before was broken."""
     head: Callable[[Context], Follow] | None = None
     """What calls without a marker begin with."""
     opening: str = ""
@@ -149,6 +153,11 @@ class Context:
     @property
     def calls(self) -> Calls:
         return self.out.calls
+
+    def stray(self, marker: str) -> None:
+        """A marker token outside of calls leaves nothing; a part of a call doubts the last one."""
+        if marker in self.tools.parts:
+            self.calls.doubt()
 
 
 TagNode = dict[str, Any]

@@ -238,7 +238,7 @@ class Calls:
         """Those used so far in this answer."""
         self._name = ""
         self._parts: list[str] = []
-        self._spoiled = False
+        self._spoiled = self._is_fragile = False
         self.num = 0
         """Calls opened so far; the next one's index."""
         self.open = False
@@ -264,12 +264,17 @@ class Calls:
         """Whether the open call has arguments so far."""
         return any(self._parts)
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether the open call's arguments are an object without members."""
+        return "".join(self._parts).strip() in ("", "{}")
+
     def begin(self, name: str, id: str | None = None) -> None:
         self.num += 1
         self._muted = not self._parallel and self.num > 1
         self.open, self._name = True, name
         self._parts, self._raw, self._repairs = [], [], []
-        self._spoiled = False
+        self._spoiled = self._is_fragile = False
         self._json = JsonRepair(self.write, self.repair) if self.repairing else None
         self._text = FreeText() if name in self._custom else None
         if not self._muted:
@@ -312,19 +317,21 @@ class Calls:
         if not self._muted:
             self._out.arguments(self.num - 1, text)
 
-    def close(self, spoiled: bool = False) -> None:
+    def close(self, spoiled: bool = False, is_fragile: bool = False) -> None:
         """The call is finished. One that wrote no arguments at all has none: ``{}``.
 
         ``spoiled``: a value was not closed by its own tag, so that it may lack something.
+        ``is_fragile``: the call lacks its end, so that text behind it may belong to it.
         """
+        self._is_fragile = is_fragile
         self._flush()
+        self._spoiled |= spoiled
         if not "".join(self._parts).strip():
             self.write("{}")
         outcome = self._judge()
-        if outcome is Outcome.MALFORMED and self._raw and not (spoiled or self._spoiled):
+        if outcome is Outcome.MALFORMED and self._raw and not self._spoiled:
             outcome = self._close_brackets()
-        keeps = not (spoiled or self._spoiled) or outcome is Outcome.UNKNOWN_TOOL
-        self._end(outcome if keeps else Outcome.MALFORMED)
+        self._end(self._trust(outcome))
 
     def _judge(self) -> Outcome:
         return self._tools.judge(self._name, self._out.spell("".join(self._parts)))
@@ -348,7 +355,12 @@ class Calls:
         self._flush()
         arguments = self._out.spell("".join(self._parts))
         whole = is_container(arguments)
-        self._end(self._tools.judge(self._name, arguments) if whole else Outcome.TRUNCATED)
+        self._end(self._trust(self._judge()) if whole else Outcome.TRUNCATED)
+
+    def _trust(self, outcome: Outcome) -> Outcome:
+        """What a call is that could mean several things."""
+        keeps = not self._spoiled or outcome is Outcome.UNKNOWN_TOOL
+        return outcome if keeps else Outcome.MALFORMED
 
     def _flush(self) -> None:
         if self._json is not None:
@@ -362,7 +374,13 @@ class Calls:
         if not self._muted:
             written = self._out.spell("".join(self._raw)) if self._repairs else None
             end = ToolCallEnd(self.num - 1, outcome, tuple(self._repairs), written)
-            self._out.event(end)
+            fragile = self._is_fragile or Repair.MISSING_BRACKET in self._repairs
+            self._out.hold(end, fragile)
+
+    def doubt(self) -> None:
+        """What follows the last call shows that it was not meant as it was read."""
+        if not self._muted:
+            self._out.doubt()
 
     def _unique(self, id: str | None) -> str:
         """The model's own id, unless this answer has used it: ids distinguish calls."""
@@ -380,6 +398,7 @@ class Output:
         self.content = Framed(out.content, trail=framing)
         self.calls = calls
         self.drain = out.drain
+        self.release = out.release
         self.phase = Phase.CONTENT
         self.framed = False
         """Whether the rest of the answer began with a marker of its own."""

@@ -126,6 +126,7 @@ class Parser:
         if self._stop and not self.stopped:
             self._stop.settle()
         self._reader.end(finish is FinishReason.STOP and not self.stopped)
+        self._output.release()
         return self._drain()
 
     def finish_reason(self, finish: FinishReason) -> str:

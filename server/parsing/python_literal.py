@@ -60,15 +60,18 @@ class Literal:
     """
 
     __slots__ = (
+        "_beside",
         "_closers",
         "_comma",
         "_first",
+        "_is_text",
         "_names",
         "_open",
         "_quote",
         "_sink",
         "_tokens",
         "_verbatim",
+        "is_doubtful",
     )
     lexicon: Lexicon | None = None
 
@@ -80,6 +83,12 @@ class Literal:
         """Of the tools offered: a call of one ends the value."""
         self._closers: list[str] = []
         self._quote = ""
+        self._beside = False
+        """Whether what precedes in the string is a quote of its kind."""
+        self._is_text = False
+        """Whether that one belongs to the string."""
+        self.is_doubtful = False
+        """A quote is doubled at the beginning or the end of a string."""
         self._comma = False
         self._verbatim = False
         self._tokens = tokens
@@ -123,6 +132,7 @@ class Literal:
 
     def _string(self, text: str, at: int, more: bool, out: list[str]) -> int:
         if run := _RUN[self._quote].match(text, at):
+            self._beside = self._beside and run[0].isspace()
             out.append(encode_basestring(run[0])[1:-1])
             return run.end()
         if text[at] == self._quote[0]:
@@ -131,6 +141,7 @@ class Literal:
         unfinished = escape is None or (escape.end() == len(text) and escape[0][1] in _OCTAL)
         if more and unfinished and len(text) - at < _LONGEST_ESCAPE:
             return at
+        self._beside = False
         out.append(encode_basestring(_unescape(escape[0]) if escape else "\\")[1:-1])
         return escape.end() if escape else at + 1
 
@@ -149,6 +160,8 @@ class Literal:
                     return at
         elif not ends and more and len(text) - at < len(quote):
             return at
+        self.is_doubtful |= self._beside and len(quote) == 1 and (not ends or self._is_text)
+        self._beside, self._is_text = True, not ends
         self._quote = "" if ends else quote
         out.append('"' if ends else encode_basestring(text[at])[1:-1])
         return at + (len(quote) if ends else 1)
@@ -184,6 +197,7 @@ class Literal:
         if more and len(text) - at < 3 and three.startswith(text[at:]):
             return at
         self._quote = three if text.startswith(three, at) else text[at]
+        self._beside, self._is_text = True, False
         out.append('"')
         return at + len(self._quote)
 

@@ -185,12 +185,14 @@ class JsonValue(_Taking):
     a raw line break is no JSON: its quotes are no protection any more.
     """
 
-    __slots__ = ("_find", "_plainly", "_quotes", "_scan", "_sink", "_to_marker", "tokens")
+    __slots__ = ("_blank", "_find", "_plainly", "_quotes", "_scan", "_sink", "_to_marker", "tokens")
 
     def __init__(
         self, stops: Stops, sink: Sink, to_marker: bool = False, quotes: Quotes | None = None
     ) -> None:
         self._sink = sink
+        self._blank = ""
+        """White space behind the value."""
         self._scan = JsonScan()
         self._to_marker = to_marker
         self._quotes = quotes
@@ -207,31 +209,43 @@ class JsonValue(_Taking):
         if self._plainly or (text.isascii() and self._scan.is_quoted(text)):
             self._sink(text)
             return None, ""
-        taken, after, marker = self._end(text, more)
+        taken, start, after, marker = self._end(text, more)
         if taken:
-            written = text[:taken]
-            self._sink(self._quotes.lexicon.spell(written) if self._quotes else written)
+            self._write(text[:taken])
+        if taken < start:
+            self._write_behind(text[taken:start])
         return marker, text[after:]
 
-    def _end(self, text: str, more: bool) -> tuple[int, int, str | None]:
+    def _write(self, text: str) -> None:
+        self._sink(self._quotes.lexicon.spell(text) if self._quotes else text)
+
+    def _end(self, text: str, more: bool) -> tuple[int, int, int, str | None]:
         scan, taken, look = self._scan, 0, 0
         closing = self._quotes.closing if self._quotes else {}
         while True:
             start, after, marker = self._find(text, look, more)
             taken = scan.feed(text, taken, start)
             if scan.done and not self._to_marker:
-                return taken, taken, DONE
+                return taken, taken, taken, DONE
             if start == len(text):
-                return taken, after, marker
+                return taken, start, after, marker
             ends = scan.done or not scan.in_string or scan.broken
             if not ends and marker is not None and marker in closing:
                 verdict = follows(text, after, closing[marker], more)
                 if verdict is None:
-                    return taken, start, None
+                    return taken, taken, start, None
                 ends = verdict
             if ends:
-                return taken, after, self._name(marker)
+                return taken, start, after, self._name(marker)
             look = start + 1
+
+    def _write_behind(self, text: str) -> None:
+        """What stands behind a whole value belongs to it, if it is more than white space."""
+        body = text.rstrip()
+        if body:
+            self._write(self._blank + body)
+            self._blank = ""
+        self._blank += text[len(body) :]
 
     def _name(self, marker: str | None) -> str | None:
         """The marker that a sign stands for."""

@@ -35,8 +35,15 @@ section of calls (vllm-project/vllm pull request 32216); see ``answer.py``."""
 DEEPSEEK_V3 = ReasoningFormat(("<think>",), ("</think>",), framing="", forgets_end=True)
 """DeepSeek V3.1 and V3.2: ``</think>`` directly follows and precedes text."""
 
-MISTRAL = ReasoningFormat(("[THINK]",), ("[/THINK]",), framing="", forgets_end=True)
-"""Magistral; mistral-common writes both as control tokens, without white space around them."""
+MISTRAL = ReasoningFormat(
+    ("[THINK]",),
+    ("[/THINK]",),
+    framing="",
+    forgets_end=True,
+    untokened=ReasoningFormat(("<think>",), ("</think>",)),
+)
+"""Magistral; mistral-common writes both as control tokens, without white space around them. The
+first one, of June 2025, has no such tokens and writes ``<think>`` as text."""
 
 GRANITE = ReasoningFormat(
     ("Here is my thought process:", "Here's my thought process:", "<think>"),

@@ -358,6 +358,21 @@ class CallValue(Tagged):
         return opening >= 0 and text.find(self._closing.call, self._first[0], opening) < 0
 
 
+def has_own_tags(text: str, opening: str, end: str, closed: bool) -> bool:
+    """Whether tags of a value's own are left in its ``text`` by accident.
+
+    Values quote tags. But a closing tag is no quotation where the value is not ``closed`` by
+    another, or where the value ends with it and nothing in the value has opened it. ``opening`` is
+    the beginning of an opening tag.
+    """
+    if not closed and (FRAGMENT in text or text[-1:].isspace()):
+        return True
+    if end not in text:
+        return FRAGMENT in text and _CUT_TAG.search(text) is not None
+    return not closed or (text.rstrip().endswith(end) and text.count(end) > text.count(opening))
+
+
+_CUT_TAG = re.compile(rf"</?{FRAGMENT}\s*\Z")
 _TAG_AT_END = re.compile(r"\n?<(?:/(?:[^<>\s]{0,64}>?\s{0,99}+)?)?\Z")
 _NEXT_TAG = re.compile(r"(</[^<>\s]{1,64}>)\s{0,99}(<?\s?[^<>\s=/]{1,64}=?)")
 _ALIKE = 0.8

@@ -28,12 +28,14 @@ from server.parsing.tagged import (
     MisspeltEnd,
     OwnLines,
     Tagged,
+    has_own_tags,
 )
 
 SPACE = " \t\r\n"
 _EMPTY = "/>"
 """What ends an opening tag that closes itself."""
 _NO_NAME = re.compile(r"[\s<>{}]")
+_ATTRIBUTE = re.compile(r"""\s*string=["'](?:true|false)["']>""")
 _TYPE = re.compile(r"""\sstring=["'](true|false)["']\Z""")
 
 
@@ -101,7 +103,9 @@ class Tags:
         """How a parameter's tag may begin behind a value that is not closed."""
         if self.line_end:
             return self.parameter, self.line_end + self.parameter
-        return (self.line + self.parameter,)
+        return (
+            (self.line + self.parameter,) if self.line else (self.parameter, f"\n{self.parameter}")
+        )
 
     def after_call(self, lexicon: Lexicon) -> Follow:
         """What may stand behind a call."""
@@ -132,6 +136,8 @@ class Tags:
         inner: tuple[str, ...] = (*self.section_ends, self.call, self.call_end)
         inner += (self.parameter, self.parameter_end, *self.inside)
         openers = (*self.sections, self.call)
+        if not self.section:
+            openers += (self.parameter,)
         inner = tuple(filter(None, inner))
         form = ToolFormat(openers, self._section, inner, framing, self.section_end)
         if not fragment:
@@ -151,7 +157,9 @@ class Tags:
         """Calls up to the end of the section. Other text in it is content."""
         lexicon = context.lexicon
         stops = lexicon.stops(self.call, *self.outer)
-        if opener == self.call:
+        if opener == self.parameter:
+            yield from self._lost(context)
+        elif opener == self.call:
             opener = yield from self._unwrapped(stops, context)
         elif lexicon.is_text(opener) and not (yield from opens(opener, {self.call: None}, context)):
             return
@@ -163,7 +171,10 @@ class Tags:
     def read(self, context: Context, marker: str = "") -> Subgrammar:
         """A section from behind its opening tag, or ``marker`` in it: the marker that ended it."""
         calls, parameters = self.spellings
-        stops = context.lexicon.stops(*calls, self.call_end, *self.strays, *self.outer)
+        stops = context.lexicon.stops(
+            *calls, self.call_end, *self.strays, *self.outer, *parameters, self.parameter_end
+        )
+        is_broken = False
         write = ignore if self.inside else context.out.content.write
         stray = Framed(write, lead=SPACE, trail=SPACE)
         known = KnownEnds()
@@ -172,10 +183,30 @@ class Tags:
             marker = yield from self._json(context)
         while marker not in self.section_ends:
             if marker in calls:
-                marker = yield from _Call(calls[marker], context, known, parameters).read()
+                marker = yield from _Call(calls[marker], context, known, parameters).read(is_broken)
             else:
-                marker = yield Until(stops, stray.write, stray=ignore, markup=True)
+                if marker in parameters or marker == self.parameter_end:
+                    context.calls.doubt()
+                    is_broken = True
+                    stray.write(marker)
+                marker = yield Until(stops, stray.write, stray=context.stray, markup=True)
         return marker
+
+    def _lost(self, context: Context) -> Grammar:
+        """A parameter of a call whose opening tag is broken: up to the call's end all is content.
+
+        Else a call that stands in the value would run.
+        """
+        tools = map(context.calls.find, context.calls.names)
+        keys = {key for tool in tools if tool for key in tool.properties}
+        quoted: Follow = {quote: {key: {quote: None} for key in keys} for quote in "\"'"}
+        if not keys or not (yield from opens(self.parameter, quoted, context)):
+            return
+        content = context.out.content
+        context.calls.doubt()
+        content.unmark(self.parameter)
+        marker = yield Until(context.lexicon.stops(self.call_end), content.write)
+        content.write(marker)
 
     def _json(self, context: Context) -> Subgrammar:
         """Models that write JSON in other places do it here at times."""
@@ -230,8 +261,11 @@ class _Call:
         self._known = known
         self._outer = tags.outer
 
-    def read(self) -> Subgrammar:
-        """Returns the marker that ended it, DONE if that was its own closing tag."""
+    def read(self, is_broken: bool = False) -> Subgrammar:
+        """Returns the marker that ended it, DONE if that was its own closing tag.
+
+        ``is_broken``: the call may stand in a value of one whose tags are broken.
+        """
         calls = self._context.calls
         name, _, marker = yield from self._header(calls.begin)
         if marker in self._outer or not name or _NO_NAME.search(name):
@@ -239,6 +273,8 @@ class _Call:
         head, _, tail = name.partition(".")
         doubled = self._tags.doubled and head == tail and not calls.find(name)
         calls.begin(head if doubled else name)
+        if is_broken:
+            calls.spoil()
         if marker == _EMPTY:
             calls.close()
             return DONE
@@ -257,28 +293,37 @@ class _Call:
         text = "".join(parts).strip()
         if marker == ">" and text.endswith(('"/', '" /')):
             text, marker = text.removesuffix("/").rstrip(), _EMPTY
+        if text.count('"') % 2 or (marker == "\n" and self._tags.parameter.endswith("name=")):
+            self._context.calls.spoil()
         found = _TYPE.search(text)
         name = text[: found.start()] if found else text
         return name.removeprefix("name=").strip("\"' \t"), found[1] if found else None, marker
 
     def _parameters(self, arguments: ArgumentsWriter) -> Subgrammar:
         tags, spellings = self._tags, self._spellings
-        stops = self._context.lexicon.stops(*spellings, tags.call, tags.call_end, *self._outer)
+        ends = tags.call, tags.call_end, *tags.strays, *self._outer
+        stops = self._context.lexicon.stops(*spellings, *ends)
         marker = yield from arguments.loose(stops, *spellings)
         while marker in spellings:
             self._tags = tags = spellings[marker]
             name, text, marker = yield from self._header()
-            if marker not in self._outer:
+            if marker in self._outer:
+                self._context.calls.spoil()
+            else:
                 arguments.begin(name, _TYPES[text])
-                marker = DONE if marker == _EMPTY else (yield from self._read_value(arguments))
+                marker = (
+                    DONE if marker == _EMPTY else (yield from self._read_value(name, arguments))
+                )
                 arguments.end()
             if marker == FORCED:
                 return FORCED
             if marker == DONE or marker.endswith(tags.parameter_end):
-                marker = yield Until(stops, ignore)
-        return DONE if marker == tags.call_end else marker
+                marker = yield Until(stops, arguments.distrust)
+        if marker == tags.call or (marker != tags.call_end and arguments.is_empty):
+            self._context.calls.spoil()
+        return DONE if marker in (tags.call_end, *tags.strays) else marker
 
-    def _read_value(self, arguments: ArgumentsWriter) -> Subgrammar:
+    def _read_value(self, name: str, arguments: ArgumentsWriter) -> Subgrammar:
         tags = self._tags
         end = MisspeltEnd(tags.parameter_end, tags.parameter, self._framed(arguments))
         try:
@@ -286,9 +331,23 @@ class _Call:
         except Ended:
             end.end(closed=True)
             raise
-        if end.end(closed=marker not in (DONE, FORCED)):
+        closed = marker not in (DONE, FORCED)
+        is_broken = end.end(closed=closed)
+        own = tags.parameter.rstrip("=").partition(" ")[0], tags.parameter_end
+        text = arguments.text
+        opened = text.lstrip()
+        doubled = opened.startswith(tags.parameter) and (
+            opened.removeprefix(tags.parameter).lstrip("\"'").startswith(name)
+        )
+        is_broken = is_broken or doubled or has_own_tags(text, *own, closed=closed)
+        if is_broken or _ATTRIBUTE.match(text) or self._swallows_end(text):
             self._context.calls.spoil()
         return marker
+
+    def _swallows_end(self, text: str) -> bool:
+        """Whether a value ends with the end of a call that nothing in it has opened."""
+        end, call = self._tags.call_end, self._tags.call.rstrip("=").removesuffix(" name")
+        return text.rstrip().endswith(end) and text.count(end) > text.count(call)
 
     def _framed(self, arguments: ArgumentsWriter) -> Sink:
         """Drops the line breaks that the template writes inside the tags."""

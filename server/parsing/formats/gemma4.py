@@ -13,6 +13,7 @@ bracket or the next key follows its closing token. Where the model has forgotten
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from json.encoder import encode_basestring
@@ -22,13 +23,16 @@ from server.parsing.arguments import as_json
 from server.parsing.markers import NAME, Follow, Lexicon, Stops
 from server.parsing.message import Context, ToolFormat, last_name, opens
 from server.parsing.output import Calls
-from server.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until, ignore
+from server.parsing.reader import DONE, Ended, Grammar, Sink, Subgrammar, Until
 from server.parsing.schemas import STRING, TYPES
 from server.parsing.tagged import FORCED, Closing, Tagged
 
 _CLOSES = {"{": "}", "[": "]"}
 _SCALARS = TYPES - {"object", "array"}
 _BRACE: Follow = {"{": None}
+_NO_NAME = re.compile(r"[\s,{}\[\]()<>\"']")
+_SWALLOWED = re.compile(r"[,{]\s{0,99}[\w.\-]{1,128}\s{0,99}:")
+"""A key behind a comma or a brace."""
 BARE = "call:"
 """Before the name of a tool; without the token before it, it opens a call of an offered one."""
 
@@ -59,7 +63,10 @@ class BareKeys:
         while marker == self.call:
             marker = yield from self._call(context)
             if marker == DONE:
-                marker = yield Until(stops, ignore, markup=True)
+                behind: list[str] = []
+                marker = yield Until(stops, behind.append, markup=True)
+                if "".join(behind).strip(" \n})"):
+                    context.calls.doubt()
 
     def _call(self, context: Context) -> Subgrammar:
         """Returns the marker that ended it, DONE if its last bracket did."""
@@ -67,12 +74,15 @@ class BareKeys:
         header: list[str] = []
 
         def begin(written: str) -> None:
-            if name := written.strip().lstrip(":").removeprefix(BARE).strip():
+            name = written.strip().lstrip(":").removeprefix(BARE).strip()
+            if name and not _NO_NAME.search(name):
                 calls.begin(name)
 
         marker = yield from last_name(stops("{", "(", self.call, self.call_end), header, begin)
         begin("".join(header))
         if not calls.open:
+            if "".join(header).strip():
+                calls.doubt()
             return marker
         members = Members(calls, in_parentheses=marker == "(")
         if marker in ("{", "("):
@@ -94,6 +104,8 @@ class BareKeys:
             if (yield Tagged(context.lexicon, closing, write)) == FORCED:
                 context.calls.spoil()
             end()
+            if _is_broken(members.text, self.quote):
+                context.calls.spoil()
         return marker
 
     def _closing(self, context: Context, in_parentheses: bool) -> Closing:
@@ -163,6 +175,7 @@ class Members:
         self._is_first: list[bool] = []
         self._takes: Callable[[str], None] = self._take_value
         self._word: list[str] = []
+        self._text: list[str] = []
         self._quote = ""
         """What opened the string in quotes that is being written."""
         self._escaped = self._may_end = False
@@ -213,9 +226,12 @@ class Members:
         parts: list[str] = []
         if self._takes == self._take_next:
             self._expect_member()
+        elif not self._is_blank:
+            self._calls.spoil()
         if self._takes == self._take_key:
             return parts.append, lambda: self._set_word("".join(parts))
         self._separate_item()
+        self._text = []
         self._word, self._takes = [], self._take_next
         allowed = self._allowed
         if "string" not in allowed:
@@ -231,8 +247,10 @@ class Members:
             self._finish_word()
         elif self._takes == self._take_key and not self._is_blank:
             self._calls.spoil()
+        if len(self._closers) > 1:
+            self._calls.spoil()
         self._write("".join(reversed(self._closers)))
-        self._end()
+        self._end(is_fragile=True)
 
     @property
     def _allowed(self) -> frozenset[str]:
@@ -241,7 +259,13 @@ class Members:
         known = tool is not None and self._calls.repairing and len(self._closers) == 1
         return tool.kinds(self._key) if tool and known else STRING
 
+    @property
+    def text(self) -> str:
+        """The last string."""
+        return "".join(self._text)
+
     def _escape(self, text: str) -> None:
+        self._text.append(text)
         self._write(encode_basestring(text)[1:-1])
 
     def _set_word(self, text: str) -> None:
@@ -280,7 +304,7 @@ class Members:
                 self._calls.spoil()
             self._word = []
             if char != ",":
-                self._close()
+                self._close(char)
         elif not (char == "{" and self.in_parentheses and self._is_blank):
             self._word.append(char)
 
@@ -303,7 +327,7 @@ class Members:
         if char == ",":
             self._expect_member()
         elif char in "}]":
-            self._close()
+            self._close(char)
         elif not char.isspace():
             self._expect_member()
             self._takes(char)
@@ -319,16 +343,19 @@ class Members:
             quoted = word.startswith(('"', "'"))
             self._write(as_json(_unquote(word), STRING) if quoted else as_json(word, _SCALARS))
 
-    def _close(self) -> None:
-        self._write(self._closers.pop())
+    def _close(self, bracket: str) -> None:
+        closer = self._closers.pop()
+        if closer != bracket:
+            self._calls.spoil()
+        self._write(closer)
         self._is_first.pop()
         self._word, self._takes = [], self._take_next
         if not self._closers:
             self._end()
 
-    def _end(self) -> None:
+    def _end(self, is_fragile: bool = False) -> None:
         self.ended = True
-        self._calls.close()
+        self._calls.close(is_fragile=is_fragile)
 
     def _separate_item(self) -> None:
         if self._closers and self._closers[-1] == "]":
@@ -339,6 +366,14 @@ class Members:
         if not self._is_first[-1]:
             self._write(", ")
         self._is_first[-1] = False
+
+
+def _is_broken(text: str, quote: str) -> bool:
+    """Whether a string holds a token that closed it: doubled, or with keys behind it."""
+    at = text.find(quote)
+    if at < 0:
+        return False
+    return text.startswith(quote) or text.endswith(quote) or bool(_SWALLOWED.search(text, at))
 
 
 def _unquote(word: str) -> str:

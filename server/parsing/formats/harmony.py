@@ -76,7 +76,7 @@ def _read_message(marker: str, context: Context) -> Subgrammar:
         if marker in ENDS and recipient and context.tools.channels:
             context.calls.begin(recipient)  # the marker before its body is forgotten
             context.calls.write_json(inline)
-            context.calls.close()
+            context.calls.close(is_fragile=not inline)
     if marker != MESSAGE:
         return marker
     if recipient and context.tools.channels:

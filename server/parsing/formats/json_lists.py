@@ -229,7 +229,7 @@ def _read_named(first: str, quotes: Quotes, context: Context) -> Subgrammar:
         return marker
     context.calls.begin("".join(name).strip(), "".join(own).strip() or None)
     marker = yield from _read_arguments(marker, quotes, context)
-    context.calls.close()
+    context.calls.close(is_fragile=context.calls.is_bare)
     return marker
 
 

@@ -33,7 +33,7 @@ from server.parsing.message import Ahead, CallFrame, Context, ToolFormat, last_n
 from server.parsing.output import Calls, Framed
 from server.parsing.reader import Grammar, Next, Subgrammar, Until, Want, ignore
 from server.parsing.schemas import ALIASES, TYPES
-from server.parsing.tagged import FORCED, Closing, Tagged
+from server.parsing.tagged import FORCED, Closing, Tagged, has_own_tags
 
 _NAME = re.compile(r"""[^\s"'{}<>()\[\]]+""")
 """What else stands behind the opening tag is no call, and stays content."""
@@ -64,7 +64,10 @@ class KeyValues:
     def format(self) -> ToolFormat:
         openers = tuple(filter(None, (self.section, self.call)))
         inner = tuple(tag for tag in astuple(self) if tag and tag not in openers)
-        return ToolFormat(openers, self._read, inner, closer=self.section_end or self.call_end)
+        ends = self.call_end, self.section_end
+        parts = tuple(tag for tag in inner if tag not in ends)
+        closer = self.section_end or self.call_end
+        return ToolFormat(openers, self._read, inner, parts=parts, closer=closer)
 
     def suffixed(self, suffix: str) -> KeyValues:
         return KeyValues(*(f"{tag[:-1]}{suffix}>" if tag else "" for tag in astuple(self)))
@@ -83,7 +86,7 @@ class KeyValues:
             elif opener == self.call:
                 return
             else:
-                marker = yield Until(between, stray.write, stray=ignore, markup=True)
+                marker = yield Until(between, stray.write, stray=context.stray, markup=True)
 
     def _call(self, context: Context) -> Subgrammar:
         parts: list[str] = []
@@ -121,6 +124,8 @@ class KeyValues:
     def _pass(self, written: str, marker: str, context: Context) -> Subgrammar:
         """What has no name is no call."""
         context.out.content.write(written)
+        if marker in context.tools.parts:
+            context.calls.doubt()
         if marker in self.outer:
             return marker
         return (yield Until(context.lexicon.stops(*self.outer), ignore))
@@ -156,20 +161,27 @@ class KeyValues:
             arguments.inline(inline)
         while marker not in self.outer:
             if marker != self.key and not first:  # behind a value
-                marker = yield Until(stops, ignore)
+                marker = yield Until(stops, arguments.distrust)
                 continue
             key, kind, loose, marker = yield from self._head(context, first)
             first = ""
             if marker == self.value_end and loose.strip():
                 arguments.begin(key, _allow(kind, key, arguments))
-                arguments.write(loose)
+                arguments.write(loose.removeprefix("\n"))
                 arguments.end()
             elif marker == self.value:
                 arguments.begin(key, _allow(kind, key, arguments))
                 marker = yield Tagged(context.lexicon, self._closing(context), arguments.write)
                 if marker == FORCED:
                     return FORCED
+                closed = marker == self.value_end
+                text = arguments.text
+                doubled = text.replace("\n", "").startswith((self.value, self.key_end + self.value))
+                if doubled or has_own_tags(text, self.value, self.value_end, closed):
+                    context.calls.spoil()
                 arguments.end()
+            else:
+                context.calls.spoil()
         return marker
 
     def _head(

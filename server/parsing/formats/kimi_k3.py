@@ -23,7 +23,7 @@ from collections.abc import Generator
 from engine.events import Phase
 from server.parsing.arguments import ArgumentsWriter
 from server.parsing.markers import Follow, Lexicon, Stops
-from server.parsing.message import Context, ReasoningFormat, ToolFormat, no_calls
+from server.parsing.message import Ahead, Context, ReasoningFormat, ToolFormat, no_calls
 from server.parsing.reader import DONE, Grammar, Sink, Until, Want, ignore
 from server.parsing.schemas import STRING, TYPES
 from server.parsing.tagged import FORCED, Closing, Tagged
@@ -112,8 +112,17 @@ def _read_element(name: str, attributes: dict[str, str], context: Context) -> Gr
 
 def _read_thinking(context: Context) -> Grammar:
     context.out.phase = Phase.REASONING
-    yield from _read_body("think", context.out.reasoning.write, context)
+    if not (yield from _is_skipped(context)):
+        yield from _read_body("think", context.out.reasoning.write, context)
     context.out.phase = Phase.CONTENT
+
+
+def _is_skipped(context: Context) -> Generator[Want, str, bool]:
+    """Whether the model answers at once, though the prompt has opened the thinking."""
+    lexicon = context.lexicon
+    elements: Follow = dict.fromkeys(("response", "tools"), context.follow(None, SEP))
+    head = context.follow(elements, OPEN)
+    return (yield Ahead(head, lexicon.stops(), lexicon)) == Ahead.YES
 
 
 def _read_call(tool: str, context: Context) -> Grammar:
@@ -125,7 +134,10 @@ def _read_call(tool: str, context: Context) -> Grammar:
             marker = yield Until(context.lexicon.stops(OPEN, CLOSE), ignore)
             inside: list[str] = []
             yield Until(context.lexicon.stops(SEP), inside.append)
-            name, attributes = _parse_header("".join(inside))
+            written = "".join(inside)
+            name, attributes = _parse_header(written)
+            if _is_broken(written, name, attributes):
+                context.calls.spoil()
             if marker == OPEN and name == "argument" and "key" in attributes:
                 forced |= yield from _read_argument(attributes, arguments, context)
             elif marker == OPEN and name == "json" and not arguments.given:
@@ -139,12 +151,24 @@ def _read_call(tool: str, context: Context) -> Grammar:
         yield from _read_element(name, attributes, context)
 
 
+def _is_broken(inside: str, name: str, attributes: dict[str, str]) -> bool:
+    """Whether a tag lacks its type, and holds text that is no attribute."""
+    if OPEN in inside or CLOSE in inside:
+        return True
+    return "type" not in attributes and _ATTRIBUTE.sub("", inside).strip() != name
+
+
 def _read_argument(
     attributes: dict[str, str], arguments: ArgumentsWriter, context: Context
 ) -> Generator[Want, str, bool]:
-    kind = attributes.get("type", "string")
-    arguments.begin(attributes["key"], STRING if kind == "string" else TYPES - STRING)
+    allowed = None
+    if "type" in attributes:
+        allowed = STRING if attributes["type"] == "string" else TYPES - STRING
+    arguments.begin(attributes["key"], allowed)
     forced = yield from _read_body("argument", arguments.write, context)
+    text = arguments.text
+    if text.count(SEP) > text.count(OPEN) + text.count(CLOSE):
+        context.calls.spoil()
     arguments.end()
     return forced
 

@@ -117,6 +117,8 @@ class Elements:
         if arguments.allowed(key) <= STRING or key in arguments.given:
             arguments.begin(key)
             yield Tagged(context.lexicon, closing, arguments.write)
+            if arguments.text.endswith(self.token):
+                context.calls.spoil()
             arguments.end()
             return
         closing = replace(closing, words={**closing.words, opening: None}, nests=(opening,))
@@ -129,7 +131,9 @@ class Elements:
             context.calls.write(value.written.strip())
             raise
         arguments.key(key)
-        context.calls.write(value.end())
+        context.calls.write(written := value.end())
+        if FRAGMENT in written:
+            context.calls.spoil()
 
 
 def _take_unopened(key: str, text: str, arguments: ArgumentsWriter, context: Context) -> None:

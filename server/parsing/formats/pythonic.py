@@ -119,6 +119,7 @@ class Pythonic:
                 while name:
                     marker, name = yield from self._call(name, context, stops)
             elif name:
+                context.calls.doubt()
                 context.out.content.write(name + ("" if marker in stops.markers else marker))
 
     def _call(
@@ -144,6 +145,8 @@ class Pythonic:
             if marker not in ("=", "("):
                 if key:
                     arguments.verbatim(key)
+                if marker in stops.markers and (arguments.is_empty or "," in "".join(parts)):
+                    context.calls.spoil()
                 return marker, ""
             if marker == "=" and _NAME.fullmatch(key.rstrip()):
                 yield from self._value(key.rstrip(), arguments, context, stops)
@@ -162,7 +165,10 @@ class Pythonic:
         arguments.key(key)
         allowed = arguments.allowed(key)
         if "string" in allowed or not self.quoted:
-            yield Literal(context.calls.write, stops.tokens, context.calls.names)
+            literal = Literal(context.calls.write, stops.tokens, context.calls.names)
+            yield literal
+            if literal.is_doubtful:
+                context.calls.spoil()
             return
         parts: list[str] = []
         try:

@@ -48,12 +48,13 @@ from server.parsing.tagged import Closing, Tagged
 
 _HEADER = re.compile(r"(?:functions\.)?(?P<name>.+?)(?P<index>:\d+)?\Z", re.DOTALL)
 
+_NO_NAME = re.compile(r"""\A\Z|[\s"{}\[\],]""")
 _INDEX = re.compile(r"[:._]?[0-9]+\Z")
 
 
 def _begin_kimi(calls: Calls, header: str) -> bool:
     found = _HEADER.match(header)
-    if found is None:
+    if found is None or _NO_NAME.search(header):
         return False
     name = found["name"]
     if calls.names and not calls.find(name):
@@ -85,11 +86,13 @@ KIMI_K2 = Sections(
 
 def _begin_deepseek(calls: Calls, header: str) -> bool:
     """The header is the function's name, and there is no call without one."""
-    if header:
+    if not _NO_NAME.search(header):
         calls.begin(header)
-    return bool(header)
+        return True
+    return False
 
 
+_FENCE = "` \t\r\n"
 KIND = "function"
 """What V3 writes before the separator, where V3.1 has the name."""
 
@@ -115,14 +118,19 @@ class _Versions(Sections):
                 name, marker = yield from self._name(context)
             begun = begun or self.begin(calls, name)
         if not begun:
+            if name:
+                calls.doubt()
             return marker
         if fenced and marker in ("`", "```"):
             marker = yield Until(stops("\n", "{", *self.ends), ignore)
         if marker not in self.ends:
             marker = yield self._arguments(marker, context) if fenced else self._json(context)
         if marker not in self.ends:
-            marker = yield Until(stops(*self.ends), ignore)
-        calls.close()
+            behind: list[str] = []
+            marker = yield Until(stops(*self.ends), behind.append)
+            if "".join(behind).strip(_FENCE):
+                calls.spoil()
+        calls.close(is_fragile=not calls.written)
         return marker
 
     def _name(self, context: Context) -> Generator[Want, str, tuple[str, str]]:
@@ -183,9 +191,7 @@ _PLAMO_NAME_END = "<|plamo:end_tool_name:plamo|>"
 
 def _begin_plamo(calls: Calls, header: str) -> bool:
     """The header is a name, its end, and the beginning of the arguments."""
-    if name := header.partition(_PLAMO_NAME_END)[0].strip():
-        calls.begin(name)
-    return bool(name)
+    return _begin_deepseek(calls, header.partition(_PLAMO_NAME_END)[0].strip())
 
 
 PLAMO3 = replace(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engine.events import ParserEvent, Repair, ToolCallEnd
+from engine.events import ContentDelta, Outcome, ParserEvent, Phase, Repair, ToolCallEnd
 from engine.types import FinishReason
 from server.parsing.answer import make_parser
 from server.parsing.fold import Folded, fold
@@ -50,6 +50,11 @@ class Damage:
 def read(case: Damage) -> list[Folded]:
     """The answer at every cutting."""
     return list(map(fold, read_events(case)))
+
+
+def read_once(case: Damage) -> Folded:
+    """The answer in tokens of words, one a step."""
+    return fold(next(read_events(case)))
 
 
 def read_events(case: Damage) -> Iterator[list[ParserEvent]]:
@@ -180,7 +185,9 @@ QUOTING = [
         "twice": f"a⟪{marker}⟫⟪{marker}⟫b ⟪{marker}⟫ c",
         "spelled": f"Write {marker} x",
     }.items()
+    if (parser, marker, place) != ("glm45", "<arg_value>", "first")
 ]
+"""An opening token at the beginning of its own value is written twice, and no quotation."""
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in QUOTING])
@@ -916,3 +923,48 @@ def test_a_long_beginning_costs_the_same_a_token(parser, thinks, piece):
         return best / size
 
     assert seconds(32_000) < 3 * seconds(4_000)
+
+
+SKIPPED = "⟪<|open|>⟫response⟪<|sep|>⟫It rains.⟪<|close|>⟫response⟪<|sep|>⟫"
+
+
+def test_an_answer_without_the_thinking_that_the_prompt_has_opened() -> None:
+    made = tokenizer(("<|open|>", "<|close|>", "<|sep|>"))
+    vocabulary = Vocabulary.from_tokenizers(made)
+    ids = encode(made, pieces_of(SKIPPED))
+    for size in range(1, 9):
+        parser = make_parser(
+            vocabulary, reasoning_parser="kimi_k3", starts_in=Phase.REASONING, tools=()
+        )
+        events = [event for step in every(ids, size) for event in parser.feed(step)]
+        folded = fold([*events, *parser.flush(FinishReason.STOP)])
+        assert (folded.reasoning, folded.content) == ("", "It rains.")
+
+
+def test_magistral_without_tokens_for_its_thinking() -> None:
+    check(Damage("", "mistral", "<think>\nHm.\n</think>\nHi.", (), "Hi.", "Hm.", thinks="mistral"))
+
+
+DISTRUSTED = [
+    ("a key behind the end of a call", "glm45", named("write") + "⟪<arg_key>⟫text⟪</arg_key>⟫"),
+    ("arguments that never begin", "hermes", named('{"name": "write", ] "arguments": {}}')),
+    ("a list that has only begun", "hermes", named('{"name": "count", "arguments": {"tags": [')),
+    ("text between parameters", "qwen3_coder", qwen("a\n</parameter>\nx\n<parameter=path>\nb")),
+]
+
+
+@pytest.mark.parametrize(
+    ("parser", "output"), [pytest.param(*case, id=name) for name, *case in DISTRUSTED]
+)
+def test_a_call_whose_markup_is_damaged(parser: str, output: str) -> None:
+    for folded in read(Damage("", parser, output)):
+        assert folded.calls[0].outcome == "malformed"
+
+
+def test_the_end_of_a_call_comes_with_what_follows() -> None:
+    made = tokenizer(("<tool_call>", "</tool_call>"))
+    parser = make_parser(Vocabulary.from_tokenizers(made), tool_parser="hermes", tools=None)
+    call = encode(made, pieces_of(named('{"name": "ping", "arguments": {}}')))
+    assert not [event for event in parser.feed(call) if isinstance(event, ToolCallEnd)]
+    end, text = parser.feed(encode(made, pieces_of("Hi.")))
+    assert (end, text) == (ToolCallEnd(0, Outcome.VALID), ContentDelta("Hi."))
