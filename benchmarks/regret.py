@@ -1,8 +1,8 @@
 """Regret of the depth planner against fixed depths, no draft and an oracle, simulated.
 
-``benchmarks/regret_sim.py`` is the engine: known survivals and the step times that were measured on
-the 40-layer demo. Every lane serves the same requests.
-Usage: ``python -m benchmarks.regret [--seeds 3]``
+``benchmarks/regret_sim.py`` is the engine: known survivals, and step times that were measured on
+the 40-layer demo, or are shaped like a GPU's (``--gpu``). Every lane serves the same requests.
+Usage: ``python -m benchmarks.regret [--seeds 3] [--gpu]``
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.regret_sim import PHASES, Lane, PhaseResult, lanes, run
+from benchmarks.regret_sim import GPUS, PHASES, GpuTable, Lane, PhaseResult, lanes, run
 
 WINDOW = 200
 """Steps of a window that is compared with no draft at all."""
@@ -40,14 +40,14 @@ def recovery(phase: PhaseResult) -> int:
     return len(phase.steps)
 
 
-def report(seeds: int) -> None:
+def report(seeds: int, table: GpuTable | None = None) -> None:
     rows: dict[str, dict[str, list[float]]] = {}
     worst: dict[str, list[float]] = {}
     recovered: dict[str, list[float]] = {}
     planning: list[float] = []
     names: list[str] = []
     for seed in range(seeds):
-        made: list[Lane] = lanes()
+        made: list[Lane] = lanes(table)
         names = [lane.name for lane in made]
         runs = {lane.name: run(lane, PHASES, seed) for lane in made}
         for number, phase in enumerate(PHASES):
@@ -60,19 +60,27 @@ def report(seeds: int) -> None:
         whole = rows.setdefault("all", {name: [] for name in names})
         for name in names:
             whole[name].append(rate(runs[name]) / rate(runs["none"]))
-        planner = next(lane.planner for lane in made if lane.planner is not None)
+        planner = next(lane.planner for lane in made if lane.name == "auto")
+        assert planner is not None
         planning.append(planner.totals.planning_s / sum(planner.totals.depths) * 1e6)
-    print("| tokens per second over no draft | " + " | ".join(names) + " | worst | recovery |")
-    print("|---" * (len(names) + 3) + "|")
+    title = f"{table.name}, t" if table else "T"
+    print(f"| {title}okens per second over no draft | " + " | ".join(names), end="")
+    print(" | regret | worst | recovery |")
+    print("|---" * (len(names) + 4) + "|")
     for phase_name, row in rows.items():
         means = " | ".join(f"{statistics.mean(row[name]):.3f}" for name in names)
         low = f"{min(worst[phase_name]):.2f}" if phase_name in worst else ""
         late = f"{max(recovered[phase_name]):.0f}" if phase_name in recovered else ""
-        print(f"| {phase_name} | {means} | {low} | {late} |")
+        fixed = max(statistics.mean(row[name]) for name in names if name.startswith("K="))
+        regret = 1 - statistics.mean(row["auto"]) / fixed
+        print(f"| {phase_name} | {means} | {regret:.1%} | {low} | {late} |")
     print(f"\nplanning: {statistics.median(planning):.0f} us a step")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    report(parser.parse_args().seeds)
+    parser.add_argument("--gpu", action="store_true", help="step times shaped like a GPU's")
+    options = parser.parse_args()
+    for table in GPUS if options.gpu else (None,):
+        report(options.seeds, table)

@@ -44,6 +44,7 @@ from benchmarks.regret_engine import (
     serve,
 )
 from engine.speculation.planner import DepthPlan, DepthPlanner
+from engine.speculation.step_graphs import GraphMode
 from engine.vllm_backend.arguments import make_demo_arguments
 from engine.vllm_backend.planning import PLANNERS
 from engine.vllm_backend.renderer import VllmRenderer
@@ -96,11 +97,17 @@ class SwitchingPlanner(DepthPlanner):
         self._committed = len(requests) + sum(accepted)
 
     def observe_step(
-        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+        self,
+        batch: int,
+        verified: int,
+        depth: int,
+        seconds: float,
+        prompt: int = 0,
+        mode: GraphMode = GraphMode.FULL,
     ) -> None:
         self._steps += 1
         if self._is_learning():
-            super().observe_step(batch, verified, depth, seconds, prompt)
+            super().observe_step(batch, verified, depth, seconds, prompt, mode)
         if self._steps <= SKIPPED:
             return
         if self._lane != "auto":

@@ -188,6 +188,16 @@ PARTS: dict[Area, dict[str, str]] = {
         "v1/outputs.py": """
             DraftTokenIds: req_ids draft_token_ids
         """,
+        "config/compilation.py": """
+            CUDAGraphMode.decode_mode(self)
+            CUDAGraphMode.mixed_mode(self)
+            CUDAGraphMode: FULL
+            CompilationConfig: cudagraph_mode cudagraph_capture_sizes
+        """,
+        "config/vllm.py": "VllmConfig.use_v2_model_runner(self)",
+        "config/speculative.py": """
+            SpeculativeConfig: num_speculative_tokens num_speculative_tokens_per_batch_size
+        """,
         "v1/metrics/stats.py": """
             RequestSpecDecodeMetrics: histogram num_draft_tokens per_step_drafted per_step_accepted
         """,

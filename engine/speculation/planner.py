@@ -31,8 +31,10 @@ from numpy.typing import NDArray
 from engine.speculation.found import FoundShare
 from engine.speculation.probes import Optimum, Probes
 from engine.speculation.step_cost import StepCostModel
+from engine.speculation.step_graphs import GraphMode, StepGraphs
 from engine.speculation.survival import SurvivalEstimator
 from engine.speculation.totals import DepthReason, PlannedStep
+from engine.speculation.uniform import prefer_uniform
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
@@ -161,14 +163,20 @@ class _Planned:
 class DepthPlanner:
     """Plans steps for one engine. Not thread-safe; every call is made by the scheduler."""
 
-    def __init__(self, depth: int, always_full: bool = False, lookup: bool = False) -> None:
-        """``depth``: draft tokens the engine can make at most, K >= 1. ``always_full``: see
-        ``StepCostModel``. ``lookup``: drafts are looked up, and may not be found.
+    def __init__(
+        self,
+        depth: int,
+        always_full: bool = False,
+        lookup: bool = False,
+        graphs: StepGraphs | None = None,
+    ) -> None:
+        """``depth``: draft tokens the engine can make at most, K >= 1. ``always_full``, ``graphs``:
+        see ``StepCostModel``. ``lookup``: drafts are looked up, and may not be found.
         """
         self.depth = depth
         self._found = FoundShare(depth) if lookup else None
         self.survival = SurvivalEstimator(depth)
-        self.cost = StepCostModel(depth, always_full, lookup=lookup)
+        self.cost = StepCostModel(depth, always_full, lookup=lookup, graphs=graphs)
         self.frozen: int | None = None
         self.totals = PlannerTotals([0] * (depth + 1), np.zeros(depth + 1))
         self.recent: deque[PlannedStep] = deque(maxlen=RECENT_STEPS)
@@ -246,6 +254,7 @@ class DepthPlanner:
         survival[self._positions > most[:, None]] = 0.0
         found = self._estimate_found(requests, survival)
         best = self._find_optimum(survival, found, most, least)
+        best = prefer_uniform(best, floors, self.cost, self._best, GAIN)
         if best.depth != self._best:
             self._best = best.depth
             self._probes.restart()
@@ -330,10 +339,18 @@ class DepthPlanner:
         self._ended.clear()
 
     def observe_step(
-        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+        self,
+        batch: int,
+        verified: int,
+        depth: int,
+        seconds: float,
+        prompt: int = 0,
+        mode: GraphMode = GraphMode.FULL,
     ) -> None:
-        """One step of decoding requests and of ``prompt`` tokens of others, and its time."""
-        expected_s, taken_s = self.cost.observe(batch, verified, depth, seconds, prompt)
+        """One step of decoding requests and of ``prompt`` tokens of others, its time, and how it
+        ran.
+        """
+        expected_s, taken_s = self.cost.observe(batch, verified, depth, seconds, prompt, mode)
         self.totals.expected_s += expected_s
         self.totals.taken_s += taken_s
         if prompt:

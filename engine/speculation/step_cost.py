@@ -1,9 +1,11 @@
-"""How long a step takes: learnt from step times, linear in what a step does.
+"""How long a step takes: learnt from step times, linear in what a step does and how it runs.
 
 seconds = speed x (w0 + w1 B + w2 V + w3 [K > 0] + w4 K + w5 K B + w6 [V > 0] + w7 [P > 0] + w8 P),
 for B requests, V draft tokens verified and K draft tokens made for each request after verifying,
 and P tokens of prompts that are read in the same step. Making drafts and verifying them fall into
-different steps where the depth changes, so each has a fixed part.
+different steps where the depth changes, so each has a fixed part. With CUDA graphs
+(step_graphs.py) B + V is what the step is padded to, and two more weights are the extra time of a
+step with PIECEWISE graphs, and of one with none.
 
 Weights and speed are the state of an extended Kalman filter (Kalman, J. Basic Engineering 82, 1960)
 on the logarithm of a step's time. The speed may move fast, the weights slowly: a machine that turns
@@ -23,11 +25,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.speculation.step_graphs import GraphMode, StepGraphs
+
 Floats = NDArray[np.floating[Any]]
 Row = list[float]
 
 GUESS = (1.0, 0.01, 0.01, 0.01, 0.06, 0.002, 0.01, 0.1, 0.01)
 """First guess of the weights, in units of a step of one request without a draft."""
+GRAPH_GUESS = (0.05, 0.2)
+"""The same of steps without a FULL graph: vLLM's authors measured 1 % (8B, dense) to 47 % (30B with
+3B active) more time for PIECEWISE (pull requests 16072, 21477 and 25444)."""
 NOISE = 0.1
 """Typical relative error of a step time."""
 WEIGHT_DRIFT = 0.002
@@ -74,24 +81,28 @@ class StepCostModel:
         always_full: bool = False,
         base_s: float | None = None,
         lookup: bool = False,
+        graphs: StepGraphs | None = None,
     ) -> None:
         """``base_s``: seconds of a step of one request without a draft; None until observed.
 
         ``always_full``: a step with any draft drafts ``depth`` tokens (``methods.StepDepth.FULL``).
         ``lookup``: how many tokens a step verifies does not follow from its depth, so that steps
         that verify any teach the weights alone, and every depth has the correction of depth 0.
+        ``graphs``: None where steps run without them, as on CPUs.
         """
         self.depth = depth
         self._lookup = lookup
+        self.graphs = graphs
+        self._guess: tuple[float, ...] = GUESS if graphs is None else (*GUESS, *GRAPH_GUESS)
         self._drafted = [depth if always_full and at else at for at in range(depth + 1)]
         """Draft tokens made at every depth that is planned..."""
         self._corrected = [0] * (depth + 1) if lookup else self._drafted
         """... and the depth whose correction it has."""
         self.steps = 0
         self._unit = base_s
-        self._weights = [*GUESS]
+        self._weights: Row = [*self._guess]
         self._speed = 0.0
-        deviations = *(2 * guess for guess in GUESS), 0.0
+        deviations = *(2 * guess for guess in self._guess), 0.0
         self._covariance = [
             [deviation**2 if i == j else 0.0 for j in range(len(deviations))]
             for i, deviation in enumerate(deviations)
@@ -103,7 +114,7 @@ class StepCostModel:
         self._cell_steps = [[0] * (depth + 1) for _ in range(SIZES)]
         self._shrunk = [[0.0] * (depth + 1) for _ in range(SIZES)]
         """The cells, as far as they are not known drawn to the mean of their batch size."""
-        self._shape = (0, 0, False, 0)
+        self._shape = (0, 0, False, 0, GraphMode.FULL)
         self._waiting: list[tuple[int, float]] = []
         """Tokens verified and seconds of steps of ``_shape`` that are not learnt from yet."""
 
@@ -112,7 +123,13 @@ class StepCostModel:
         return self._unit is not None
 
     def observe(
-        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+        self,
+        batch: int,
+        verified: int,
+        depth: int,
+        seconds: float,
+        prompt: int = 0,
+        mode: GraphMode = GraphMode.FULL,
     ) -> tuple[float, float]:
         """One step of ``batch`` decoding requests and ``prompt`` tokens of others' prompts.
 
@@ -122,7 +139,7 @@ class StepCostModel:
         if seconds <= 0 or batch <= 0:
             return 0.0, 0.0
         expected = taken = 0.0
-        shape = batch, depth, verified > 0, prompt
+        shape = batch, depth, verified > 0, prompt, mode
         if self._waiting and shape != self._shape:
             expected, taken = self._learn()
         self._shape = shape
@@ -135,14 +152,14 @@ class StepCostModel:
 
     def _learn(self) -> tuple[float, float]:
         """Learn from the steps that wait. Seconds expected of them before, and taken."""
-        batch, depth, verifies, prompt = self._shape
+        batch, depth, verifies, prompt, mode = self._shape
         verified, taken = zip(*self._waiting, strict=True)
         self._waiting.clear()
         count = len(taken)
         width = sum(verified) / count
-        row = _features(batch, width, depth, prompt)
+        row = self._describe_step(batch, width, depth, prompt, mode)
         if self._unit is None:
-            self._unit = taken[0] / _dot(row, GUESS)
+            self._unit = taken[0] / _dot(row, self._guess)
         size, cell = _size_class(batch), self._find_cell(batch, width, depth)
         linear = max(_dot(row, self._weights), 1e-6)
         factors = self._speed
@@ -160,15 +177,42 @@ class StepCostModel:
         return expected * count, sum(taken)
 
     def seconds(self, batch: int, verified: Floats) -> Floats:
-        """Expected seconds at every depth 0 .. K; ``verified`` draft tokens at each of them.
+        """Expected seconds at every depth 0 .. K; ``verified`` draft tokens at each of them, as
+        many of each request.
 
         As a step costs in the long run: one that drafts verifies, too.
         """
-        base, per_token = self.line(batch)
-        return np.asarray(base + per_token * verified)
+        base, per_token = self._line(batch)
+        if self.graphs is None:
+            return np.asarray(base + per_token * verified)
+        modes = [self.graphs.find_mode([depth] * batch) for depth in range(self.depth + 1)]
+        padded = [self.graphs.pad(batch + tokens) - batch for tokens in verified.tolist()]
+        extra = [self.get_extra_s(batch, mode) for mode in modes]
+        return np.asarray(base + per_token * padded + extra)
+
+    def get_extra_s(self, batch: int, mode: GraphMode) -> float:
+        """Expected seconds that a step takes more than with a FULL graph."""
+        if mode is GraphMode.FULL or self.graphs is None:
+            return 0.0
+        weight: float = self._weights[len(GUESS) + mode - GraphMode.PIECEWISE]
+        return weight * self._factor(_size_class(batch))
+
+    def estimate(self, batch: int, verified: float, depth: int, mode: GraphMode) -> float:
+        """Expected seconds of a step that drafts so deep and verifies so many padded tokens."""
+        base, per_token = self._line(batch)
+        return float(base[depth] + per_token[depth] * verified + self.get_extra_s(batch, mode))
 
     def line(self, batch: int) -> tuple[Floats, Floats]:
-        """Expected seconds with nothing verified, and per verified token, at every depth."""
+        """Expected seconds with nothing verified, and per verified token, at every depth, where
+        each request verifies as many tokens as pay: several requests then have no FULL graph.
+        """
+        base, per_token = self._line(batch)
+        if self.graphs is None or batch == 1:
+            return base, per_token
+        return base + self.get_extra_s(batch, GraphMode.PIECEWISE), per_token
+
+    def _line(self, batch: int) -> tuple[Floats, Floats]:
+        """The same with FULL graphs."""
         w = self._weights
         size = _size_class(batch)
         factor = self._factor(size)
@@ -185,7 +229,7 @@ class StepCostModel:
         """Expected seconds of one step, whatever the steps beside it do."""
         size, cell = _size_class(batch), self._find_cell(batch, verified, depth)
         factor = self._factor(size) * math.exp(self._shrunk[size][cell])
-        return _dot(_features(batch, verified, depth), self._weights) * factor
+        return _dot(self._describe_step(batch, verified, depth), self._weights) * factor
 
     def per_token(self, batch: int) -> float:
         """Expected seconds that one more verified draft token costs."""
@@ -207,13 +251,15 @@ class StepCostModel:
             "verifying",
             "prompt",
             "prompt_token",
+            "piecewise",
+            "no_graph",
         )
         unit = (self._unit or 0.0) * math.exp(self._speed)
         return {
             "steps": self.steps,
             "milliseconds": {
                 name: round(weight * unit * 1e3, 4)
-                for name, weight in zip(names, self._weights, strict=True)
+                for name, weight in zip(names, self._weights, strict=False)
             },
             "table": self.tabulate(),
         }
@@ -264,7 +310,7 @@ class StepCostModel:
         Python: for so few numbers, with cold caches, numpy takes up to half as long again.
         """
         sensitivity = [*slope, 1.0]
-        drifts = (WEIGHT_DRIFT * max(pair) for pair in zip(self._weights, GUESS, strict=True))
+        drifts = (WEIGHT_DRIFT * max(pair) for pair in zip(self._weights, self._guess, strict=True))
         for i, drift in enumerate((*drifts, SPEED_DRIFT)):
             self._covariance[i][i] += count * drift**2
         across = [_dot(row, sensitivity) for row in self._covariance]
@@ -278,6 +324,22 @@ class StepCostModel:
         self._speed += faster
         moved = _dot(slope, self._weights) - _dot(slope, before)
         return math.log(max(1.0 + moved, 1e-6)) + faster
+
+    def _describe_step(
+        self,
+        batch: int,
+        verified: float,
+        depth: int,
+        prompt: int = 0,
+        mode: GraphMode = GraphMode.FULL,
+    ) -> Row:
+        """What the weights are of. A prompt's weight holds that its step has no FULL graph."""
+        if self.graphs is None:
+            return _features(batch, verified, depth, prompt)
+        padded = verified if prompt else self.graphs.pad(batch + verified) - batch
+        row = _features(batch, padded, depth, prompt)
+        modes = (GraphMode.PIECEWISE, GraphMode.NONE)
+        return [*row, *(float(mode is one and not prompt) for one in modes)]
 
     def _factor(self, size: int) -> float:
         """Seconds of the model's unit with about this many requests, as the machine runs now."""

@@ -3,11 +3,15 @@
 vLLM's layerwise reload fills a model anew in the memory it has: CUDA graphs stay valid, and
 weights that were packed after loading (on a CPU) are packed again. Modules that the draft shares
 with the target are left out of it.
+
+A draft is staged first: every worker reads and checks it in a thread while steps go on, so that
+the pause holds no reading from disk. Every worker reads the whole draft and loads its share of it.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +22,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from vllm.config import set_current_vllm_config
+from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.engine.core import EngineCore
 
 from engine.speculation.inspection.checkpoint import find_weight_files
@@ -26,38 +31,108 @@ from engine.speculation.inspection.weights import read_header
 log = logging.getLogger(__name__)
 
 
+class StagedDraft:
+    """Tensors of a draft in this worker's memory, read and checked in a thread of their own."""
+
+    def __init__(self, worker: Any, folder: str, running: str) -> None:
+        self.names = folder, running
+        self._found: dict[str, torch.Tensor] | Exception | None = None
+        self._thread = threading.Thread(target=self._read, args=(worker,), daemon=True)
+        self._thread.start()
+
+    def _read(self, worker: Any) -> None:
+        folder, running = map(Path, self.names)
+        try:
+            self._found = read_draft(worker, folder, running)
+        except Exception as error:
+            log.exception("draft could not be read")
+            self._found = error
+
+    @property
+    def state(self) -> bool | str:
+        """False while it is being read, True once it is there, or the reason why it cannot be."""
+        if isinstance(self._found, Exception):
+            return summarize(self._found)
+        return self._found is not None
+
+    def take(self) -> dict[str, torch.Tensor]:
+        """Waits until it has been read. Raises what reading it raised."""
+        self._thread.join()
+        assert self._found is not None
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+
 class DraftReloader:
     """Added to vLLM's worker (``worker.DepthWorker``)."""
+
+    _staged: StagedDraft | None = None
+
+    def stage_draft(self, folder: str, running: str) -> None:
+        """Begin to read a draft while steps go on."""
+        self._staged = StagedDraft(self, folder, running)
+
+    def get_staged(self) -> bool | str:
+        """See ``StagedDraft.state``."""
+        return self._staged.state if self._staged else "no draft is being read"
+
+    def discard_draft(self) -> None:
+        self._staged = None
 
     def reload_draft(self, folder: str, running: str) -> str | None:
         """The reason if it fails: an exception would leave answers of other workers unread."""
         worker: Any = self
+        staged, self._staged = self._staged, None
+        if staged is None or staged.names != (folder, running):
+            staged = StagedDraft(worker, folder, running)
         try:
+            weights = staged.take()
             with set_current_vllm_config(worker.vllm_config), torch.device(worker.device):
-                reload_draft(worker, Path(folder), Path(running))
+                reload_draft(worker, weights)
         except Exception as error:
             log.exception("draft could not be loaded")
-            return f"{type(error).__name__}: {error}"
+            return summarize(error)
         return None
 
 
-def reload_draft(worker: Any, folder: Path, running: Path) -> None:
-    from vllm.model_executor.model_loader.reload import layerwise  # private: vllm_contract.py
+def summarize(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
+
+def read_draft(worker: Any, folder: Path, running: Path) -> dict[str, torch.Tensor]:
+    """The tensors that the draft does not share with the target, in host memory.
+
+    On a GPU the memory is pinned, from which a GPU copies without the CPU's help. Raises ValueError
+    where they are not those of the running draft.
+    """
     draft, target = worker.get_draft_model(), worker.get_model()
     if draft is None:
         raise ValueError("the engine runs without a draft")
+    shared = {name for _, name, _ in find_shared(draft, target)}
+    check_names(folder, running)
+    check_shared(folder, running, shared)
+    pins = worker.device.type != "cpu" and is_pin_memory_available()
+    if pins:
+        torch.accelerator.set_device_index(worker.device)
+    return {
+        name: tensor.pin_memory() if pins else tensor.clone()
+        for name, tensor in read_tensors(folder)
+        if not is_shared(name, shared)
+    }
+
+
+def reload_draft(worker: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    from vllm.model_executor.model_loader.reload import layerwise  # private: vllm_contract.py
+
+    draft, target = worker.get_draft_model(), worker.get_model()
     if worker.device.type != "cpu":
         torch.accelerator.synchronize()
-    with detach_shared(draft, target) as shared:
-        weights = dict(read_tensors(folder))
-        check_names(weights, folder, running)
-        check_shared(weights, running, shared)
-        own = ((name, one) for name, one in weights.items() if not is_shared(name, shared))
+    with detach_shared(draft, target):
         config = worker.vllm_config.speculative_config.draft_model_config
         layerwise.initialize_layerwise_reload(draft)
         try:
-            draft.load_weights(own)
+            draft.load_weights(weights.items())
             layerwise.finalize_layerwise_reload(draft, config)
         except BaseException:
             abandon_reload(draft)
@@ -75,21 +150,26 @@ def abandon_reload(draft: nn.Module) -> None:
         info.reset()
 
 
-@contextmanager
-def detach_shared(draft: nn.Module, target: nn.Module) -> Iterator[set[str]]:
-    """The draft without the modules that are the target's; yields their names."""
+def find_shared(draft: nn.Module, target: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """The modules in the draft that are the target's: the parent, the name in it, the module."""
     theirs = {id(module) for module in target.modules()}
-    taken = [
+    return [
         (parent, name, child)
         for parent in draft.modules()
         if id(parent) not in theirs
         for name, child in parent.named_children()
         if id(child) in theirs
     ]
+
+
+@contextmanager
+def detach_shared(draft: nn.Module, target: nn.Module) -> Iterator[None]:
+    """The draft without the modules that are the target's."""
+    taken = find_shared(draft, target)
     for parent, name, _ in taken:
         setattr(parent, name, nn.Module())
     try:
-        yield {name for _, name, _ in taken}
+        yield
     finally:
         for parent, name, child in taken:
             setattr(parent, name, child)
@@ -106,17 +186,22 @@ def is_shared(tensor: str, shared: set[str]) -> bool:
     return any(part in shared for part in tensor.split("."))
 
 
-def check_names(weights: Mapping[str, torch.Tensor], folder: Path, running: Path) -> None:
+def check_names(folder: Path, running: Path) -> None:
     """A tensor that is not there would keep its old values. Raises ValueError."""
-    known = {name for file in find_weight_files(running) for name in read_header(file)}
-    if not weights or weights.keys() != known:
+    found, known = (
+        {name for file in find_weight_files(one) for name in read_header(file)}
+        for one in (folder, running)
+    )
+    if not found or found != known:
         raise ValueError(f"{folder} does not hold the tensors of the running draft, {running}")
 
 
-def check_shared(weights: Mapping[str, torch.Tensor], running: Path, shared: set[str]) -> None:
+def check_shared(folder: Path, running: Path, shared: set[str]) -> None:
     """A module that is the target's cannot take values of its own. Raises ValueError."""
-    ours = {name: tensor for name, tensor in weights.items() if is_shared(name, shared)}
-    before = dict(read_tensors(running)) if ours else {}
+    ours, before = (
+        {name: one for name, one in read_tensors(path) if is_shared(name, shared)}
+        for path in (folder, running)
+    )
     for name, tensor in ours.items():
         if not torch.equal(tensor, before[name]):
             raise ValueError(
@@ -125,8 +210,27 @@ def check_shared(weights: Mapping[str, torch.Tensor], running: Path, shared: set
             )
 
 
+def stage_draft(core: EngineCore, folder: str, running: str) -> None:
+    """Have every worker begin to read a draft. Steps go on meanwhile."""
+    core.model_executor.collective_rpc("stage_draft", args=(folder, running))
+
+
+def get_staged(core: EngineCore) -> bool | str:
+    """Whether every worker has read the draft, or the reason why one could not."""
+    states: list[bool | str] = core.model_executor.collective_rpc("get_staged")
+    return next((state for state in states if isinstance(state, str)), all(states))
+
+
+def discard_draft(core: EngineCore) -> None:
+    """Give back the memory of a draft that will not be loaded."""
+    core.model_executor.collective_rpc("discard_draft")
+
+
 def swap_draft(core: EngineCore, folder: str, running: str) -> float:
-    """Returns the seconds for which no step was made. Raises RuntimeError; then nothing changed."""
+    """Load a draft that has been staged, or read it first.
+
+    Returns the seconds for which no step was made. Raises RuntimeError; then nothing changed.
+    """
     began = perf_counter()
     reload = core.model_executor.collective_rpc
     failures = [found for found in reload("reload_draft", args=(folder, running)) if found]

@@ -61,6 +61,8 @@ DETAIL_LINES = 100
 """Enough for a traceback out of vLLM's depths."""
 PING = "is_scheduler_paused"
 """Any method of EngineCore that is answered from the engine's own loop and changes nothing."""
+STAGE_POLL_S = (0.02, 0.5)
+"""Between questions whether a draft has been read, at first and at last: each delays a step."""
 ERRORED_POLL_S = 0.5
 OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 UNPLANNED = "another scheduler or a table of depths decides, or ranks that must draft alike"
@@ -188,10 +190,11 @@ class VllmEngine:
     async def swap_draft(self, path: str, running: str) -> float:
         """Load the draft in ``path`` in place of ``running``, between two steps.
 
-        Returns the seconds for which no step was made.
+        It is read while steps go on. Returns the seconds for which no step was made.
         """
         llm, _ = self._require_running()
         try:
+            await _stage_draft(llm, path, running)
             return float(await _call_core(llm, "swap_draft", path, running))
         except EngineError:
             raise
@@ -425,6 +428,24 @@ async def _is_steered(llm: AsyncLLM) -> bool:
         raise
     except Exception:
         return False
+
+
+async def _stage_draft(llm: AsyncLLM, path: str, running: str) -> None:
+    """Have every worker read a draft. Raises RuntimeError with the reason where one cannot."""
+    await _call_core(llm, "stage_draft", path, running)
+    delay, longest = STAGE_POLL_S
+    state: bool | str = False
+    try:
+        while state is False:
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, longest)
+            state = await _call_core(llm, "get_staged")
+        if isinstance(state, str):
+            raise RuntimeError(f"the draft could not be read: {state}")
+    except BaseException:
+        with suppress(EngineError):
+            await _call_core(llm, "discard_draft")
+        raise
 
 
 async def _call_core(llm: AsyncLLM, method: str, *arguments: object) -> Any:

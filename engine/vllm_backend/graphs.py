@@ -14,6 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllm.config import CUDAGraphMode, VllmConfig
+
+from engine.speculation.step_graphs import StepGraphs
+
 UNBOUNDED = 1 << 20
 """Last batch size of the last depth."""
 WIDEST = 512
@@ -74,6 +78,23 @@ def choose_sizes(depths: Sequence[int], max_num_seqs: int | None = None) -> list
     sizes |= {*range(2 * stride, WIDEST + 1, 2 * stride)}
     full = {(max_num_seqs or 0) * length for length in lengths}
     return sorted(_add_neighbours({size for size in sizes | full if 0 < size <= WIDEST}, lengths))
+
+
+def read_graphs(vllm_config: VllmConfig) -> StepGraphs | None:
+    """The graphs that vLLM captures; None where equal widths make no step faster: on a CPU, with
+    the first model runner and several depths, or where every step has a FULL graph.
+    """
+    speculation, compilation = vllm_config.speculative_config, vllm_config.compilation_config
+    mode, sizes = compilation.cudagraph_mode, compilation.cudagraph_capture_sizes
+    if speculation is None or mode is None or not sizes:
+        return None
+    if mode.decode_mode() != CUDAGraphMode.FULL or mode.mixed_mode() == CUDAGraphMode.FULL:
+        return None
+    table = speculation.num_speculative_tokens_per_batch_size
+    if table and not vllm_config.use_v2_model_runner:
+        return None
+    widths = {depth for *_, depth in table} if table else {speculation.num_speculative_tokens}
+    return StepGraphs(tuple(sorted(widths)), tuple(sorted(sizes)))
 
 
 def _add_neighbours(sizes: set[int], lengths: Sequence[int]) -> set[int]:

@@ -14,7 +14,9 @@ from vllm.v1.request import Request
 
 from engine.speculation.methods import StepBehaviour, StepDepth
 from engine.speculation.planner import DepthPlan, DepthPlanner
+from engine.speculation.step_graphs import GraphMode
 from engine.speculation.totals import DepthReason
+from engine.vllm_backend.graphs import read_graphs
 from engine.vllm_backend.steering import ReasoningSpan
 from engine.vllm_contract import SKIP
 from engine.vllm_fields import DEPTH, TENANT, TRAFFIC
@@ -42,7 +44,13 @@ class Planner(Protocol):
     ) -> None: ...
 
     def observe_step(
-        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+        self,
+        batch: int,
+        verified: int,
+        depth: int,
+        seconds: float,
+        prompt: int = 0,
+        mode: GraphMode = GraphMode.FULL,
     ) -> None: ...
 
 
@@ -85,7 +93,13 @@ class RandomPlanner:
         pass
 
     def observe_step(
-        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+        self,
+        batch: int,
+        verified: int,
+        depth: int,
+        seconds: float,
+        prompt: int = 0,
+        mode: GraphMode = GraphMode.FULL,
     ) -> None:
         pass
 
@@ -106,6 +120,8 @@ class StepPlanning:
         self._scheduler = scheduler
         self._behaviour = behaviour
         self._lookup = lookup
+        self.graphs = None if lookup else read_graphs(scheduler.vllm_config)
+        """The CUDA graphs of steps, if equal widths make them faster."""
         self._planner: Planner | None = None
         self._widths: dict[str, int] = {}
         self._begun: set[str] = set()
@@ -148,7 +164,7 @@ class StepPlanning:
         if mode == "random":
             return RandomPlanner(depth)
         always_full = self._behaviour.depth is StepDepth.FULL
-        return DepthPlanner(depth, always_full, self._lookup)
+        return DepthPlanner(depth, always_full, self._lookup, self.graphs)
 
     def restart(self) -> None:
         """Forget what traffic accepts: another draft serves. A step of it takes as long, and a
@@ -219,10 +235,13 @@ class StepPlanning:
         names, bounds, floors = [], [], []
         for request, depth in drafting:
             self._follow(self._planner, request)
-            bound = min(depth, most, _left(request))
+            asked = _asked(request) is not None
+            bound = min(depth, most)
+            if self.graphs is None or not asked:
+                bound = min(bound, _left(request))
             names.append(request.request_id)
             bounds.append(bound)
-            floors.append(0 if _asked(request) is None else bound)
+            floors.append(bound if asked else 0)
         plan = self._planner.plan(names, bounds, floors)
         self._widths.update(zip(names, plan.widths, strict=True))
         return min(plan.depth, most)
@@ -244,7 +263,9 @@ class StepPlanning:
         step = StepContent.read(output)
         depth = self._get_depth_in_interval(output, step)
         if before is not None and depth is not None and step.batch and names:
-            self._planner.observe_step(step.batch, step.width, depth, now - before, step.prompt)
+            mode = self.graphs.find_mode(step.widths) if self.graphs else GraphMode.FULL
+            seconds = now - before
+            self._planner.observe_step(step.batch, step.width, depth, seconds, step.prompt, mode)
 
     def _get_depth_in_interval(self, output: SchedulerOutput, step: StepContent) -> int | None:
         """How many drafts were made between the last update and this one; None where unknown.
@@ -302,16 +323,19 @@ class StepContent(NamedTuple):
     batch: int
     width: int
     prompt: int
+    widths: Sequence[int]
+    """Draft tokens of every request that is in the step."""
 
     @classmethod
     def read(cls, output: SchedulerOutput) -> StepContent:
         tokens, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
         widths = {name: len(drafted) for name, drafted in drafts.items()}
         total, width = sum(tokens.values()), sum(widths.values())
+        each = [widths.get(name, 0) for name in tokens]
         if total == len(tokens) + width:
-            return cls(len(tokens), width, 0)
+            return cls(len(tokens), width, 0, each)
         batch = sum(count == 1 + widths.get(name, 0) for name, count in tokens.items())
-        return cls(batch, width, total - batch - width)
+        return cls(batch, width, total - batch - width, each)
 
 
 class PhaseTracker:

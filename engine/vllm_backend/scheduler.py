@@ -132,10 +132,14 @@ class DepthSchedulerBase(Scheduler):  # type: ignore[misc]
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, cut))
 
     def _count_useful_drafts(self, req_id: str) -> int:
-        """Drafts worth verifying: the bonus token takes one of the tokens that are left."""
+        """Drafts worth verifying: the bonus token takes one of the tokens that are left. With CUDA
+        graphs a width like that of the others is worth more than the tokens that are saved.
+        """
         request = self.requests.get(req_id)
         if request is None:
             return 0
+        if self.planning.graphs is not None:
+            return self._get_width(request)
         left = request.max_tokens - request.num_output_tokens
         return int(min(self._get_width(request), max(0, left - 1)))
 
@@ -398,6 +402,9 @@ def restore_costs(core: EngineCore, costs: Mapping[str, object]) -> bool:
 
 EngineCore.set_depth = set_depth
 EngineCore.set_planning = set_planning
+EngineCore.stage_draft = draft_reload.stage_draft
+EngineCore.get_staged = draft_reload.get_staged
+EngineCore.discard_draft = draft_reload.discard_draft
 EngineCore.swap_draft = draft_reload.swap_draft
 EngineCore.describe_planning = describe_planning
 EngineCore.freeze_planning = freeze_planning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import random
 from types import SimpleNamespace as Parts
 from typing import Any
 from unittest import mock
@@ -11,6 +12,7 @@ import pytest
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
+from engine.speculation.step_graphs import GraphMode, StepGraphs
 from engine.vllm_backend import graphs
 from engine.vllm_backend.graphs import WIDEST, choose_depths, choose_sizes, declare_depths
 
@@ -121,3 +123,52 @@ def test_widths_that_differ_find_none() -> None:
     assert find_graph(manager, [7, 7, 7]) == 24
     assert find_graph(manager, [7, 7, 3]) is None
     assert find_graph(manager, [2, 2, 2]) is None
+
+
+@pytest.mark.parametrize("requests", [1, 3, 8, 64, 200])
+@pytest.mark.parametrize("most", [3, 5, 7])
+def test_the_planner_expects_what_vllm_dispatches(most: int, requests: int) -> None:
+    """Mode and padding of FULL steps, for batches of every kind that a plan can make."""
+    manager = declare(most, requests)
+    depths = choose_depths(most)
+    sizes = manager.compilation_config.cudagraph_capture_sizes
+    table = declare_depths(depths, requests)
+    expected = StepGraphs(tuple(sorted(depth for *_, depth in table)), tuple(sizes))
+    draw = random.Random(most * requests)
+    for _ in range(400):
+        batch = draw.randint(1, requests)
+        one = draw.randint(0, most)
+        mixed = [draw.randint(0, most) for _ in range(batch)]
+        for widths in ([one] * batch, mixed, [*[one] * (batch - 1), 0]):
+            padded, mode = find_graph(manager, widths), expected.find_mode(widths)
+            assert (padded is not None) == (mode is GraphMode.FULL), widths
+            if padded is not None:
+                tokens = batch + sum(widths)
+                assert expected.pad(tokens) <= padded < expected.pad(tokens) + 2 * (8 + most)
+
+
+@pytest.mark.parametrize(
+    ("mode", "table", "second", "widths"),
+    [
+        ("FULL_AND_PIECEWISE", declare_depths([0, 1, 3]), True, (0, 1, 3)),
+        ("FULL_DECODE_ONLY", None, False, (3,)),
+        ("FULL_AND_PIECEWISE", declare_depths([0, 1, 3]), False, None),
+        ("FULL", None, True, None),
+        ("PIECEWISE", None, True, None),
+        ("NONE", None, True, None),
+    ],
+)
+def test_graphs_are_read_from_the_configuration(
+    mode: str, table: Any, second: bool, widths: tuple[int, ...] | None
+) -> None:
+    config: Any = Parts(
+        speculative_config=Parts(
+            num_speculative_tokens=3, num_speculative_tokens_per_batch_size=table
+        ),
+        compilation_config=Parts(
+            cudagraph_mode=CUDAGraphMode[mode], cudagraph_capture_sizes=[1, 2, 4]
+        ),
+        use_v2_model_runner=second,
+    )
+    found = graphs.read_graphs(config)
+    assert (found and found.widths) == widths

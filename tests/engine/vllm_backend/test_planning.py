@@ -164,7 +164,7 @@ class Watching(RandomPlanner):
         return DepthPlan(max(widths), widths, DepthReason.COST, 1.0, 1.0)
 
     def observe_step(
-        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0
+        self, batch: int, verified: int, depth: int, seconds: float, prompt: int = 0, *_: object
     ) -> None:
         self.seen.append((batch, verified, depth, prompt))
 

@@ -1,0 +1,58 @@
+"""Equal widths for all requests, where widths that differ cost a step its FULL graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from engine.speculation.probes import Optimum
+from engine.speculation.step_cost import StepCostModel
+from engine.speculation.step_graphs import GraphMode, StepGraphs
+
+
+def prefer_uniform(
+    best: Optimum, floors: Sequence[int], cost: StepCostModel, last: int, gain: float
+) -> Optimum:
+    """``best``, or every request at one depth that has a FULL graph if that brings more per second.
+
+    Requests near the end of their answer verify as many as the others: tokens that cannot be
+    delivered cost less than the graph. ``last`` is the depth in use, which is kept where another
+    is not better by the share ``gain``.
+    """
+    graphs = cost.graphs
+    if graphs is None:
+        return best
+    batch = len(best.bounds)
+    depths = np.arange(cost.depth + 1)
+    seconds = cost.seconds(batch, depths * float(batch))
+    tokens = batch + np.concatenate([[0.0], np.cumsum(best.survival.sum(axis=0))])
+    rates = tokens / seconds
+    rate, depth = _rate(best, cost, graphs), None
+    for one in _list_depths(graphs, floors, batch):
+        found = float(rates[one]) * (1 + gain * (one == last))
+        if found >= rate * (1 - gain * (depth is None)):
+            rate, depth = found, one
+    if depth is None:
+        return best
+    widths = np.full(batch, depth)
+    return replace(best, depth=depth, widths=widths, rate=float(rates[depth]), seconds=seconds)
+
+
+def _list_depths(graphs: StepGraphs, floors: Sequence[int], batch: int) -> Iterator[int]:
+    """Depths with a FULL graph that all requests may have: one that asked for a depth has it."""
+    asked = set(floors) - {0}
+    for depth in graphs.widths:
+        if graphs.find_mode([depth] * batch) is GraphMode.FULL and asked <= {depth}:
+            yield depth
+
+
+def _rate(best: Optimum, cost: StepCostModel, graphs: StepGraphs) -> float:
+    """Tokens per second of the best plan, with its widths as they are."""
+    batch, positions = len(best.bounds), np.arange(1, best.depth + 1)
+    within = best.survival[:, : best.depth] * (positions <= best.widths[:, None])
+    mode = graphs.find_mode(best.widths.tolist())
+    verified = graphs.pad(batch + int(best.widths.sum())) - batch
+    seconds = cost.estimate(batch, verified, best.depth, mode)
+    return float((batch + within.sum()) / seconds)
