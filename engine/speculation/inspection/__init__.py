@@ -10,7 +10,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.inspection import config_rules, general_rules, tensor_rules
+from engine.speculation.inspection import (
+    block_drafts,
+    block_rules,
+    config_rules,
+    general_rules,
+    medusa_rules,
+    speculators_rules,
+    tensor_rules,
+)
+from engine.speculation.inspection.block_drafts import BlockDraft
 from engine.speculation.inspection.case import (
     MODEL_FREE,
     DraftFinding,
@@ -29,7 +38,8 @@ from engine.speculation.inspection.checkpoint import (
     open_model,
     read_config,
 )
-from engine.speculation.inspection.configs import TargetConfig, get_int, read_draft, read_target
+from engine.speculation.inspection.configs import TargetConfig, read_draft, read_target
+from engine.speculation.inspection.fields import get_int
 from engine.speculation.inspection.weights import InvalidCheckpoint
 
 __all__ = ["DraftFinding", "Severity", "SpeculationReport", "inspect_draft"]
@@ -103,10 +113,36 @@ def find_draft(settings: Mapping[str, Any], findings: list[DraftFinding]) -> Che
 
 
 def select_rules(case: InspectionCase) -> dict[str, RuleCheck]:
-    if case.method != "eagle3" or case.kind != "eagle3" or case.checkpoint is None:
-        return general_rules.RULES
-    tensors = tensor_rules.RULES if case.tensors else {}
-    return general_rules.RULES | config_rules.RULES | tensors
+    """The rules of the draft's method and format."""
+    rules = dict(general_rules.RULES)
+    if case.checkpoint is None:
+        return rules
+    if case.draft.speculators:
+        rules |= speculators_rules.RULES
+        if case.kind is None:
+            return rules
+    if case.method == "eagle3" and case.kind == "eagle3":
+        rules |= config_rules.RULES | (tensor_rules.RULES if case.tensors else {})
+    elif case.method in block_drafts.METHODS and case.kind in (case.method, None):
+        block = BlockDraft(case.draft, case.method)
+        if not block.in_target:
+            rules |= block_rules.RULES
+            rules |= tensor_rules.BLOCK_RULES if block.listed and case.tensors else {}
+    elif case.method == "medusa":
+        rules |= medusa_rules.RULES
+    return rules
+
+
+ALL_RULES = {
+    **general_rules.RULES,
+    **speculators_rules.RULES,
+    **config_rules.RULES,
+    **tensor_rules.RULES,
+    **block_rules.RULES,
+    **tensor_rules.BLOCK_RULES,
+    **medusa_rules.RULES,
+}
+"""Every rule by its name, as in docs/drafts.md."""
 
 
 def check_same_folder(case: InspectionCase) -> Iterator[DraftFinding]:

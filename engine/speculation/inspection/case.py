@@ -8,7 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from engine.speculation.inspection.checkpoint import Checkpoint
-from engine.speculation.inspection.configs import DraftConfig, TargetConfig, get_int, get_mapping
+from engine.speculation.inspection.configs import DraftConfig, TargetConfig
+from engine.speculation.inspection.fields import get_int, get_mapping
+from engine.speculation.inspection.speculators import METHOD_OF_TYPE, TYPE
 from engine.speculation.inspection.weights import TensorEntry
 from engine.speculation.methods import find_method
 
@@ -172,13 +174,12 @@ def is_dotted_path(model: str) -> bool:
 
 def detect_kind(checkpoint: Checkpoint) -> str | None:
     """What the files look like, by config.json first and by tensors second."""
+    if TYPE in checkpoint.config:
+        return METHOD_OF_TYPE.get(str(checkpoint.config[TYPE]))
     return detect_kind_by_config(checkpoint.config) or detect_kind_by_tensors(checkpoint)
 
 
 def detect_kind_by_config(config: Mapping[str, Any]) -> str | None:
-    speculators = config.get("speculators_model_type")
-    if isinstance(speculators, str):
-        return {"peagle": "eagle3", "dflash2": "dflash"}.get(speculators, speculators)
     names = config.get("architectures")
     name = str(names[0]).lower() if isinstance(names, list) and names else ""
     if name.startswith("eagle") and not name.startswith("eagle3"):

@@ -16,13 +16,9 @@ from engine.speculation.inspection.case import (
     note,
     warning,
 )
-from engine.speculation.inspection.configs import (
-    ARCHITECTURES,
-    LAYER_IDS,
-    LAYER_PART,
-    DecoderLayer,
-    get_mapping,
-)
+from engine.speculation.inspection.configs import ARCHITECTURES, DecoderLayer
+from engine.speculation.inspection.fields import get_mapping
+from engine.speculation.inspection.speculators import LAYER_IDS, LAYER_PART, TYPE
 
 FLAGS = (
     "fc_norm", "norm_output", "norm_before_fc", "norm_before_residual", "target_hidden_size",
@@ -33,6 +29,8 @@ FLAGS = (
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
 )  # fmt: skip
+UNDEFAULTED = ("rms_norm_eps", "hidden_act")
+"""What the speculators format has no default for: vLLM reads it from a bare config."""
 STRICT_HEADS = ("llama", "deepseek_v2")
 """Model types for which transformers wants it even where head_dim is given."""
 NEAR = 0.82
@@ -61,6 +59,8 @@ def check_architecture(case: InspectionCase) -> Iterator[Violation]:
 def check_sizes(case: InspectionCase) -> Iterator[Violation]:
     draft = case.draft
     absent = [key for key in SIZES if draft.number(key) is None]
+    if draft.speculators:
+        absent += [key for key in UNDEFAULTED if draft.read.get(key) is None]
     if absent:
         yield error(
             f"config.json gives no {', '.join(absent)}; vLLM takes the model type's default",
@@ -161,7 +161,8 @@ def check_mla_norm(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_residual_default(case: InspectionCase) -> Iterator[Violation]:
-    if case.draft.speculators and "norm_before_residual" not in case.draft.raw:
+    converted = case.draft.raw.get(TYPE) == "eagle3"
+    if converted and "norm_before_residual" not in case.draft.raw:
         yield warning(
             "'norm_before_residual' is absent: vLLM takes true, the speculators library false",
             "write the value it was trained with",
@@ -169,13 +170,22 @@ def check_residual_default(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_parallel_mask(case: InspectionCase) -> Iterator[Violation]:
-    wanted = case.draft.raw.get("speculators_model_type") == "peagle"
-    if wanted and "mask_token_id" not in case.draft.raw:
+    wanted = case.draft.raw.get(TYPE) == "peagle"
+    if wanted and case.draft.raw.get("mask_token_id") is None:
         yield error("a P-EAGLE draft without 'mask_token_id'", "write the id it was trained with")
     if wanted and (case.draft.raw.get("fc_norm") or case.draft.raw.get("norm_output")):
         yield warning(
             "vLLM drops 'fc_norm' and 'norm_output' of P-EAGLE drafts in the speculators format",
             "store the draft as a plain config.json",
+        )
+
+
+def check_parallel_setting(case: InspectionCase) -> Iterator[Violation]:
+    trained_so = case.draft.architecture.lower().startswith("peagle")
+    if trained_so and not case.settings.get("parallel_drafting"):
+        yield warning(
+            "a P-EAGLE draft without parallel drafting drafts token by token, as it never trained",
+            'add "parallel_drafting": true',
         )
 
 
@@ -362,6 +372,7 @@ RULES: dict[str, RuleCheck] = {
     "mla-norm": check_mla_norm,
     "residual-default": check_residual_default,
     "parallel-mask": check_parallel_mask,
+    "parallel-setting": check_parallel_setting,
     "target-width": check_target_width,
     "heads": check_heads,
     "sharding": check_sharding,

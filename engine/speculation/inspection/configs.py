@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from engine.speculation.inspection.fields import get_int, get_mapping, get_strings
+from engine.speculation.inspection.speculators import LAYER_IDS, convert_as_vllm, is_speculators
+
 MAX_LEVELS = 4
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
@@ -25,6 +28,8 @@ class TargetConfig:
 
     config: Mapping[str, Any]
     path: str = ""
+    architectures: tuple[str, ...] = ()
+    """As at the top level of config.json."""
 
     @property
     def hidden_size(self) -> int | None:
@@ -44,7 +49,7 @@ class TargetConfig:
 
 
 def read_target(config: Mapping[str, Any], path: str = "") -> TargetConfig:
-    return TargetConfig(find_text_config(config), path)
+    return TargetConfig(find_text_config(config), path, get_strings(config, "architectures"))
 
 
 def find_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -58,26 +63,7 @@ def find_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def get_int(config: Mapping[str, Any], key: str) -> int | None:
-    """A whole number, or None for anything else (true is no number)."""
-    value = config.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-LAYER_PART = "transformer_layer_config"
 DEFAULT_AUX = 3
-FROM_TOP = {
-    "eagle3": ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"),
-    "peagle": ("norm_before_residual", "norm_before_fc"),
-}
-"""What the speculators conversion takes from the top level, absent or not."""
-SPECULATORS_ARCHITECTURES = {
-    ("eagle3", "llama"): "Eagle3LlamaForCausalLM",
-    ("eagle3", "qwen3"): "Eagle3Qwen3ForCausalLM",
-    ("peagle", "llama"): "PeagleLlamaForCausalLM",
-    ("peagle", "qwen3"): "PeagleQwen3ForCausalLM",
-}
 
 
 class DecoderLayer(StrEnum):
@@ -105,33 +91,6 @@ ARCHITECTURES: Mapping[str, DecoderLayer] = {
 DEFAULT_POSITIONS = {"llama": 2048, "qwen3": 32768, "deepseek_v2": 2048}
 DEFAULT_POSITIONS |= {"deepseek_v3": 4096, "kimi_k2": 4096}
 """What an absent max_position_embeddings becomes, by model_type."""
-
-
-def is_speculators(raw: Mapping[str, Any]) -> bool:
-    return "speculators_model_type" in raw or "speculators_config" in raw
-
-
-def convert_as_vllm(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The flat config after vLLM's conversion of the speculators format."""
-    kind = raw.get("speculators_model_type")
-    if kind not in FROM_TOP:
-        return raw
-    inner = get_mapping(raw, LAYER_PART)
-    read = {**inner, "draft_vocab_size": raw.get("draft_vocab_size")}
-    read |= {key: raw.get(key, False) for key in FROM_TOP[kind]}
-    read["norm_before_residual"] = raw.get("norm_before_residual", kind == "eagle3")
-    if raw.get("target_hidden_size") is not None:
-        read["target_hidden_size"] = raw["target_hidden_size"]
-    if raw.get(LAYER_IDS):
-        read[LAYER_IDS] = raw[LAYER_IDS]
-    shape = SPECULATORS_ARCHITECTURES.get((kind, str(inner.get("model_type", "llama"))))
-    read["architectures"] = [shape] if shape else []
-    return read
-
-
-def get_mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = config.get(key)
-    return value if isinstance(value, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib.util import find_spec
 
+from engine.speculation.inspection.block_drafts import METHODS as BLOCK_METHODS
+from engine.speculation.inspection.block_drafts import BlockDraft, find_mask_token
 from engine.speculation.inspection.case import (
     FROM_TARGET,
     METHODS,
@@ -17,7 +19,8 @@ from engine.speculation.inspection.case import (
     note,
     warning,
 )
-from engine.speculation.inspection.configs import get_int, read_target
+from engine.speculation.inspection.configs import read_target
+from engine.speculation.inspection.fields import get_int
 
 KEYS = frozenset(
     {
@@ -47,6 +50,9 @@ LIBRARIES = {"suffix": ("arctic_inference", "arctic-inference"), "ngram": ("numb
 EAGLE_FAMILY = ("eagle", "eagle3", "eagle3.1")
 JOINED_BY_FC = (["LlamaForCausalLM"], ["EagleLlamaForCausalLM"])
 SHARES_WIDTH = frozenset({"eagle", "medusa"})
+WITHOUT_LOADER = {
+    "mlp_speculator": "use another draft: its loader is switched off since vLLM's V1 engine",
+}
 LAYER_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
@@ -245,19 +251,48 @@ def check_mtp_layers(case: InspectionCase) -> Iterator[Violation]:
         )
 
 
-def check_dflash_layers(case: InspectionCase) -> Iterator[Violation]:
-    """DFlash counts target layers from 0 and hears layer outputs."""
-    inner = case.draft.raw.get("dflash_config")
-    ids = inner.get("target_layer_ids") if isinstance(inner, dict) else None
-    layers = case.target.num_layers if case.target else None
-    if case.method != "dflash" or not isinstance(ids, list) or layers is None:
+def check_mask_token(case: InspectionCase) -> Iterator[Violation]:
+    """Drafting in parallel fills the positions it predicts with a token of its own."""
+    parallel = case.settings.get("parallel_drafting") and case.method in ("eagle3", "draft_model")
+    if case.checkpoint is None or not (parallel or case.method in BLOCK_METHODS):
         return
-    wrong = [one for one in ids if not isinstance(one, int) or not 0 <= one < layers]
-    if wrong:
+    if case.draft.speculators and case.kind is None:
+        return
+    if BlockDraft(case.draft, case.method).in_target:
+        return
+    found = find_mask_token(case.draft.read)
+    if found is None or found[1] is None:
         yield error(
-            f"target_layer_ids holds {wrong[0]}; the target has layers 0 to {layers - 1}",
-            "use the draft made for this target",
+            "parallel drafting needs a mask token, and config.json names none",
+            f"write the id it was trained with, as {found[0] if found else 'mask_token_id'}",
         )
+        return
+    key, value = found
+    rows = find_embedding_rows(case)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        yield error(f"{key} is {value!r}", "write the id it was trained with")
+    elif rows is not None and value >= rows:
+        yield error(
+            f"{key} is {value}, outside of the {rows} tokens that have an embedding",
+            "write the id it was trained with, or use the draft made for this target",
+        )
+
+
+def find_embedding_rows(case: InspectionCase) -> int | None:
+    """Of the draft's own embedding, else of the target's, which it is given."""
+    for name in ("embed_tokens.weight", "model.embed_tokens.weight"):
+        shape = case.shape_of(name)
+        if shape:
+            return shape[0]
+    if case.method != "draft_model" and case.target is not None and case.target.vocab_size:
+        return case.target.vocab_size
+    return read_target(case.draft.read).vocab_size
+
+
+def check_loader(case: InspectionCase) -> Iterator[Violation]:
+    reason = WITHOUT_LOADER.get(case.method)
+    if reason is not None:
+        yield error(f"vLLM 0.32 does not load drafts of method {case.method!r}", reason)
 
 
 RULES: dict[str, RuleCheck] = {
@@ -277,5 +312,6 @@ RULES: dict[str, RuleCheck] = {
     "same-width": check_same_width,
     "eagle-fc": check_eagle_fc,
     "mtp-layers": check_mtp_layers,
-    "block-layers": check_dflash_layers,
+    "mask-token": check_mask_token,
+    "method-loader": check_loader,
 }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.speculation.inspection import block_drafts
+from engine.speculation.inspection.block_drafts import BlockDraft, list_block_tensors
 from engine.speculation.inspection.case import (
     InspectionCase,
     RuleCheck,
@@ -19,9 +22,11 @@ from engine.speculation.inspection.case import (
     warning,
 )
 from engine.speculation.inspection.configs import (
+    ExpectedTensor,
     is_allowed,
     list_expected_tensors,
 )
+from engine.speculation.inspection.speculators import TYPE
 from engine.speculation.inspection.weights import TensorEntry, read_array
 
 PADDING = 0.01
@@ -42,6 +47,21 @@ def map_vllm_names(tensors: Mapping[str, TensorEntry]) -> dict[str, str]:
     }
 
 
+def list_expected(case: InspectionCase) -> dict[str, ExpectedTensor]:
+    if case.method in block_drafts.METHODS:
+        return list_block_tensors(BlockDraft(case.draft, case.method))
+    return list_expected_tensors(case.draft)
+
+
+def is_known(name: str, wanted: Mapping[str, ExpectedTensor], case: InspectionCase) -> bool:
+    if case.method not in block_drafts.METHODS:
+        return is_allowed(name, wanted, case.draft)
+    block = BlockDraft(case.draft, case.method)
+    if name in wanted or (not block.uses_aux and name.startswith("fc.")):
+        return True
+    return case.draft.quantized and f"{name.rpartition('.')[0]}.weight" in wanted
+
+
 def format_names(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
@@ -58,12 +78,12 @@ def check_prefix(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_unknown_tensors(case: InspectionCase) -> Iterator[Violation]:
-    wanted = list_expected_tensors(case.draft)
+    wanted = list_expected(case)
     here = map_vllm_names(case.tensors)
     strange = [
         name
         for name in sorted(here)
-        if not name.startswith("model.") and not is_allowed(name, wanted, case.draft)
+        if not name.startswith("model.") and not is_known(name, wanted, case)
     ]
     if not strange:
         return
@@ -91,7 +111,7 @@ def check_missing_tensors(case: InspectionCase) -> Iterator[Violation]:
     if case.draft.quantized or any(name.startswith("model.") for name in case.tensors):
         return
     here = map_vllm_names(case.tensors)
-    wanted = list_expected_tensors(case.draft)
+    wanted = list_expected(case)
     absent = [name for name, want in wanted.items() if want.required and name not in here]
     norms = [name for name in absent if name.startswith("fc_norm.")]
     if norms and len(norms) == case.draft.num_aux:
@@ -111,8 +131,9 @@ def check_shapes(case: InspectionCase) -> Iterator[Violation]:
     if case.draft.quantized:
         return
     here = map_vllm_names(case.tensors)
-    for name, want in list_expected_tensors(case.draft).items():
-        if name not in here or name == "fc.weight" or None in want.shape:
+    checked_apart = () if case.method in block_drafts.METHODS else ("fc.weight",)
+    for name, want in list_expected(case).items():
+        if name not in here or name in checked_apart or None in want.shape:
             continue
         shape = case.tensors[here[name]].shape
         if shape != want.shape:
@@ -137,13 +158,20 @@ def check_input_norm(case: InspectionCase) -> Iterator[Violation]:
 
 
 def check_parallel_hidden(case: InspectionCase) -> Iterator[Violation]:
-    wanted = case.settings.get("parallel_drafting") or (
-        case.draft.raw.get("speculators_model_type") == "peagle"
-    )
-    there = any("mask_hidden" in name for name in case.tensors)
+    wanted = case.settings.get("parallel_drafting") or (case.draft.raw.get(TYPE) == "peagle")
+    there = [tensor for name, tensor in case.tensors.items() if "mask_hidden" in name]
     if wanted and not there:
         yield error(
             "parallel drafting needs the tensor mask_hidden", "set parallel_drafting to false"
+        )
+    width = case.draft.target_hidden_size
+    if not wanted or not there or width is None:
+        return
+    total = width * (case.draft.num_aux if case.draft.uses_aux else 1)
+    if prod(there[0].shape) != total:
+        yield error(
+            f"mask_hidden is {list(there[0].shape)} and stands for {total} inputs of fc",
+            "export the draft again",
         )
 
 
@@ -318,3 +346,41 @@ RULES: dict[str, RuleCheck] = {
     "map-needed": check_map_needed,
     "map-values": check_map_values,
 }
+
+
+def check_block_head(case: InspectionCase) -> Iterator[Violation]:
+    """A block draft without a head of its own takes the target's, as the library exports it."""
+    draft, target = case.draft, case.target
+    reduced = draft.draft_vocab_size != draft.vocab_size
+    narrow = target is not None and target.hidden_size not in (None, draft.hidden_size)
+    if "lm_head.weight" not in case.tensors and (reduced or narrow):
+        yield error(
+            "lm_head.weight is missing and the target's cannot stand in: another shape",
+            "export the draft again, with its head",
+        )
+
+
+def check_mask_tensor(case: InspectionCase) -> Iterator[Violation]:
+    found = [name for name in case.tensors if "mask_hidden" in name]
+    if found and case.method == "dflash":
+        yield error(
+            f"the file has {found[0]}, which is P-EAGLE's; vLLM's DFlash refuses it",
+            "drop it, or use the method the draft is made for",
+        )
+
+
+BLOCK_RULES: dict[str, RuleCheck] = {
+    "tensor-prefix": check_prefix,
+    "tensor-unknown": check_unknown_tensors,
+    "tensor-missing": check_missing_tensors,
+    "tensor-shape": check_shapes,
+    "tensor-quantised": check_quantised,
+    "tensor-finite": check_finite,
+    "vocabulary": check_vocabulary,
+    "block-head": check_block_head,
+    "embedding": check_embedding,
+    "map-needed": check_map_needed,
+    "map-values": check_map_values,
+    "mask-hidden": check_mask_tensor,
+}
+"""The rules for block drafts; the rules of one name are the same."""

@@ -20,14 +20,16 @@ from hypothesis import strategies as st
 
 from engine.speculation.inspection.case import METHODS, MTP_METHODS
 from engine.speculation.inspection.config_rules import CONVERTED
-from engine.speculation.inspection.configs import (
-    ARCHITECTURES,
+from engine.speculation.inspection.configs import ARCHITECTURES
+from engine.speculation.inspection.general_rules import KEYS, MOST_DRAFTED, WITHOUT_LOADER
+from engine.speculation.inspection.speculators import (
     FROM_TOP,
     LAYER_IDS,
     LAYER_PART,
+    METHOD_OF_TYPE,
+    NOT_LOADED,
     convert_as_vllm,
 )
-from engine.speculation.inspection.general_rules import KEYS, MOST_DRAFTED
 
 SPEC = find_spec("vllm")
 pytestmark = pytest.mark.skipif(SPEC is None, reason="vLLM is not installed")
@@ -137,6 +139,42 @@ PART = {
 INNER = some(**PART, model_type=st.sampled_from(["llama", "qwen3"]), hidden_size=st.just(64))
 
 
+BLOCK = {
+    "aux_hidden_state_layer_ids": st.sampled_from([[1, 2], [0, 8]]),
+    "mask_token_id": st.sampled_from([5, 0]),
+    "sample_from_anchor": st.booleans(),
+    "sliding_window_non_causal": st.booleans(),
+    "markov_rank": st.sampled_from([None, 0, 8]),
+    "selector_rank": st.sampled_from([None, 8]),
+    "block_size": st.sampled_from([None, 8]),
+    "architectures": st.sampled_from([["DSparkSpeculator"], ["Qwen3OmniDSparkModel"]]),
+}
+
+
+@given(
+    kind=st.sampled_from(["dflash", "dflash2", "dspark"]), top=some(**PART, **BLOCK), inner=INNER
+)
+def test_the_conversion_of_block_drafts_is_vllms(
+    conversion: ModuleType, kind: str, top: dict[str, Any], inner: dict[str, Any]
+):
+    needed = {"aux_hidden_state_layer_ids": [2, 4], "mask_token_id": 5}
+    raw = {**needed, **top, "speculators_model_type": kind, LAYER_PART: inner}
+    theirs = copy.deepcopy(inner)
+    conversion.SUPPORTED_SPECULATORS_TYPES[kind](copy.deepcopy(raw), theirs)
+    assert dict(convert_as_vllm(raw)) == theirs
+
+
+def test_the_types_that_vllm_loads(conversion: ModuleType):
+    assert conversion.SUPPORTED_SPECULATORS_TYPES.keys() == METHOD_OF_TYPE.keys()
+    assert not METHOD_OF_TYPE.keys() & NOT_LOADED.keys()
+
+
+def test_the_methods_without_a_loader():
+    table = assigned(source("model_executor/models/registry.py"), "_SPECULATIVE_DECODING_MODELS")
+    assert "mlp_speculator" not in strings(table)
+    assert WITHOUT_LOADER.keys() == {"mlp_speculator"}
+
+
 @given(kind=st.sampled_from(["eagle3", "peagle"]), top=some(**PART), inner=INNER)
 def test_the_conversion_is_vllms(
     conversion: ModuleType, kind: str, top: dict[str, Any], inner: dict[str, Any]
@@ -144,5 +182,4 @@ def test_the_conversion_is_vllms(
     raw = {**top, "speculators_model_type": kind, "mask_token_id": 5, LAYER_PART: inner}
     theirs = copy.deepcopy(inner)
     conversion.SUPPORTED_SPECULATORS_TYPES[kind](copy.deepcopy(raw), theirs)
-    theirs.pop("pard_token", None)
     assert dict(convert_as_vllm(raw)) == theirs

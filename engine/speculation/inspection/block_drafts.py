@@ -1,0 +1,230 @@
+"""Block drafts (DFlash, DFlash2, DSpark): what vLLM 0.32 reads of one, and the tensors it needs.
+
+A block draft predicts a whole block of mask tokens in one pass, from hidden states of the target's
+layers. Sources: ``qwen3_dflash.py``, ``qwen3_dflash2.py``, ``qwen3_dspark.py`` and
+``get_eagle3_aux_layers_from_config`` of vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.speculation.inspection.configs import (
+    Dimension,
+    DraftConfig,
+    ExpectedTensor,
+    add,
+    expect_grouped_attention,
+    multiply,
+)
+from engine.speculation.inspection.fields import get_int, get_mapping, get_strings
+from engine.speculation.inspection.speculators import BLOCK_LAYER_IDS, LAYER_IDS
+
+METHODS = frozenset({"dflash", "dspark"})
+DFLASH2 = "DFlash2DraftModel"
+DFLASH_ARCHITECTURES = frozenset(
+    {
+        "DFlashDraftModel", DFLASH2, "LiLiCorrDraftModel", "MuseGlimmerAssistantModel",
+        "DFlashMuseGlimmerAssistantModel", "DFlashLagunaForCausalLM",
+    }
+)  # fmt: skip
+DSPARK_STANDALONE = frozenset(
+    {"Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel", "K3DSparkModel"}
+)
+"""DSpark drafts with a checkpoint of their own; the others ship inside their target."""
+LISTED = frozenset({"DFlashDraftModel", DFLASH2, "Qwen3DSparkModel", "Qwen3OmniDSparkModel"})
+"""Architectures whose tensors are listed here; all of them have Qwen3's layers."""
+MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+"""Where vLLM looks for the mask token after ``dflash_config.mask_token_id``, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedLayers:
+    """The target layers that a draft listens to: ``ids`` as ``key`` gives them.
+
+    ``first`` is the number under which ``key`` has the output of the target's first layer.
+    """
+
+    key: str
+    ids: list[Any]
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDraft:
+    """A block draft's config.json under the method ``dflash`` or ``dspark``."""
+
+    draft: DraftConfig
+    method: str
+
+    @property
+    def read(self) -> Mapping[str, Any]:
+        return self.draft.read
+
+    @property
+    def inner(self) -> Mapping[str, Any]:
+        return get_mapping(self.read, "dflash_config")
+
+    @property
+    def architecture(self) -> str:
+        """The name that vLLM looks up."""
+        name = next(iter(get_strings(self.read, "architectures")), "")
+        if self.method == "dspark":
+            renamed = name == "DSparkDraftModel" and self.read.get("model_type") == "qwen3"
+            return "Qwen3DSparkModel" if renamed else name
+        if not name or name.startswith("DFlash") or name.endswith("DFlash"):
+            return name
+        return name if name in DFLASH_ARCHITECTURES else f"DFlash{name}"
+
+    @property
+    def in_target(self) -> bool:
+        """Whether vLLM takes it for the DSpark stages of a DeepSeek target."""
+        return self.method == "dspark" and self.architecture not in DSPARK_STANDALONE
+
+    @property
+    def listed(self) -> bool:
+        return self.architecture in LISTED
+
+    @property
+    def uses_aux(self) -> bool:
+        merged = {**self.draft.eagle_config, **self.inner}
+        own = self.read.get("use_aux_hidden_state", True)
+        return bool(merged.get("use_aux_hidden_state", own))
+
+    @property
+    def captured(self) -> CapturedLayers | None:
+        """None where config.json names no layers."""
+        for key, part, first in (
+            (LAYER_IDS, self.read, 1),
+            ("target_layer_ids", self.inner, 0),
+            ("dspark_target_layer_ids", self.read, 0),
+            ("target_layer_ids", self.read, 0),
+            ("layer_ids", self.inner, 1),
+            ("layer_ids", self.draft.eagle_config, 1),
+        ):
+            ids = part.get(key)
+            if isinstance(ids, list) and ids:
+                own = key == LAYER_IDS and self.draft.speculators
+                return CapturedLayers(BLOCK_LAYER_IDS if own else key, ids, first)
+        return None
+
+    @property
+    def block_size(self) -> Any:
+        """As given: vLLM reads it of DSpark alone, and a training fixed it for all."""
+        given = self.draft.raw.get("block_size") if self.draft.speculators else None
+        keys = ("block_size", "dspark_block_size")
+        found = (part.get(key) for key in keys for part in (self.read, self.inner))
+        return given if given is not None else next((one for one in found if one is not None), None)
+
+    @property
+    def samples_anchor(self) -> bool:
+        """Whether the block's first position predicts a token, or holds the last one accepted."""
+        if self.method == "dspark":
+            return bool(self.read.get("sample_from_anchor", True))
+        return bool(self.inner.get("sample_from_anchor", False))
+
+    @property
+    def capacity(self) -> int | None:
+        """How many tokens of one pass the training covered, if config.json says so."""
+        size = self.block_size
+        if not isinstance(size, int) or isinstance(size, bool):
+            return None
+        return size if self.samples_anchor else size - 1
+
+    @property
+    def markov_rank(self) -> int | None:
+        return self.draft.number("markov_rank")
+
+
+def find_mask_token(config: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """The key that vLLM takes the mask token from, and its value; None where there is none."""
+    inner = get_mapping(config, "dflash_config")
+    if "mask_token_id" in inner:
+        return "mask_token_id", inner["mask_token_id"]
+    if config.get("mask_token_id") is not None:
+        return "mask_token_id", config["mask_token_id"]
+    return next(((key, config[key]) for key in MASK_KEYS[1:] if key in config), None)
+
+
+def list_block_tensors(block: BlockDraft) -> dict[str, ExpectedTensor]:
+    """Names as in the file, without the prefix ``model.``; for ``listed`` architectures only."""
+    draft, hidden = block.draft, block.draft.hidden_size
+    norm = ExpectedTensor((hidden,), "hidden_size")
+    found = {"norm.weight": norm, "hidden_norm.weight": norm}
+    if block.uses_aux:
+        width = multiply(draft.target_hidden_size, count_states(block))
+        by = "the captured layers or target_hidden_size"
+        found["fc.weight"] = ExpectedTensor((hidden, width), by)
+    for index in range(draft.num_layers):
+        found |= {f"layers.{index}.{name}": want for name, want in expect_block_layer(block)}
+    found |= dict(expect_heads(block))
+    table = ExpectedTensor((draft.vocab_size, hidden), "vocab_size or hidden_size", required=False)
+    head = ExpectedTensor((draft.draft_vocab_size, hidden), "draft_vocab_size", required=False)
+    return found | {"embed_tokens.weight": table, "lm_head.weight": head}
+
+
+def count_states(block: BlockDraft) -> int:
+    """How many states vLLM builds fc for: those named, else as many as the draft has layers."""
+    captured = block.captured
+    return len(captured.ids) if captured else block.draft.num_layers
+
+
+def expect_block_layer(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
+    draft = block.draft
+    hidden, wide, dim = draft.hidden_size, draft.number("intermediate_size"), draft.head_dim
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{name}.weight", ExpectedTensor((hidden,), "hidden_size")
+    for name in ("gate_proj", "up_proj"):
+        yield f"mlp.{name}.weight", ExpectedTensor((wide, hidden), "intermediate_size")
+    yield "mlp.down_proj.weight", ExpectedTensor((hidden, wide), "intermediate_size")
+    for name, want in expect_grouped_attention(draft, hidden):
+        yield f"self_attn.{name}", want
+    for name in ("q_norm", "k_norm"):
+        yield f"self_attn.{name}.weight", ExpectedTensor((dim,), "head_dim")
+    if draft.flag("attention_bias"):
+        yield "self_attn.o_proj.bias", ExpectedTensor((hidden,), "hidden_size")
+    if has_sinks(block):
+        yield "self_attn.attention_sink_bias", ExpectedTensor((draft.num_heads,), "the heads")
+    if block.architecture == DFLASH2:
+        yield from expect_convolutions(block)
+
+
+def has_sinks(block: BlockDraft) -> bool:
+    own = block.read.get("add_swa_attention_sink_bias", False)
+    return bool(block.inner.get("attention_sink_bias", own))
+
+
+def expect_convolutions(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
+    hidden = block.draft.hidden_size
+    taps, size = get_int(block.inner, "conv_kernel_size"), get_int(block.inner, "conv_group_size")
+    groups = hidden // size if hidden is not None and size else None
+    by = "conv_kernel_size, conv_group_size or hidden_size"
+    for name in ("attention_conv", "mlp_conv"):
+        yield f"{name}.base_kernel", ExpectedTensor((2, taps, hidden), by)
+        rows = multiply(multiply(2, taps), groups)
+        yield f"{name}.kernel_projection.weight", ExpectedTensor((rows, hidden), by)
+
+
+def expect_heads(block: BlockDraft) -> Iterator[tuple[str, ExpectedTensor]]:
+    """DFlash2's candidate selector; DSpark's Markov and confidence heads."""
+    draft, hidden, rank = block.draft, block.draft.hidden_size, block.markov_rank
+    if block.architecture == DFLASH2:
+        wide = get_int(block.inner, "selector_rank")
+        book = ExpectedTensor((draft.vocab_size, wide), "vocab_size or selector_rank")
+        yield "candidate_selector.predecessor_codebook", book
+        yield "candidate_selector.successor_codebook", book
+        projection = ExpectedTensor((wide, hidden), "selector_rank or hidden_size")
+        yield "candidate_selector.hidden_projection.weight", projection
+    if block.method != "dspark":
+        return
+    by = "vocab_size or markov_rank"
+    yield "markov_head.markov_w1.weight", ExpectedTensor((draft.vocab_size, rank), by)
+    by = "draft_vocab_size or markov_rank"
+    yield "markov_head.markov_w2.weight", ExpectedTensor((draft.draft_vocab_size, rank), by)
+    taken: Dimension = add(hidden, rank) if draft.flag("confidence_head_with_markov") else hidden
+    taken = taken if draft.flag("enable_confidence_head") else None
+    by = "hidden_size, markov_rank or confidence_head_with_markov"
+    for name, shape in (("weight", (1, taken)), ("bias", (1,))):
+        yield f"confidence_head.proj.{name}", ExpectedTensor(shape, by, required=False)

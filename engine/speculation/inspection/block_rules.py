@@ -1,0 +1,244 @@
+"""Rules about the config.json of block drafts: DFlash, DFlash2 and DSpark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from engine.speculation.inspection.block_drafts import (
+    DFLASH2,
+    DFLASH_ARCHITECTURES,
+    BlockDraft,
+    CapturedLayers,
+)
+from engine.speculation.inspection.case import (
+    InspectionCase,
+    RuleCheck,
+    Violation,
+    error,
+    warning,
+)
+from engine.speculation.inspection.config_rules import (
+    check_heads,
+    check_positions,
+    check_rope,
+    check_sharding,
+)
+from engine.speculation.inspection.fields import get_int
+from engine.speculation.inspection.speculators import BLOCK_LAYER_IDS, get_proposed_depth
+
+SIZES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
+)  # fmt: skip
+UNDEFAULTED = ("num_key_value_heads", "rms_norm_eps", "hidden_act", "max_position_embeddings")
+"""What a draft in the speculators format has no default for: vLLM reads it from a bare config."""
+LAYER_TYPES = ("full_attention", "sliding_attention")
+OWN = "use the draft made for this target"
+
+
+def check_block_architecture(case: InspectionCase) -> Iterator[Violation]:
+    name = BlockDraft(case.draft, case.method).architecture
+    if case.method == "dflash" and name not in DFLASH_ARCHITECTURES:
+        near = get_close_matches(name, DFLASH_ARCHITECTURES, 1)
+        yield error(
+            f"architectures is {case.draft.read.get('architectures')!r}, for which vLLM has no "
+            "DFlash draft",
+            f"did you mean {near[0] if near else 'DFlashDraftModel'!r}?",
+        )
+
+
+def check_block_sizes(case: InspectionCase) -> Iterator[Violation]:
+    draft = case.draft
+    wanted = SIZES + (UNDEFAULTED if draft.speculators else ())
+    absent = [key for key in wanted if draft.read.get(key) is None]
+    if absent:
+        where = "transformer_layer_config" if draft.speculators else "config.json"
+        yield error(
+            f"{where} gives no {', '.join(absent)}", "write the values the draft was trained with"
+        )
+    wrong = [key for key in SIZES if draft.read.get(key) is not None and not draft.number(key)]
+    wrong += [key for key in SIZES if (draft.number(key) or 0) < 0]
+    for key in wrong:
+        yield error(f"{key} is {draft.read.get(key)!r}", "give a whole number of at least 1")
+
+
+def check_block_layers(case: InspectionCase) -> Iterator[Violation]:
+    block = BlockDraft(case.draft, case.method)
+    if not block.uses_aux:
+        return
+    captured = block.captured
+    if captured is None:
+        key = BLOCK_LAYER_IDS if case.draft.speculators else "dflash_config.target_layer_ids"
+        yield error(
+            f"config.json names no layers of the target to listen to ({key})",
+            "write the ids the draft was trained with",
+        )
+        return
+    yield from check_ids(captured, case.target.num_layers if case.target else None)
+
+
+def check_ids(captured: CapturedLayers, layers: int | None) -> Iterator[Violation]:
+    highest = None if layers is None else layers - 1 + captured.first
+    ids = captured.ids
+    odd = [one for one in ids if not isinstance(one, int) or isinstance(one, bool)]
+    if odd:
+        yield error(f"{captured.key} holds {odd[0]!r}", "give whole numbers")
+        return
+    for one in ids:
+        if one < 0 or (highest is not None and one > highest):
+            yield error(
+                f"{captured.key} holds {one}; this target has 0 to {highest}",
+                f"{OWN}, or its true ids",
+            )
+            return
+    if len(set(ids)) < len(ids):
+        yield error(
+            f"{captured.key} {ids} repeats a layer; vLLM hands each out once",
+            "give each layer once",
+        )
+    elif ids != sorted(ids):
+        yield warning(
+            f"{captured.key} {ids} are not ascending; vLLM hands the states out in layer order",
+            "sort the ids if it was trained so, else permute fc's columns",
+        )
+
+
+def check_block_width(case: InspectionCase) -> Iterator[Violation]:
+    """One captured state is as wide as the target."""
+    block = BlockDraft(case.draft, case.method)
+    wide = case.target.hidden_size if case.target else None
+    taken = case.draft.target_hidden_size
+    if block.uses_aux and wide is not None and taken is not None and wide != taken:
+        yield error(
+            f"the draft is made for a target of hidden size {taken}, this one has {wide}",
+            f'{OWN}, or "target_hidden_size": {wide} if it is it',
+        )
+
+
+def check_block_size(case: InspectionCase) -> Iterator[Violation]:
+    """The training covers K tokens, and each position of the block is one of them."""
+    block = BlockDraft(case.draft, case.method)
+    size, most = block.block_size, block.capacity
+    if size is not None and (most is None or most < 1):
+        yield error(f"block_size is {size!r}", "write the block size the draft was trained with")
+        return
+    depth = get_int(case.settings, "num_speculative_tokens")
+    if depth is None and case.method == "dspark" and size is None:
+        yield error(
+            "neither num_speculative_tokens nor block_size is given",
+            "write the block size the draft was trained with",
+        )
+    if most is None:
+        return
+    if depth is not None and depth > most:
+        yield error(
+            f"num_speculative_tokens is {depth}; a block of {size} was trained for {most}",
+            f"give at most {most}",
+        )
+        return
+    proposed = get_proposed_depth(case.draft.raw)
+    if proposed is not None and proposed > most:
+        yield warning(
+            f"speculators_config proposes {proposed} tokens; a block of {size} was trained for "
+            f"{most}",
+            f'write "speculative_tokens": {most}',
+        )
+
+
+def check_anchor(case: InspectionCase) -> Iterator[Violation]:
+    block = BlockDraft(case.draft, case.method)
+    if case.method == "dflash" and block.samples_anchor:
+        yield error(
+            "sample_from_anchor is true, which vLLM's DFlash does not do",
+            "train it with false, or as DSpark",
+        )
+    unsaid = case.draft.speculators and "sample_from_anchor" not in case.draft.raw
+    if case.method == "dspark" and unsaid:
+        yield warning(
+            "'sample_from_anchor' is absent: vLLM takes false, the speculators library true",
+            "write the value it was trained with",
+        )
+
+
+def check_block_attention(case: InspectionCase) -> Iterator[Violation]:
+    block = BlockDraft(case.draft, case.method)
+    types = block.read.get("layer_types")
+    if types is not None:
+        if not isinstance(types, list) or len(types) < case.draft.num_layers:
+            yield error(
+                f"layer_types {types!r} does not cover {case.draft.num_layers} layers",
+                "give one type a layer",
+            )
+            return
+        odd = [one for one in types if one not in LAYER_TYPES]
+        if odd:
+            yield error(f"layer_types holds {odd[0]!r}", f"use {' or '.join(LAYER_TYPES)}")
+    slides = block.inner.get("use_swa") or LAYER_TYPES[1] in (types or ())
+    window = block.inner.get("swa_window_size", block.read.get("sliding_window"))
+    if slides and not (isinstance(window, int) and window > 0):
+        yield error(
+            f"a layer attends through a sliding window, and the window is {window!r}",
+            "write sliding_window",
+        )
+
+
+def check_selector(case: InspectionCase) -> Iterator[Violation]:
+    """What DFlash2 adds: grouped convolutions and a selector over the whole vocabulary."""
+    block = BlockDraft(case.draft, case.method)
+    if block.architecture != DFLASH2:
+        return
+    keys = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    for key in keys:
+        if (get_int(block.inner, key) or 0) < 1:
+            yield error(
+                f"{key} is {block.inner.get(key)!r}", "write the value the draft was trained with"
+            )
+    hidden, size = case.draft.hidden_size, get_int(block.inner, "conv_group_size")
+    if hidden and size and size > 0 and hidden % size:
+        yield error(
+            f"conv_group_size {size} does not divide hidden size {hidden}", "correct one of them"
+        )
+    whole = case.target.vocab_size if case.target else case.draft.vocab_size
+    most = get_int(block.inner, "selector_top_k")
+    if most and whole and most > whole:
+        yield error(f"selector_top_k is {most} of {whole} tokens", "correct it")
+    small, own = case.draft.draft_vocab_size, case.draft.vocab_size
+    if small is not None and own is not None and small != own:
+        yield error(
+            f"draft_vocab_size is {small} of {own}; DFlash2 selects over the whole vocabulary",
+            "train it with the target's vocabulary",
+        )
+
+
+def check_markov(case: InspectionCase) -> Iterator[Violation]:
+    block = BlockDraft(case.draft, case.method)
+    if case.method != "dspark" or not block.listed:
+        return
+    if (block.markov_rank or 0) < 1:
+        yield error(
+            f"markov_rank is {block.read.get('markov_rank')!r}; vLLM's DSpark has a Markov head",
+            "write the rank it was trained with; without that head it is a DFlash draft",
+        )
+    kind = block.read.get("markov_head_type", "vanilla")
+    if kind != "vanilla":
+        yield error(
+            f"markov_head_type is {kind!r}; vLLM has the type 'vanilla' alone",
+            "train the draft with a vanilla Markov head",
+        )
+
+
+RULES: dict[str, RuleCheck] = {
+    "block-architecture": check_block_architecture,
+    "block-sizes": check_block_sizes,
+    "block-layers": check_block_layers,
+    "block-width": check_block_width,
+    "block-depth": check_block_size,
+    "block-anchor": check_anchor,
+    "block-attention": check_block_attention,
+    "selector": check_selector,
+    "markov-head": check_markov,
+    "heads": check_heads,
+    "sharding": check_sharding,
+    "positions": check_positions,
+    "rope": check_rope,
+}

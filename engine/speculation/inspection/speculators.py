@@ -1,0 +1,143 @@
+"""The speculators format: which types vLLM loads, and the flat config it makes of each.
+
+``convert_as_vllm`` follows vLLM 0.32's ``transformers_utils/configs/speculators/algos.py``; a test
+compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.speculation.inspection.fields import get_int, get_mapping, get_strings
+
+TYPE = "speculators_model_type"
+PART = "speculators_config"
+LAYER_PART = "transformer_layer_config"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+BLOCK_LAYER_IDS = "aux_hidden_state_layer_ids"
+FROM_TOP = {
+    "eagle3": ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"),
+    "peagle": ("norm_before_residual", "norm_before_fc"),
+}
+"""What the conversion of an EAGLE draft takes from the top level, absent or not."""
+SELECTOR_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+DSPARK_KEYS = (
+    "draft_vocab_size", "target_hidden_size", "mask_token_id", "markov_rank", "markov_head_type",
+    "block_size", "enable_confidence_head", "confidence_head_with_markov", "use_aux_hidden_state",
+)  # fmt: skip
+DSPARK_ARCHITECTURES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
+EAGLE_ARCHITECTURES = {
+    ("eagle3", "llama"): "Eagle3LlamaForCausalLM",
+    ("eagle3", "qwen3"): "Eagle3Qwen3ForCausalLM",
+    ("peagle", "llama"): "PeagleLlamaForCausalLM",
+    ("peagle", "qwen3"): "PeagleQwen3ForCausalLM",
+}
+METHOD_OF_TYPE: Mapping[str, str] = {
+    "eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dflash2": "dflash",
+    "dspark": "dspark",
+}  # fmt: skip
+"""The types that vLLM 0.32 and 0.33 load -> the method that runs them."""
+NOT_LOADED: Mapping[str, str] = {
+    "mtp": "merge it into its target with `speculators stitch-mtp` and serve that target with "
+    '"method": "mtp"; vLLM 0.32 and 0.33 have no loader for the type itself',
+    "xpress": "vLLM 0.33 runs XPress drafts in their plain format (architecture "
+    "'Qwen3XPressModel'); neither 0.32 nor 0.33 loads the speculators format of it",
+}
+"""The types of speculators 0.9 that vLLM does not load -> the way out."""
+
+
+def is_speculators(raw: Mapping[str, Any]) -> bool:
+    return TYPE in raw or PART in raw
+
+
+def convert_as_vllm(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The flat config after vLLM's conversion of the speculators format."""
+    convert = CONVERSIONS.get(str(raw.get(TYPE)))
+    return {**get_mapping(raw, LAYER_PART), **convert(raw)} if convert else raw
+
+
+def convert_eagle(raw: Mapping[str, Any]) -> dict[str, Any]:
+    kind = raw[TYPE]
+    read = {"draft_vocab_size": raw.get("draft_vocab_size")}
+    read |= {key: raw.get(key, False) for key in FROM_TOP[kind]}
+    read["norm_before_residual"] = raw.get("norm_before_residual", kind == "eagle3")
+    read |= list_given(raw, "target_hidden_size")
+    if raw.get(LAYER_IDS):
+        read[LAYER_IDS] = raw[LAYER_IDS]
+    if kind == "peagle":
+        read["pard_token"] = raw.get("mask_token_id")
+    model_type = get_mapping(raw, LAYER_PART).get("model_type", "llama")
+    shape = EAGLE_ARCHITECTURES.get((kind, str(model_type)))
+    return read | {"architectures": [shape] if shape else []}
+
+
+def convert_dflash(raw: Mapping[str, Any]) -> dict[str, Any]:
+    ids = raw.get(BLOCK_LAYER_IDS)
+    inner: dict[str, Any] = {
+        "mask_token_id": raw.get("mask_token_id"),
+        "target_layer_ids": count_from_zero(ids),
+        "sample_from_anchor": raw.get("sample_from_anchor", False),
+        "causal": not raw.get("sliding_window_non_causal", True),
+    }
+    read = {"draft_vocab_size": raw.get("draft_vocab_size")}
+    read |= list_given(raw, "target_hidden_size")
+    return read | {
+        "architectures": ["DFlashDraftModel"],
+        LAYER_IDS: ids,
+        "dflash_config": inner,
+    }
+
+
+def convert_dflash2(raw: Mapping[str, Any]) -> dict[str, Any]:
+    read = convert_dflash(raw)
+    read["dflash_config"] |= list_given(raw, *SELECTOR_KEYS)
+    return read | {"architectures": ["DFlash2DraftModel"]}
+
+
+def convert_dspark(raw: Mapping[str, Any]) -> dict[str, Any]:
+    given = [name for name in get_strings(raw, "architectures") if name in DSPARK_ARCHITECTURES]
+    anchored, ids = raw.get("sample_from_anchor", False), raw.get(BLOCK_LAYER_IDS)
+    return {
+        "architectures": given or [DSPARK_ARCHITECTURES[0]],
+        "sample_from_anchor": anchored,
+        "dspark_bonus_anchor": not anchored,
+        LAYER_IDS: ids,
+        "target_layer_ids": count_from_zero(ids),
+        **list_given(raw, *DSPARK_KEYS),
+    }
+
+
+def list_given(raw: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: raw[key] for key in keys if raw.get(key) is not None}
+
+
+def count_from_zero(ids: Any) -> list[Any] | None:
+    """DFlash's own ids: the layers counted from 0, where the speculators format counts outputs."""
+    if not isinstance(ids, list):
+        return None
+    return [one - 1 if isinstance(one, int) else one for one in ids]
+
+
+CONVERSIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "eagle3": convert_eagle,
+    "peagle": convert_eagle,
+    "dflash": convert_dflash,
+    "dflash2": convert_dflash2,
+    "dspark": convert_dspark,
+}
+
+
+def get_proposal(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first proposal method, the only one that vLLM reads."""
+    methods = get_mapping(raw, PART).get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    return first if isinstance(first, Mapping) else {}
+
+
+def get_proposed_depth(raw: Mapping[str, Any]) -> int | None:
+    return get_int(get_proposal(raw), "speculative_tokens")
+
+
+def get_verifier(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return get_mapping(get_mapping(raw, PART), "verifier")

@@ -1,0 +1,123 @@
+"""Rules about drafts in the speculators format: what the folder says of itself and its target."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from engine.speculation.inspection.case import (
+    InspectionCase,
+    RuleCheck,
+    Violation,
+    error,
+    note,
+    warning,
+)
+from engine.speculation.inspection.fields import get_mapping, get_strings
+from engine.speculation.inspection.speculators import (
+    LAYER_PART,
+    METHOD_OF_TYPE,
+    NOT_LOADED,
+    PART,
+    TYPE,
+    get_proposal,
+    get_proposed_depth,
+    get_verifier,
+)
+
+FAMILY = re.compile(r"[A-Z]+[a-z]*")
+ONE_LINER = "`eaglegate serve SPECULATOR` cannot use it"
+
+
+def check_type(case: InspectionCase) -> Iterator[Violation]:
+    given = case.draft.raw.get(TYPE)
+    if given in METHOD_OF_TYPE:
+        return
+    if given in NOT_LOADED:
+        yield error(f"vLLM does not load the speculators type {given!r}", NOT_LOADED[str(given)])
+        return
+    near = get_close_matches(str(given), METHOD_OF_TYPE, 1)
+    yield error(
+        f"{TYPE} is {given!r}, which vLLM does not load",
+        f"did you mean {near[0]!r}?" if near else f"vLLM loads {', '.join(METHOD_OF_TYPE)}",
+    )
+
+
+def check_parts(case: InspectionCase) -> Iterator[Violation]:
+    """vLLM takes a folder for this format only with ``speculators_config``."""
+    for key in (PART, LAYER_PART):
+        given = case.draft.raw.get(key)
+        if not isinstance(given, dict):
+            yield error(
+                f"{key} is {'absent' if given is None else 'not an object'}",
+                "export the draft again with the speculators library",
+            )
+
+
+def check_proposal(case: InspectionCase) -> Iterator[Violation]:
+    raw = case.draft.raw
+    if not isinstance(raw.get(PART), dict):
+        return
+    depth = get_proposed_depth(raw)
+    if depth is None or depth < 1:
+        given = get_proposal(raw).get("speculative_tokens")
+        yield warning(
+            f"speculators_config proposes {given!r} speculative_tokens; {ONE_LINER}",
+            "give a whole number of at least 1 in the first of proposal_methods",
+        )
+
+
+def check_relaxed(case: InspectionCase) -> Iterator[Violation]:
+    proposal = get_proposal(case.draft.raw)
+    if proposal.get("verifier_accept_k", 1) != 1 or proposal.get("accept_tolerance", 0):
+        yield note(
+            "speculators_config accepts tokens besides the target's own; vLLM does not read that",
+            "acceptance stays exact, and below what was measured with it",
+        )
+
+
+def check_algorithm(case: InspectionCase) -> Iterator[Violation]:
+    named, given = get_mapping(case.draft.raw, PART).get("algorithm"), case.draft.raw.get(TYPE)
+    if named is not None and given is not None and named != given:
+        yield warning(
+            f"speculators_config says algorithm {named!r}, and {TYPE} is {given!r}",
+            f"vLLM goes by {TYPE}; correct the one that is wrong",
+        )
+
+
+def check_verifier(case: InspectionCase) -> Iterator[Violation]:
+    """The draft was trained for a target of the architecture that it names."""
+    verifier = get_verifier(case.draft.raw)
+    if isinstance(case.draft.raw.get(PART), dict) and not isinstance(
+        verifier.get("name_or_path"), str
+    ):
+        yield warning(
+            f"speculators_config names no verifier; {ONE_LINER}",
+            'write the target to "verifier": {"name_or_path": ...}',
+        )
+    named = get_strings(verifier, "architectures")
+    served = case.target.architectures if case.target else ()
+    if not named or not served or set(named) & set(served):
+        return
+    found = f"the draft was trained for {named[0]}, this target is {served[0]}"
+    if set(map(get_family, named)) & set(map(get_family, served)):
+        yield warning(found, "right only if both have the same text model")
+    else:
+        yield error(found, "use the draft made for this target")
+
+
+def get_family(architecture: str) -> str:
+    """The first word: Qwen of Qwen3MoeForCausalLM."""
+    found = FAMILY.match(architecture)
+    return found[0] if found else architecture
+
+
+RULES: dict[str, RuleCheck] = {
+    "speculators-type": check_type,
+    "speculators-parts": check_parts,
+    "proposal": check_proposal,
+    "relaxed-acceptance": check_relaxed,
+    "algorithm": check_algorithm,
+    "verifier": check_verifier,
+}
