@@ -33,6 +33,7 @@ from engine.speculation.inspection.checkpoint import (
 )
 from engine.speculation.inspection.recurrent import RECURRENT_ON_CPU, is_recurrent
 from engine.speculation.inspection.weights import InvalidCheckpoint, TensorEntry, read_header
+from engine.speculation.naming import explain_missing_target
 from engine.vllm_contract import describe_broken
 
 __all__ = ["EnginePlan", "PreflightReport", "make_plan", "preflight"]
@@ -53,7 +54,8 @@ def check_vllm_installed(scene: PreflightContext) -> Iterator[str]:
 
 def check_model(scene: PreflightContext) -> Iterator[str]:
     if scene.found.problem:
-        yield f"the model cannot be read: {scene.found.problem}"
+        named = explain_missing_target(scene.plan.model, scene.plan.speculative_config)
+        yield f"the model cannot be read: {scene.found.problem}{named}"
     elif not scene.found.downloaded and scene.plan.load_format != "dummy":
         why = scene.hub()
         if why:
@@ -146,15 +148,6 @@ def check_inspected(scene: PreflightContext) -> Iterator[str]:
         yield f"the model's files were not inspected: {scene.found.unread}"
 
 
-def check_not_a_draft(scene: PreflightContext) -> Iterator[str]:
-    verifier = scene.found.raw.get("speculators_config", {}).get("verifier", {})
-    if verifier:
-        yield (
-            f"{scene.plan.model} is a draft in the speculators format; "
-            f"vLLM would serve {verifier.get('name_or_path')} with it"
-        )
-
-
 def check_download(scene: PreflightContext) -> Iterator[str]:
     if not scene.found.downloaded and scene.hub() is None:
         yield f"{scene.plan.model} is not on this machine; serve would download it"
@@ -193,7 +186,6 @@ REMARKS: tuple[Check, ...] = (
     check_cpu_scheme,
     check_other_nodes,
     check_inspected,
-    check_not_a_draft,
     check_download,
 )
 

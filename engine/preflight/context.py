@@ -21,6 +21,7 @@ from engine.speculation.inspection.checkpoint import (
 )
 from engine.speculation.inspection.configs import TEXT_PARTS, TargetConfig, read_target
 from engine.speculation.inspection.weights import InvalidCheckpoint
+from engine.speculation.naming import SHORT, name_speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +76,22 @@ def make_plan(arguments: Any, adapters: Mapping[str, str] | None = None) -> Engi
     """From the engine's arguments, or from a parsed command line that names a model.
 
     Absent ones keep their default. A command line is taken as it is, so that one made for a larger
-    machine can be checked here.
+    machine can be checked here. Raises EngineStartError for settings that contradict each other.
     """
-    speculation = getattr(arguments, "speculative_config", None)
+    named = getattr(arguments, "model_tag", None) or arguments.model
+    parts = ("revision", "speculative_config", *SHORT)
+    chosen = {name: getattr(arguments, name, None) for name in parts}
+    chosen = name_speculation({**chosen, "model": str(named)})
+    speculation = chosen["speculative_config"]
     overrides = getattr(arguments, "hf_overrides", None)
-    names = ("revision", "tokenizer", "quantization", "max_model_len")
+    names = ("tokenizer", "quantization", "max_model_len")
     splits = ("tensor", "pipeline", "prefill_context", "data")
     sizes = [f"{split}_parallel_size" for split in splits]
     taken: dict[str, Any] = {name: getattr(arguments, name, None) for name in names}
     taken |= {name: getattr(arguments, name, None) or 1 for name in sizes}
     return EnginePlan(
-        model=str(getattr(arguments, "model_tag", None) or arguments.model),
+        model=chosen["model"],
+        revision=chosen["revision"],
         **taken,
         dtype=str(getattr(arguments, "dtype", "auto")),
         attention_backend=get_backend_name(getattr(arguments, "attention_backend", None)),

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,16 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from engine.speculation.inspection.checkpoint import looks_like_hub_id
 from engine.speculation.inspection.recurrent import RECURRENT_ON_CPU
+from engine.speculation.naming import name_speculation
 from engine.vllm_backend import prepare_cpu, prepare_offline
 from engine.vllm_backend.graphs import choose_depths, choose_sizes, declare_depths
 from engine.vllm_contract import SCHEDULER, WORKER, Area, find_broken
 
 GIB = 1024**3
+HUB_S = 3.0
+"""Seconds that the hub has to answer, where it is asked for a config.json."""
 TABLE = "num_speculative_tokens_per_batch_size"
 AUTO = "auto"
 """``--depth auto``: the planner chooses at every step."""
@@ -92,15 +98,34 @@ def make_engine_arguments(
 ) -> AsyncEngineArgs:
     """What the user chose, and our defaults for the rest.
 
-    ``depth`` is that of requests that bring none, as ``--depth`` has it.
+    ``depth`` is that of requests that bring none, as ``--depth`` has it. Raises EngineStartError
+    for settings of the draft that contradict each other.
     """
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     chosen = {name: value for name, value in vars(namespace).items() if name in fields}
     if getattr(namespace, "model_tag", None):
         chosen["model"] = namespace.model_tag
     if chosen.get("model"):
+        _find_remote_config(chosen)
+    chosen = name_speculation(chosen)
+    if chosen.get("model"):
         return _make_arguments(chosen, depth=depth)
     return make_demo_arguments(depth, **chosen)
+
+
+def _find_remote_config(chosen: Mapping[str, Any]) -> None:
+    """Download config.json of a model on the hub, as vLLM will: it may be a draft that names one.
+
+    What goes wrong here is told later, by what needs the model.
+    """
+    name = str(chosen["model"])
+    if Path(name).expanduser().exists() or not looks_like_hub_id(name):
+        return
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    with suppress(OSError, ValueError, HfHubHTTPError, HFValidationError):
+        hf_hub_download(name, "config.json", revision=chosen.get("revision"), etag_timeout=HUB_S)
 
 
 def make_demo_arguments(depth: str | None = AUTO, **chosen: Any) -> AsyncEngineArgs:

@@ -193,6 +193,8 @@ def detect_kind_by_config(config: Mapping[str, Any]) -> str | None:
         return "mtp"
     if model_type in ("medusa", "mlp_speculator"):
         return str(model_type)
+    if get_mapping(config, "dflash_config"):
+        return "dflash"
     if "draft_vocab_size" in config or "target_hidden_size" in config:
         return "eagle3"
     return "eagle3" if get_mapping(config, "eagle_config") else None

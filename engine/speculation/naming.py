@@ -1,0 +1,126 @@
+"""What a command line names: the target, and the draft in one of vLLM's three ways.
+
+``--speculative-config``, the short flags ``--spec-method``, ``--spec-model`` and ``--spec-tokens``,
+and a draft in the speculators format as the model, which names its target itself. All three become
+one ``speculative_config``, as vLLM makes of them later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.errors import EngineStartError
+from engine.speculation.inspection.checkpoint import NotInspectable, locate, read_config
+from engine.speculation.inspection.speculators import (
+    METHOD_OF_TYPE,
+    PART,
+    TYPE,
+    get_proposed_depth,
+    get_verifier,
+)
+from engine.speculation.inspection.weights import InvalidCheckpoint
+
+SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+"""vLLM's short flags -> the key of ``speculative_config`` that each stands for."""
+
+
+def name_speculation(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """``chosen`` with one ``speculative_config``, by the names that vLLM's arguments have.
+
+    ``model`` may be a draft in the speculators format: then it becomes the draft, and its target
+    the model. Raises EngineStartError for settings that contradict each other.
+    """
+    chosen = merge_short_flags(chosen)
+    name = chosen.get("model")
+    draft = read_speculators(name, chosen.get("revision")) if isinstance(name, str) else None
+    return chosen if draft is None else serve_speculator(chosen, draft)
+
+
+def merge_short_flags(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises EngineStartError where a flag repeats a key of ``--speculative-config``."""
+    merged = dict(chosen)
+    given = {key: merged.pop(name, None) for name, key in SHORT.items()}
+    given = {key: value for key, value in given.items() if value is not None}
+    settings = merged.get("speculative_config")
+    if isinstance(settings, Mapping):
+        settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
+        merged["speculative_config"] = settings
+    if not given:
+        return merged
+    for flag, key in SHORT.items():
+        if key in given and key in (settings or {}):
+            raise EngineStartError(
+                f"--{flag.replace('_', '-')} and '{key}' of --speculative-config say the same: "
+                "give one of them"
+            )
+    return merged | {"speculative_config": {**(settings or {}), **given}}
+
+
+def read_speculators(name: str, revision: str | None) -> Mapping[str, Any] | None:
+    """The config.json of a draft in the speculators format; None for anything else."""
+    try:
+        config = read_config(locate(name, revision))
+    except (NotInspectable, InvalidCheckpoint):
+        return None
+    return config if config.get(PART) is not None else None
+
+
+def serve_speculator(chosen: dict[str, Any], draft: Mapping[str, Any]) -> dict[str, Any]:
+    """The draft's target with that draft. What the user chose counts more than what it proposes.
+
+    Clients may use the name of either. Raises EngineStartError.
+    """
+    name, target = chosen["model"], get_verifier(draft).get("name_or_path")
+    if not isinstance(target, str) or not target:
+        raise EngineStartError(
+            f"{name} is a draft in the speculators format, and its speculators_config.verifier "
+            f"names no target. {advise(name, draft)}"
+        )
+    fixed = {"model": name, **describe_method(draft)}
+    settings = chosen.get("speculative_config") or {}
+    for key, value in fixed.items():
+        if key in settings and settings[key] != value:
+            raise EngineStartError(
+                f"{name} is a draft in the speculators format, which fixes {key} to {value!r}; "
+                f"given {settings[key]!r}. Leave it out, or name the target as the model"
+            )
+    proposed = get_proposed_depth(draft)
+    depth = {} if proposed is None else {"num_speculative_tokens": proposed}
+    revision = chosen.get("revision")
+    of_draft = {} if revision is None else {"revision": revision}
+    return {
+        **chosen,
+        "model": target,
+        "revision": None,
+        "served_model_name": chosen.get("served_model_name") or list(dict.fromkeys((name, target))),
+        "speculative_config": {**depth, **of_draft, **settings, **fixed},
+    }
+
+
+def describe_method(draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing for a type that vLLM does not load: inspection refuses it."""
+    kind = str(draft.get(TYPE))
+    if kind not in METHOD_OF_TYPE:
+        return {}
+    parallel = {"parallel_drafting": True} if kind == "peagle" else {}
+    return {"method": METHOD_OF_TYPE[kind], **parallel}
+
+
+def advise(name: str, draft: Mapping[str, Any]) -> str:
+    depth = get_proposed_depth(draft) or 3
+    settings = {"model": name, **describe_method(draft), "num_speculative_tokens": depth}
+    return f"Name it: eaglegate serve TARGET --speculative-config '{json.dumps(settings)}'"
+
+
+def explain_missing_target(target: str, settings: Mapping[str, Any] | None) -> str:
+    """Why a target that is not here was asked for; empty where the user named it."""
+    draft = (settings or {}).get("model")
+    config = read_speculators(draft, None) if isinstance(draft, str) else None
+    if config is None or get_verifier(config).get("name_or_path") != target:
+        return ""
+    if Path(target).expanduser().exists():
+        return ""
+    return f" (the target that the draft {draft} names). {advise(str(draft), config)}"
