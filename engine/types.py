@@ -239,6 +239,8 @@ class SpeculationInfo:
     summary: str = ""
     per_request: bool = True
     """Whether the engine honours the depth of a request."""
+    lossy: tuple[str, ...] | None = ()
+    """A sentence for each setting that may change text; None where that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

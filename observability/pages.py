@@ -180,6 +180,7 @@ def _describe_engine(info: EngineInfo) -> Row:
         "depth": how.depth,
         "draft": how.draft,
         "summary": how.summary,
+        "lossy": how.lossy,
         "worker": info.details.get("worker"),
     }
 

@@ -106,6 +106,11 @@ class Settings:
         "seconds that a start may spend on timing steps for --depth auto; what they do not reach "
         "is learnt from traffic, as all is with 0",
     )
+    require_lossless: bool = setting(
+        False,
+        "refuse to start with a setting of speculation that may change text, such as "
+        "rejection_sample_method synthetic",
+    )
     draft_store: str | None = setting(
         None,
         "folder for copies of drafts that are loaded while serving; a promoted one is served again "

@@ -317,6 +317,7 @@ def describe_speculation(spec: WorkerSpeculation) -> SpeculationInfo:
             0,
             summary="the worker speculates and does not account for it: start it with "
             "--per-request-spec-decode-metrics detailed",
+            lossy=None,
         )
     per_request = "" if spec.per_request else "; a request's own depth is not honoured"
     return SpeculationInfo(
@@ -324,4 +325,5 @@ def describe_speculation(spec: WorkerSpeculation) -> SpeculationInfo:
         spec.depth or 0,
         summary=f"K = {spec.depth}, in the worker; method and draft unknown{per_request}",
         per_request=spec.per_request,
+        lossy=None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from itertools import chain
 from typing import Any
 
@@ -25,6 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineOverloaded, RequestRejected
 from engine.speculation.accounting import intern_step
+from engine.speculation.lossy import add_lossy, find_lossy
 from engine.speculation.methods import find_method
 from engine.types import (
     DecodeStep,
@@ -87,8 +89,9 @@ def _describe_speculation(config: SpeculativeConfig | None) -> SpeculationInfo:
         return SpeculationInfo("none", 0, summary="no speculation: no draft was given")
     method, depth, draft = _name_method(config), config.num_speculative_tokens, str(config.model)
     known = find_method({"method": config.method}).known
-    summary = f"{method}, K = {depth}, draft {draft}"
-    return SpeculationInfo(method, depth, draft, summary, per_request=known)
+    lossy = find_lossy({field.name: getattr(config, field.name) for field in fields(config)})
+    summary = add_lossy(f"{method}, K = {depth}, draft {draft}", lossy)
+    return SpeculationInfo(method, depth, draft, summary, per_request=known, lossy=lossy)
 
 
 def _name_method(config: SpeculativeConfig) -> str:

@@ -32,6 +32,11 @@ class EngineState(MetricGroup):
             "1 for a part of the gateway that this vLLM does not fit: vLLM's own does its work",
             ("engine", "part"),
         )
+        self._lossy = self.gauge(
+            "engine_lossy",
+            "1 while a setting of speculation may change text; absent where that is unknown",
+            ("engine",),
+        )
         self._losses = self.counter(
             "engine_losses", "Engine losses: died, hung or failed to restart", ("engine", "cause")
         )
@@ -50,6 +55,8 @@ class EngineState(MetricGroup):
             self._degraded(engine, part).set(1)
         speculation = info.speculation
         self._info(engine, info.model, speculation.method, str(speculation.depth)).set(1)
+        if speculation.lossy is not None:
+            self._lossy(engine).set(bool(speculation.lossy))
 
     def record_engine_state(self, engine: str, live: bool) -> None:
         self._up(engine).set(live)

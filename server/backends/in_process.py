@@ -12,6 +12,7 @@ from engine.fleet.types import WorkerStatus
 from engine.machine import inspect_machine
 from engine.preflight import make_plan, preflight
 from engine.speculation.drafts import DraftPlan, DraftStore
+from engine.speculation.lossy import add_lossy, find_lossy, refuse_lossy
 from engine.speculation.swap import DraftManager
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.supervisor import SupervisedEngine
@@ -133,7 +134,8 @@ class InProcessBackend:
         """Add the method and summary that the draft inspection found."""
         if self._draft is None:
             return info
-        named = replace(info.speculation, method=self._draft.method, summary=self._draft.summary)
+        summary = add_lossy(self._draft.summary, info.speculation.lossy or ())
+        named = replace(info.speculation, method=self._draft.method, summary=summary)
         return replace(info, speculation=named)
 
     async def aclose(self) -> None:
@@ -170,7 +172,11 @@ def _run_preflight(
     progress: Callable[[str], None],
 ) -> SpeculationReport | None:
     """Report on the draft. Raises EngineStartError when something would stop the engine."""
-    found = preflight(make_plan(arguments, adapters), inspect_machine())
+    plan = make_plan(arguments, adapters)
+    lossy = find_lossy(plan.speculative_config)
+    if lossy and settings.require_lossless:
+        raise EngineStartError(refuse_lossy(lossy))
+    found = preflight(plan, inspect_machine())
     if found.draft is not None:
         progress(f"draft: {found.draft.summary}")
         for finding in found.draft.warnings:

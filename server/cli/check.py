@@ -9,6 +9,7 @@ from engine.errors import EngineStartError
 from engine.machine import Machine, inspect_machine, is_port_free
 from engine.preflight import EnginePlan, preflight
 from engine.speculation.inspection import Severity, SpeculationReport
+from engine.speculation.lossy import find_lossy, refuse_lossy
 from engine.types import EngineInfo
 from server.cli.command_line import GatewayPlan
 
@@ -23,7 +24,9 @@ class CheckReport:
 
 def check(plan: EnginePlan, wanted: GatewayPlan, machine: Machine | None = None) -> CheckReport:
     found = preflight(plan, machine or inspect_machine())
-    stops = [*found.obstacles, *wanted.unknown, *check_port(wanted)]
+    lossy = find_lossy(plan.speculative_config)
+    refused = [refuse_lossy(lossy)] if lossy and wanted.require_lossless else []
+    stops = [*found.obstacles, *refused, *wanted.unknown, *check_port(wanted)]
     lines = ["engine", *align(found.facts)]
     lines += ["", "speculation", *format_speculation(found.draft)]
     lines += ["", "parsers", *align(wanted.parsers), *format_settings(wanted)]

@@ -318,8 +318,14 @@ def _read_without_vllm(
             f"and chat template. eaglegate {command} MODEL {shown}, with MODEL the folder or hub "
             "name of what is served"
         )
+    settings = read_settings(namespace)
+    if settings.require_lossless:
+        raise ConfigError(
+            f"--require-lossless: with {chosen}, speculation is set where the model runs, and "
+            "cannot be checked here; give the flag to the gateways that are workers"
+        )
     model = replace(arguments, model=named)
-    return CommandLine(namespace, read_settings(namespace), False, argv, model, place)
+    return CommandLine(namespace, settings, False, argv, model, place)
 
 
 def _replace_underscores(argument: str) -> str:
@@ -358,6 +364,7 @@ class GatewayPlan:
     """A sentence for each name there is no parser for."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Flag -> value, for each setting that differs from its default."""
+    require_lossless: bool = False
 
 
 def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
@@ -378,7 +385,14 @@ def plan_gateway(settings: Settings, source: Any) -> GatewayPlan:
         except ValueError as error:
             shown[purpose] = f"{name} (unknown)"
             unknown.append(str(error))
-    return GatewayPlan(settings.host, settings.port, shown, unknown, describe_changes(settings))
+    return GatewayPlan(
+        settings.host,
+        settings.port,
+        shown,
+        unknown,
+        describe_changes(settings),
+        settings.require_lossless,
+    )
 
 
 def refuse_unknown_parsers(settings: Settings, source: Any, no_vllm: str = "") -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,13 +17,21 @@ from engine.events import (
     ToolCallStart,
     Usage,
 )
-from engine.scripted import ScriptedEngine, steps
+from engine.scripted import DEFAULT_INFO, ScriptedEngine, steps
 from engine.speculation.totals import Totals
-from engine.types import DecodeStep, EngineRequest, FinishReason, Sampling, Step, UndraftedReason
+from engine.types import (
+    DecodeStep,
+    EngineRequest,
+    FinishReason,
+    Sampling,
+    SpeculationInfo,
+    Step,
+    UndraftedReason,
+)
 from observability.engine import InstrumentedEngine
 from observability.labels import TelemetrySettings
 from observability.metrics import GROUPS
-from observability.pages import render_metrics
+from observability.pages import render_metrics, summarize_speculation
 from observability.telemetry import Telemetry
 from server.access.admission import Admission, AdmissionLimits
 
@@ -175,6 +184,16 @@ async def test_what_no_server_announced_is_counted_by_its_own_words(telemetry):
     read = telemetry.registry.get_sample_value
     assert read("eaglegate_accepted_tokens_total", labels) == 3
     assert read("eaglegate_engine_up", {"engine": "default"}) == 1
+
+
+@pytest.mark.parametrize(("lossy", "value"), [((), 0), (("synthetic",), 1), (None, None)])
+def test_lossy_speculation_is_a_metric_and_told(telemetry, lossy, value):
+    speculation = SpeculationInfo("eagle3", 3, lossy=lossy)
+    telemetry.record_engine_start("default", replace(DEFAULT_INFO, speculation=speculation), 1.0)
+    read = telemetry.registry.get_sample_value
+    assert read("eaglegate_engine_lossy", {"engine": "default"}) == value
+    told = summarize_speculation(telemetry)["engines"]["default"]["lossy"]
+    assert told == lossy
 
 
 async def test_what_the_engine_did_for_nobody_is_told_by_the_engine(telemetry):

@@ -64,6 +64,19 @@ def test_what_stops_it_is_told_apart_from_a_wrong_command_line():
     assert "num_speculative_tokens is 0" in found.text
 
 
+def test_a_lossy_setting_is_told_and_refused_on_request():
+    given = {**(plan().speculative_config or {}), "rejection_sample_method": "synthetic"}
+    lossy = EnginePlan(str(DEMO / "target"), speculative_config=given)
+    told = check(lossy, wanted(), LAPTOP)
+    assert told.status == 0
+    assert "warning [lossy] LOSSY: rejection_sample_method 'synthetic'" in told.text
+    strict = plan_gateway(Settings(port=0, require_lossless=True), None)
+    refused = check(lossy, strict, LAPTOP)
+    assert refused.status == 1
+    assert "- --require-lossless: rejection_sample_method 'synthetic'" in refused.text
+    assert check(plan(), strict, LAPTOP).status == 0
+
+
 def test_speculation_can_be_off():
     found = check(EnginePlan(str(DEMO / "target")), wanted(None), LAPTOP)
     assert "speculation\n  off" in found.text

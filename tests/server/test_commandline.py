@@ -70,6 +70,13 @@ def test_workers_without_a_model_are_refused():
         read_command_line("serve", ["--upstream", WORKER], quiet)
 
 
+def test_workers_check_their_own_acceptance():
+    with pytest.raises(ConfigError, match="--require-lossless: with --upstream"):
+        read_command_line(
+            "serve", ["some/model", "--upstream", WORKER, "--require-lossless"], quiet
+        )
+
+
 def test_an_engines_flags_are_for_the_workers():
     with pytest.raises(ConfigError, match="--max-num-seqs"):
         read_command_line(

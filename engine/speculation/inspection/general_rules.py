@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib.util import find_spec
 
+from engine import vllm_flags
 from engine.speculation.inspection.block_drafts import METHODS as BLOCK_METHODS
 from engine.speculation.inspection.block_drafts import BlockDraft, find_mask_token
 from engine.speculation.inspection.case import (
@@ -21,6 +22,8 @@ from engine.speculation.inspection.case import (
 )
 from engine.speculation.inspection.configs import read_target
 from engine.speculation.inspection.fields import get_int
+from engine.speculation.lossy import find_lossy
+from engine.vllm_contract import find_vllm
 
 KEYS = frozenset(
     {
@@ -39,6 +42,9 @@ KEYS = frozenset(
     }
 )  # fmt: skip
 """The fields of vLLM 0.32's SpeculativeConfig; a test compares them with the installed one."""
+ACCEPTANCE_METHODS = frozenset({"standard", "synthetic", "block"})
+"""Values of rejection_sample_method in vLLM 0.32."""
+ACCEPTANCE_SINCE = {"fly": "0.33"}
 MOST_DRAFTED = 128
 """vLLM's rejection sampler asserts at most this many draft tokens."""
 DEEP = 16
@@ -159,12 +165,23 @@ def check_draft_length(case: InspectionCase) -> Iterator[Violation]:
             )
 
 
-def check_forced_acceptance(case: InspectionCase) -> Iterator[Violation]:
-    if case.settings.get("rejection_sample_method") == "synthetic":
-        yield warning(
-            "rejection_sample_method 'synthetic' accepts drafts by dice: the text is wrong",
-            "use it for load tests only",
-        )
+def check_lossy(case: InspectionCase) -> Iterator[Violation]:
+    """Acceptance that is not exact changes text, which no other setting of speculation does."""
+    for sentence in find_lossy(case.settings):
+        yield warning(f"LOSSY: {sentence}", "leave it out where text matters; see docs/drafts.md")
+
+
+def check_acceptance_method(case: InspectionCase) -> Iterator[Violation]:
+    """Of the vLLM whose settings are listed here; another version may know more of them."""
+    given, found = case.settings.get("rejection_sample_method"), find_vllm()
+    here = found is not None and found[1].partition("+")[0] == vllm_flags.VERSION
+    if given is None or given in ACCEPTANCE_METHODS or not here:
+        return
+    newer = ACCEPTANCE_SINCE.get(str(given))
+    yield error(
+        f"vLLM {vllm_flags.VERSION} has no rejection_sample_method {given!r}",
+        f"vLLM {newer} has it" if newer else f"use {', '.join(sorted(ACCEPTANCE_METHODS))}",
+    )
 
 
 def check_lookup_window(case: InspectionCase) -> Iterator[Violation]:
@@ -304,7 +321,8 @@ RULES: dict[str, RuleCheck] = {
     "draft-absent": check_model_given,
     "draft-parallelism": check_draft_parallelism,
     "draft-length": check_draft_length,
-    "forced-acceptance": check_forced_acceptance,
+    "lossy": check_lossy,
+    "acceptance-method": check_acceptance_method,
     "lookup-window": check_lookup_window,
     "library": check_library,
     "weights-pickled": check_pickled_weights,

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+from vllm.config.speculative import SpeculativeConfig
 from vllm.exceptions import QueueOverflowError, VLLMValidationError
 from vllm.logprobs import Logprob
 from vllm.sampling_params import StructuredOutputsParams
@@ -13,6 +14,17 @@ from engine.vllm_backend import translate
 from engine.vllm_fields import build_structured_outputs, is_reasoning_ended
 
 REQUEST = EngineRequest("r", (1, 2), Sampling(max_tokens=5, temperature=0.0))
+
+
+def test_lossy_speculation_is_told() -> None:
+    lookup = {"method": "ngram", "num_speculative_tokens": 2}
+    dice = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
+    exact = translate._describe_speculation(SpeculativeConfig(**lookup))
+    lossy = translate._describe_speculation(SpeculativeConfig(**lookup, **dice))
+    assert (exact.lossy, "LOSSY" in exact.summary) == ((), False)
+    assert lossy.lossy is not None
+    assert any("synthetic" in sentence for sentence in lossy.lossy)
+    assert "LOSSY, text may differ: rejection_sample_method" in lossy.summary
 
 
 def test_sampling_asks_for_tokens_and_not_for_text() -> None:
