@@ -39,7 +39,7 @@ from engine.speculation.inspection.checkpoint import (
     read_config,
 )
 from engine.speculation.inspection.configs import TargetConfig, read_draft, read_target
-from engine.speculation.inspection.fields import get_int
+from engine.speculation.inspection.speculators import get_int
 from engine.speculation.inspection.weights import InvalidCheckpoint
 
 __all__ = ["DraftFinding", "Severity", "SpeculationReport", "inspect_draft"]
@@ -126,7 +126,8 @@ def select_rules(case: InspectionCase) -> dict[str, RuleCheck]:
     elif case.method in block_drafts.METHODS and case.kind in (case.method, None):
         block = BlockDraft(case.draft, case.method)
         if not block.in_target:
-            rules |= block_rules.RULES
+            shared = {name: config_rules.RULES[name] for name in block_rules.SHARED}
+            rules |= block_rules.RULES | shared
             rules |= tensor_rules.BLOCK_RULES if block.listed and case.tensors else {}
     elif case.method == "medusa":
         rules |= medusa_rules.RULES

@@ -19,8 +19,13 @@ from engine.speculation.inspection.configs import (
     expect_grouped_attention,
     multiply,
 )
-from engine.speculation.inspection.fields import get_int, get_mapping, get_strings
-from engine.speculation.inspection.speculators import BLOCK_LAYER_IDS, LAYER_IDS
+from engine.speculation.inspection.speculators import (
+    BLOCK_LAYER_IDS,
+    LAYER_IDS,
+    get_int,
+    get_mapping,
+    get_strings,
+)
 
 METHODS = frozenset({"dflash", "dspark"})
 DFLASH2 = "DFlash2DraftModel"

@@ -18,14 +18,7 @@ from engine.speculation.inspection.case import (
     error,
     warning,
 )
-from engine.speculation.inspection.config_rules import (
-    check_heads,
-    check_positions,
-    check_rope,
-    check_sharding,
-)
-from engine.speculation.inspection.fields import get_int
-from engine.speculation.inspection.speculators import BLOCK_LAYER_IDS, get_proposed_depth
+from engine.speculation.inspection.speculators import BLOCK_LAYER_IDS, get_int, get_proposed_depth
 
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
@@ -237,8 +230,6 @@ RULES: dict[str, RuleCheck] = {
     "block-attention": check_block_attention,
     "selector": check_selector,
     "markov-head": check_markov,
-    "heads": check_heads,
-    "sharding": check_sharding,
-    "positions": check_positions,
-    "rope": check_rope,
 }
+SHARED = ("heads", "sharding", "positions", "rope")
+"""Rules of ``config_rules`` that hold for block drafts, too."""

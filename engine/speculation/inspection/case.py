@@ -9,8 +9,7 @@ from typing import Any
 
 from engine.speculation.inspection.checkpoint import Checkpoint
 from engine.speculation.inspection.configs import DraftConfig, TargetConfig
-from engine.speculation.inspection.fields import get_int, get_mapping
-from engine.speculation.inspection.speculators import METHOD_OF_TYPE, TYPE
+from engine.speculation.inspection.speculators import METHOD_OF_TYPE, TYPE, get_int, get_mapping
 from engine.speculation.inspection.weights import TensorEntry
 from engine.speculation.methods import find_method
 

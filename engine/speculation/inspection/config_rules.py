@@ -17,8 +17,7 @@ from engine.speculation.inspection.case import (
     warning,
 )
 from engine.speculation.inspection.configs import ARCHITECTURES, DecoderLayer
-from engine.speculation.inspection.fields import get_mapping
-from engine.speculation.inspection.speculators import LAYER_IDS, LAYER_PART, TYPE
+from engine.speculation.inspection.speculators import LAYER_IDS, LAYER_PART, TYPE, get_mapping
 
 FLAGS = (
     "fc_norm", "norm_output", "norm_before_fc", "norm_before_residual", "target_hidden_size",

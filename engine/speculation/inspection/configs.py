@@ -15,8 +15,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from engine.speculation.inspection.fields import get_int, get_mapping, get_strings
-from engine.speculation.inspection.speculators import LAYER_IDS, convert_as_vllm, is_speculators
+from engine.speculation.inspection.speculators import (
+    LAYER_IDS,
+    convert_as_vllm,
+    get_int,
+    get_mapping,
+    get_strings,
+    is_speculators,
+)
 
 MAX_LEVELS = 4
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")

@@ -21,7 +21,7 @@ from engine.speculation.inspection.case import (
     warning,
 )
 from engine.speculation.inspection.configs import read_target
-from engine.speculation.inspection.fields import get_int
+from engine.speculation.inspection.speculators import get_int
 from engine.speculation.lossy import find_lossy
 from engine.vllm_contract import find_vllm
 

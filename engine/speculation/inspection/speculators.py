@@ -1,15 +1,13 @@
 """The speculators format: which types vLLM loads, and the flat config it makes of each.
 
 ``convert_as_vllm`` follows vLLM 0.32's ``transformers_utils/configs/speculators/algos.py``; a test
-compares the two.
+compares the two. The ``get_`` functions read single values of any config.json leniently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from engine.speculation.inspection.fields import get_int, get_mapping, get_strings
 
 TYPE = "speculators_model_type"
 PART = "speculators_config"
@@ -141,3 +139,20 @@ def get_proposed_depth(raw: Mapping[str, Any]) -> int | None:
 
 def get_verifier(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return get_mapping(get_mapping(raw, PART), "verifier")
+
+
+def get_int(config: Mapping[str, Any], key: str) -> int | None:
+    """A whole number, or None for anything else (true is no number)."""
+    value = config.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def get_mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def get_strings(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The strings of a list, or nothing."""
+    value = config.get(key)
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()

@@ -14,15 +14,16 @@ from engine.speculation.inspection.case import (
     note,
     warning,
 )
-from engine.speculation.inspection.fields import get_mapping, get_strings
 from engine.speculation.inspection.speculators import (
     LAYER_PART,
     METHOD_OF_TYPE,
     NOT_LOADED,
     PART,
     TYPE,
+    get_mapping,
     get_proposal,
     get_proposed_depth,
+    get_strings,
     get_verifier,
 )
 
