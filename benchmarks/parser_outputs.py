@@ -178,7 +178,7 @@ OUTPUTS: dict[str, Callable[[Value], str]] = {
         "</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>"
     ),
     "qwen3_coder": lambda v: (
-        "<tool_call>\n<function=write>\n<parameter={v.key}>\n"
+        f"<tool_call>\n<function=write>\n<parameter={v.key}>\n"
         f"{v.text}\n</parameter>\n</function>\n</tool_call>"
     ),
 }
