@@ -153,7 +153,8 @@ class Reporter:
 def main(arguments: list[str]) -> int:
     reporter = Reporter()
     tests = str(ROOT / "tests" / "engine" / "vllm_backend" / "test_methods.py")
-    status = pytest.main([tests, "-q", *arguments], plugins=[reporter])
+    imported = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+    status = pytest.main([tests, "-q", *imported, *arguments], plugins=[reporter])
     PAGE.write_text(render(reporter.results), encoding="utf-8")
     return int(status)
 
