@@ -119,6 +119,26 @@ class SupportsCounters(Protocol):
 
 
 @runtime_checkable
+class SupportsInspection(Protocol):
+    """An engine that tells what it does for other clients, which a start-up probe compares."""
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> list[int] | None:
+        """A conversation in its own chat template; None where it renders none.
+
+        Raises EngineError.
+        """
+        ...
+
+    async def has_cache_hits(self) -> bool:
+        """Whether a prompt was ever found in its prefix cache. Raises EngineError."""
+        ...
+
+
+@runtime_checkable
 class SupportsUnclaimed(Protocol):
     """An engine that counts steps whose tokens no request received."""
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from engine.speculation.totals import Totals
+from engine.speculation.totals import WORTHLESS, Totals
 
 MIN_VERIFY_STEPS = 200
 """Verify steps below which nothing is said."""
-WORTHLESS = 1.2
-"""Acceptance length under which a draft can hardly pay for itself at any depth."""
 
 
 def find_problem(totals: Totals) -> str | None:
@@ -23,5 +21,6 @@ def find_problem(totals: Totals) -> str | None:
     return (
         f"Acceptance length is {length:.2f} over {totals.verify_steps} verify steps: hardly any "
         "draft token is right, so speculation costs time. Check that the draft was made for this "
-        "model and chat template (eaglegate check); workers on a CPU need --enforce-eager."
+        "model and chat template (eaglegate check); workers on a CPU need "
+        "--worker-extension-cls engine.vllm_backend.worker.DepthWorker (docs/workers.md)."
     )

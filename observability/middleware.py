@@ -241,7 +241,11 @@ class AccessLog:
     It does without ``logging``, which would cost more than all other observing of a request.
     """
 
-    def __init__(self, level: str = "info", stream: TextIO | None = None) -> None:
+    def __init__(
+        self, level: str = "info", stream: TextIO | None = None, kind: str = "json"
+    ) -> None:
+        """``kind``: json, or text for people."""
+        self._write = write_text if kind == "text" else write_json
         self._quiet = level != "debug"
         self._off = level in ("warning", "error")
         self._stream = stream or sys.stderr
@@ -249,15 +253,52 @@ class AccessLog:
     def __call__(self, exchange: HttpExchange) -> None:
         if self._off or (self._quiet and exchange.path in QUIET):
             return
-        line = {
-            "time": datetime.now(UTC),
-            "level": "info",
-            "logger": ACCESS,
-            "message": "request",
-            **make_fields(exchange),
-        }
-        self._stream.write(orjson.dumps(line).decode() + "\n")
+        self._stream.write(self._write(exchange) + "\n")
         self._stream.flush()
+
+
+def write_json(exchange: HttpExchange) -> str:
+    """All that is known of an exchange."""
+    line = {
+        "time": datetime.now(UTC),
+        "level": "info",
+        "logger": ACCESS,
+        "message": "request",
+        **make_fields(exchange),
+    }
+    return orjson.dumps(line).decode()
+
+
+def write_text(exchange: HttpExchange) -> str:
+    """``2026-11-20 10:00:00,123 INFO eaglegate.access: POST /v1/chat/completions 200, ...``"""
+    now = datetime.now()
+    parts = [
+        f"{exchange.method} {_escape(exchange.path[:MAX_PATH])} {exchange.status}",
+        f"{1000 * (exchange.ended - exchange.started):.1f} ms",
+    ]
+    if exchange.refused:
+        parts.append(f"refused: {exchange.refused}")
+    if exchange.client_gone:
+        parts.append("the client left")
+    if exchange.observation is not None and exchange.observation.record is not None:
+        parts += _describe_generation(exchange.observation.record)
+    said = ", ".join([*parts, f"request {exchange.request_id}"])
+    return f"{now:%Y-%m-%d %H:%M:%S},{now.microsecond // 1000:03} INFO {ACCESS}: {said}"
+
+
+def _escape(path: str) -> str:
+    """A path as one line, whatever a client put into it."""
+    return path.encode("unicode_escape").decode()
+
+
+def _describe_generation(record: RequestRecord) -> list[str]:
+    length = record.totals.acceptance_length
+    return [
+        record.ending.value,
+        f"{record.facts.prompt_tokens} + {record.tokens} tokens",
+        *([] if length is None else [f"acceptance {length:.2f}"]),
+        record.facts.id,
+    ]
 
 
 def make_fields(exchange: HttpExchange) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -201,6 +202,7 @@ def _describe_worker(worker: WorkerStatus) -> Row:
         "openings": worker.openings,
         "acceptance_length": None if counted is None else counted.acceptance_length,
         "problem": None if counted is None else find_problem(counted),
+        "findings": [asdict(finding) for finding in worker.findings],
     }
 
 

@@ -25,7 +25,7 @@ from server.cli.command_line import (
     read_command_line,
     read_engine_arguments,
 )
-from server.cli.console import StartupProgress
+from server.cli.console import StartupProgress, find_log_format
 from server.cli.first_read import open_ports, read_first
 from server.errors import ConfigError
 
@@ -126,6 +126,7 @@ def _prove(argv: list[str]) -> int:
 
 def _with_settings(command: str, argv: list[str]) -> int:
     progress = StartupProgress()
+    progress.use(find_log_format(argv, os.environ))
     try:
         if command == "check":
             read_first(command, argv)
@@ -137,12 +138,12 @@ def _with_settings(command: str, argv: list[str]) -> int:
         listeners = [] if first is None else open_ports(first)
         preload = _preload_engine(argv)
         line = read_command_line(command, argv, progress)
+        progress.use(line.settings.log_format)
         from server.cli.serve import ServeCommand
 
         return ServeCommand(replace(line, preload=preload, listeners=listeners), progress).run()
     except (ConfigError, EngineStartError, EngineDead) as error:
-        progress.close()
-        print(f"eaglegate: {error}", file=sys.stderr)
+        progress.fail(error)
         return 1
     except KeyboardInterrupt:
         return 130

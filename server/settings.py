@@ -167,6 +167,10 @@ class Settings:
     upstream_start_s: float = setting_of(
         FleetSettings, "start_s", "seconds a worker that is loading is waited for"
     )
+    upstream_probe_s: float = setting(
+        20.0,
+        "seconds that the probe of a worker that joins or comes back may take; 0 for no probe",
+    )
     session_header: str = setting(
         "x-session-id", "header that names a session, whose requests go to the same worker"
     )
@@ -362,6 +366,12 @@ class Settings:
     log_level: str = setting(
         "info", "what the gateway logs", choices=("debug", "info", "warning", "error")
     )
+    log_format: str = setting(
+        "text",
+        "how the log is written, vLLM's and the engine's lines included: text for people, or one "
+        "JSON object a line",
+        choices=("text", "json"),
+    )
     otlp_endpoint: str | None = setting(
         None, "where traces go over OTLP/HTTP, such as http://localhost:4318; off without"
     )
@@ -372,6 +382,10 @@ class Settings:
         for name in POSITIVE:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{flag(name)} must be above 0; given {getattr(self, name)}")
+        if self.upstream_probe_s < 0:
+            raise ConfigError(
+                f"--upstream-probe-s must be 0 or more; given {self.upstream_probe_s:g}"
+            )
         if self.stream_interval_ms is not None and not 0 <= self.stream_interval_ms <= 1000:
             raise ConfigError(
                 f"--stream-interval-ms must be 0 to 1000; given {self.stream_interval_ms:g}"

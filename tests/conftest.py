@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,7 +114,8 @@ def serving(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment
         )
         try:
-            yield _ready(process, log)
+            as_json = "--log-format=json" in arguments
+            yield (_ready_by_log if as_json else _ready)(process, log)
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -135,6 +138,16 @@ def _ready(process: subprocess.Popen[str], log: Path) -> RunningGateway:
             return RunningGateway(url[1], operator[1], banner, process, log)
     process.wait()
     raise AssertionError(f"the gateway did not start:\n{banner}\n{log.read_text()[-3000:]}")
+
+
+def _ready_by_log(process: subprocess.Popen[str], log: Path) -> RunningGateway:
+    """Where the log is JSON there is no banner, but a line with the addresses."""
+    while process.poll() is None:
+        for line in map(json.loads, log.read_text().splitlines()):
+            if "operator" in line:
+                return RunningGateway(line["url"], line["operator"], line["message"], process, log)
+        time.sleep(0.1)
+    raise AssertionError(f"the gateway did not start:\n{log.read_text()[-3000:]}")
 
 
 @pytest.fixture(scope="session")

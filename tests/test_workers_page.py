@@ -50,6 +50,6 @@ def test_the_gateways_line_can_be_read(command):
 
 def test_flags_have_the_defaults_the_page_says():
     rows = re.findall(r"\| `--(upstream-[a-z-]+-s)` \| (\d+) \|", PAGE)
-    assert len(rows) == 4
+    assert len(rows) == 5
     for name, default in rows:
         assert getattr(Settings(), name.replace("-", "_")) == float(default)

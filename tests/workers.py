@@ -61,6 +61,7 @@ GATEWAY = (
     "--tool-call-parser=hermes",
     "--reasoning-parser=qwen3",
     "--responses-store=none",
+    "--upstream-probe-s=0",
 )
 """What a gateway in front of such workers is started with, besides their addresses."""
 

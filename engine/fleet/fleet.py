@@ -28,8 +28,13 @@ from engine.errors import (
 )
 from engine.fleet.discovery import DiscoveryError, WorkerSource
 from engine.fleet.routing import Assignment, LoadBalancer, WorkerReservations
-from engine.fleet.types import FleetSettings, RoutingReason, WorkerState, WorkerStatus
-from engine.fleet.worker import IncompatibleWorker, Worker
+from engine.fleet.types import (
+    FleetSettings,
+    RoutingReason,
+    WorkerState,
+    WorkerStatus,
+)
+from engine.fleet.worker import IncompatibleWorker, InspectWorker, Worker
 from engine.supervision.policy import (
     LossCause,
     NullRecoveryObserver,
@@ -119,6 +124,7 @@ class Fleet(EnginePool):
     timeouts: SupervisionTimeouts = field(default_factory=SupervisionTimeouts)
     settings: FleetSettings = field(default_factory=FleetSettings)
     observer: RecoveryObserver = field(default_factory=NullRecoveryObserver)
+    inspect: InspectWorker | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -287,6 +293,7 @@ class Fleet(EnginePool):
             self._check_fit,
             self._handle_change,
             self._record_loss,
+            self.inspect,
         )
         self._balancer.add_worker(name)
         worker.start()
@@ -345,6 +352,7 @@ class Fleet(EnginePool):
             continued=counts.continued,
             openings=worker.breaker.num_opened,
             counted=worker.counted,
+            findings=worker.findings,
         )
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

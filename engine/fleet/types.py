@@ -96,6 +96,27 @@ class WorkerState(StrEnum):
     """Removed from the sources: it finishes its in-flight requests."""
 
 
+class FindingKind(StrEnum):
+    """The part of a worker that a finding is about."""
+
+    ACCEPTANCE = "acceptance"
+    SAMPLING = "sampling"
+    REASONING = "reasoning"
+    GRAMMAR = "grammar"
+    TOOLS = "tools"
+    TEMPLATE = "template"
+    ACCOUNT = "account"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFinding:
+    """A fault of a worker that serves all the same."""
+
+    kind: FindingKind
+    text: str
+    """One sentence: the fault, and the flag that mends it."""
+
+
 @dataclass(slots=True)
 class WorkerCounters:
     """Requests that were sent to a worker."""
@@ -128,3 +149,5 @@ class WorkerStatus:
     openings: int
     counted: Totals | None
     """Worker's own speculation counters; None where it reports none."""
+    findings: tuple[WorkerFinding, ...] = ()
+    """What its start-up probe found wrong."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,7 +12,13 @@ from random import random
 
 from engine.base import Engine, SupportsCounters
 from engine.errors import EngineError
-from engine.fleet.types import BreakerSettings, FleetSettings, WorkerCounters, WorkerState
+from engine.fleet.types import (
+    BreakerSettings,
+    FleetSettings,
+    WorkerCounters,
+    WorkerFinding,
+    WorkerState,
+)
 from engine.speculation.totals import Totals
 from engine.supervision.policy import LossCause, now
 from engine.supervision.pool import EngineSession, PoisonIsolation, close_engine
@@ -21,9 +27,19 @@ from engine.types import EngineInfo, EngineRequest, Health, Sampling
 
 log = logging.getLogger(__name__)
 
+InspectWorker = Callable[[Engine, EngineInfo], Awaitable[Sequence[WorkerFinding]]]
+"""Try a worker with a few small requests. Bounded in time; raises nothing."""
 PROBE_PROMPT = (1, 2, 3, 4)
 CLOSE_S = 10.0
 """A worker's engine object that does not close in this time is abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What a worker answered, for ``eaglegate check``."""
+
+    info: EngineInfo
+    findings: tuple[WorkerFinding, ...] = ()
 
 
 class CircuitState(StrEnum):
@@ -110,6 +126,8 @@ class Worker:
     check_fit: Callable[[EngineInfo], None]
     on_change: Callable[[Worker], None]
     on_loss: Callable[[Worker, LossCause], None]
+    inspect: InspectWorker | None = None
+    """Judges a worker that can serve; None judges none."""
     breaker: CircuitBreaker = field(init=False)
     isolation: PoisonIsolation = field(default_factory=PoisonIsolation)
     session: EngineSession | None = None
@@ -118,12 +136,15 @@ class Worker:
     draining: bool = False
     counted: Totals | None = None
     """Worker's own speculation counters."""
+    findings: tuple[WorkerFinding, ...] = ()
+    """What ``inspect`` found wrong the last time."""
     counts: WorkerCounters = field(default_factory=WorkerCounters)
 
     def __post_init__(self) -> None:
         self.breaker = CircuitBreaker(self.settings.breaker)
         self._checking: asyncio.Task[Health] | None = None
         self._maintenance: asyncio.Task[None] | None = None
+        self._inspection: asyncio.Task[None] | None = None
         self._check_soon = asyncio.Event()
         self._missed = 0
         self._count_at = 0.0
@@ -150,9 +171,10 @@ class Worker:
 
     async def aclose(self) -> None:
         """Close the worker. Its in-flight requests end with EngineDead."""
-        if self._maintenance is not None:
-            self._maintenance.cancel()
-            await asyncio.gather(self._maintenance, return_exceptions=True)
+        tasks = [task for task in (self._maintenance, self._inspection) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         session, self.session = self.session, None
         if session is not None:
             session.close()
@@ -266,6 +288,7 @@ class Worker:
                 info = await engine.start()
                 self.check_fit(info)
                 await _generate_token(engine)
+            await self._inspect(engine, info)
         except (EngineError, TimeoutError) as error:
             await close_engine(engine, CLOSE_S)
             self._reject(str(error) or f"no token for {self.settings.admit_s:g} s")
@@ -278,6 +301,25 @@ class Worker:
             self._reject(f"its probe failed: {type(error).__name__}")
         else:
             self._admit(EngineSession(engine, info, CLOSE_S))
+
+    async def _inspect(self, engine: Engine, info: EngineInfo) -> None:
+        """Judge a worker before it joins; one that comes back serves meanwhile."""
+        if self.inspect is None:
+            return
+        joins, before = self._inspection is None, self._inspection
+        if before is not None:
+            before.cancel()
+        self._inspection = asyncio.create_task(self._record_findings(self.inspect(engine, info)))
+        if joins:
+            await asyncio.shield(self._inspection)
+
+    async def _record_findings(self, inspecting: Awaitable[Sequence[WorkerFinding]]) -> None:
+        try:
+            self.findings = tuple(await inspecting)
+        except Exception:
+            log.exception("inspection of worker %s failed; it serves all the same", self.name)
+        for finding in self.findings:
+            log.warning("worker %s: %s: %s", self.name, finding.kind.value, finding.text)
 
     def _reject(self, reason: str) -> None:
         if reason != self.reason:

@@ -29,7 +29,7 @@ from engine.remote.reading import (
     quote,
     read_json,
 )
-from engine.remote.refusals import map_failure, map_refusal
+from engine.remote.refusals import AskedRequest, map_failure, map_refusal
 from engine.remote.transport import EVENT_COST, PIECE_COST, TurnBudget, WorkerTransport
 from engine.remote.upstream import ConnectionSettings, Upstream
 
@@ -48,6 +48,8 @@ BUSY = (429, 503)
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Errors before the request was sent."""
 EVENT_STREAM = "text/event-stream"
+REQUEST_ID = "x-request-id"
+"""The header that names a request to servers whose bodies have no id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ class WorkerConnection:
     ) -> Any:
         """Fetch an answer that is not streamed. Raises EngineError."""
         until = _now() + self._access.first_token_s
-        async with self._send(path, body, headers, until) as response:
+        asked = self._describe(body, headers)
+        async with self._send(path, body, headers, until, asked) as response:
             async with asyncio.timeout_at(until):
                 said = await self._read_body(response, most.whole)
         return read_json(said, "the answer")
@@ -130,7 +133,8 @@ class WorkerConnection:
         """
         payloads, frames, done = SseDecoder(most.event), 0, False
         budget, until = TurnBudget(), _now() + self._access.first_token_s
-        async with self._send(path, body, headers, until) as response:
+        asked = self._describe(body, headers)
+        async with self._send(path, body, headers, until, asked) as response:
             _check_type(response)
             async with aclosing(_iter_pieces(response, budget)) as pieces:
                 while (piece := await _next_piece(pieces, until)) is not None:
@@ -143,13 +147,18 @@ class WorkerConnection:
                         if data == DONE:
                             done = True
                         else:
-                            yield await self._parse_event(data)
+                            yield await self._parse_event(data, asked)
                         await budget.spend(EVENT_COST)
                         until = _now() + (END_S if done else self._access.idle_s)
 
     @asynccontextmanager
     async def _send(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], until: float
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        until: float,
+        asked: AskedRequest,
     ) -> AsyncIterator[httpx.Response]:
         """The response with status 200. Raises EngineError."""
         content, headers = orjson.dumps(body), _build_headers(body) | dict(headers)
@@ -159,7 +168,7 @@ class WorkerConnection:
                 response = await self._client.send(request, stream=True)
             try:
                 if response.status_code != httpx.codes.OK:
-                    raise await self._map_status(response)
+                    raise await self._map_status(response, asked)
                 yield response
             finally:
                 await response.aclose()
@@ -191,13 +200,19 @@ class WorkerConnection:
                     raise WorkerProtocolError(f"an answer is longer than {most} bytes")
         return bytes(body)
 
-    async def _parse_event(self, data: bytes) -> Any:
+    def _describe(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AskedRequest:
+        request_id = body.get("request_id") or headers.get(REQUEST_ID, "")
+        sampling = body.get("sampling_params", body)
+        structured = bool(sampling.get("structured_outputs") or body.get("response_format"))
+        return AskedRequest(str(self.upstream), request_id, structured)
+
+    async def _parse_event(self, data: bytes, asked: AskedRequest) -> Any:
         payload = read_json(data, "an event of the stream")
         if isinstance(payload, dict) and payload.get("error"):
-            raise await self._map_error_event(payload["error"])
+            raise await self._map_error_event(payload["error"], asked)
         return payload
 
-    async def _map_status(self, response: httpx.Response) -> EngineError:
+    async def _map_status(self, response: httpx.Response, asked: AskedRequest) -> EngineError:
         """The error for a status that is not 200."""
         status = response.status_code
         async with asyncio.timeout(ASK_S):
@@ -205,22 +220,24 @@ class WorkerConnection:
         if status in BUSY and await self.is_healthy():
             return EngineOverloaded("The workers are at their limits.", _read_retry_after(response))
         if 300 <= status < 500 and status not in BUSY:
-            return map_refusal(str(self.upstream), status, message)
-        return await self._map_worker_failure(status, message)
+            return map_refusal(asked, status, message)
+        return await self._map_worker_failure(status, message, asked)
 
-    async def _map_error_event(self, error: Any) -> EngineError:
+    async def _map_error_event(self, error: Any, asked: AskedRequest) -> EngineError:
         """The error for an error event in a stream."""
         status = error.get("code") if isinstance(error, dict) else None
         message = extract_error_message(error, self._secrets)
         if isinstance(status, int) and 400 <= status < 500:
-            return map_refusal(str(self.upstream), status, message)
-        return await self._map_worker_failure(status, message)
+            return map_refusal(asked, status, message)
+        return await self._map_worker_failure(status, message, asked)
 
-    async def _map_worker_failure(self, status: Any, message: str) -> EngineError:
+    async def _map_worker_failure(
+        self, status: Any, message: str, asked: AskedRequest
+    ) -> EngineError:
         """The error for a failure: of this request if the worker is healthy, else of the worker."""
         shown = status if type(status) is int else "error"
         if status not in (502, 504) and await self.is_healthy():
-            return map_failure(str(self.upstream), shown, message)
+            return map_failure(asked, shown, message)
         return EngineDead(f"{self.upstream} failed ({shown}): {message}")
 
     async def is_healthy(self) -> bool:

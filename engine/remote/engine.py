@@ -8,7 +8,7 @@ protocol is one more subclass of ``RemoteEngineBase`` (``driver.py``) and a row 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -57,10 +57,12 @@ class RemoteEngine(RemoteEngineBase):
     """
 
     _speculation = probe.WorkerSpeculation(active=False, reported=False)
+    _name = ""
 
     async def _probe(self, connection: WorkerConnection, name: str, longest: int) -> EngineInfo:
         await probe.check_vocabulary(connection, self._model, name)
         self._speculation = await probe.probe_speculation(connection, self._model)
+        self._name = name
         found = probe.WorkerFacts(name, longest, self._speculation)
         return probe.build_info(found, self._model, connection)
 
@@ -82,6 +84,19 @@ class RemoteEngine(RemoteEngineBase):
     async def read_counters(self) -> Totals | None:
         reply = await self._require_connection().ask("/metrics")
         return parse_totals(reply.text) if reply.ok else None
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> list[int] | None:
+        asked = {"model": self._name, "messages": messages, "tools": tools or None}
+        reply = await self._require_connection().ask("/tokenize", asked)
+        return probe.read_tokens(reply.body) if reply.ok else None
+
+    async def has_cache_hits(self) -> bool:
+        reply = await self._require_connection().ask("/metrics")
+        return reply.ok and probe.has_cache_hits(reply.text)
 
 
 async def _read_steps(

@@ -178,6 +178,11 @@ SAMPLE = re.compile(
     r"(?:_total)?(?:\{(.{0,2000})\})? (\S{1,32})$",
     re.MULTILINE,
 )
+CACHE_HITS = re.compile(
+    r"^vllm:prefix_cache_hits(?:_total)?(?:\{.{0,2000}\})? (\S{1,32})$", re.MULTILINE
+)
+MOST_PROBED = 1 << 14
+"""Tokens in an answer of ``/tokenize`` to one of our own texts."""
 POSITION = re.compile(r'position="(\d{1,4})"')
 MOST_POSITIONS = 64
 
@@ -238,17 +243,29 @@ async def check_vocabulary(connection: WorkerConnection, model: LocalModel, name
     answer = await connection.ask("/tokenize", asked)
     if answer.status == httpx.codes.NOT_FOUND:
         return
-    answered = read_object(read_json(answer.body, "/tokenize"), "/tokenize").get("tokens")
-    if answered is None:
+    theirs = read_tokens(answer.body)
+    if theirs is None:
         return
-    theirs = read_integers(answered, "tokens", 0, MOST_LENGTH, 100 * len(PROBE))
     ours = await asyncio.to_thread(model.codec.encode, PROBE, False)
-    if list(theirs) != list(ours):
+    if theirs != list(ours):
         raise EngineStartError(
             f"The worker {connection.upstream} serves {name!r} with another tokenizer than "
             f"{model.name}: a probe of {len(PROBE)} characters is {len(theirs)} tokens there and "
             f"{len(ours)} here. Give the gateway the model the worker has."
         )
+
+
+def read_tokens(body: bytes) -> list[int] | None:
+    """The tokens in an answer of ``/tokenize``. Raises WorkerProtocolError."""
+    answered = read_object(read_json(body, "/tokenize"), "/tokenize").get("tokens")
+    if answered is None:
+        return None
+    return list(read_integers(answered, "tokens", 0, MOST_LENGTH, MOST_PROBED))
+
+
+def has_cache_hits(exposition: str) -> bool:
+    """Raises WorkerProtocolError."""
+    return any(_read_count(value) for value in CACHE_HITS.findall(exposition))
 
 
 async def probe_speculation(connection: WorkerConnection, model: LocalModel) -> WorkerSpeculation:

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import dataclass
 
 from engine.errors import EngineError, EngineFailed, RequestRejected
 
 log = logging.getLogger(__name__)
 
+HINT = "The worker's log has the reason under this id"
+STRUCTURED_HINT = (
+    "It was a structured answer. The worker's log has the reason under this id; where it says that "
+    "the grammar rejected tokens, `eaglegate check` names the worker's flag that is wrong"
+)
 ABOUT_REQUEST = (400, 413, 422)
 """Statuses about the request; others from 300 to 499 are about the gateway's settings."""
 ABOUT_KEY = (401, 403, 407)
@@ -37,9 +43,21 @@ CONSTRUCT = re.compile(
 """Constructs that a compiler of patterns or grammars may not support."""
 
 
-def map_refusal(worker: str, status: int, message: str) -> EngineError:
+@dataclass(frozen=True, slots=True)
+class AskedRequest:
+    """What the log says of a request that went wrong."""
+
+    worker: str
+    id: str
+    structured: bool = False
+    """Its answer was to match a grammar."""
+
+
+def map_refusal(asked: AskedRequest, status: int, message: str) -> EngineError:
     """The error for a status from 300 to 499; ``message`` is a quotation, for the log alone."""
-    log.warning("worker %s refused a request (%d): %s", worker, status, message)
+    log.warning(
+        "worker %s refused a request (%d): %s [request %s]", asked.worker, status, message, asked.id
+    )
     if status in ABOUT_REQUEST:
         return RequestRejected(describe_refusal(status, message))
     if status in ABOUT_KEY:
@@ -49,9 +67,12 @@ def map_refusal(worker: str, status: int, message: str) -> EngineError:
     )
 
 
-def map_failure(worker: str, status: object, message: str) -> EngineFailed:
+def map_failure(asked: AskedRequest, status: object, message: str) -> EngineFailed:
     """The error when a healthy worker failed on a request."""
-    log.warning("worker %s failed on a request (%s): %s", worker, status, message)
+    log.warning(
+        "worker %s failed on a request (%s): %s [request %s]. %s",
+        asked.worker, status, message, asked.id, STRUCTURED_HINT if asked.structured else HINT,
+    )  # fmt: skip
     return EngineFailed("The worker failed on this request. The gateway's log has details.")
 
 

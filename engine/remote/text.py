@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from engine.errors import EngineDead, EngineStartError, RequestRejected
-from engine.remote.connection import WorkerConnection, WorkerReply
+from engine.remote.connection import REQUEST_ID, WorkerConnection, WorkerReply
 from engine.remote.driver import RemoteEngineBase
 from engine.remote.reading import (
     WorkerProtocolError,
@@ -70,7 +70,8 @@ class TextEngine(RemoteEngineBase):
         connection = self._require_connection()
         self._check_supported(request)
         most = compute_limits(request, text=True)
-        body, headers = self._build_body(request), request.trace_headers
+        body = self._build_body(request)
+        headers = {**request.trace_headers, REQUEST_ID: request.id}
         finish, left = None, most.tokens
         async with aclosing(connection.stream(COMPLETIONS, body, headers, most)) as payloads:
             async for payload in payloads:

@@ -202,7 +202,8 @@ class DraftManager:
     ) -> DraftSwap:
         done = DraftSwap(time.time(), kind, before.fingerprint, after.fingerprint, pause_s, took_s)
         self.swaps.append(done)
-        log.warning(
+        log.log(
+            logging.INFO if kind == "trial" else logging.WARNING,  # a canary swaps in every slot
             "draft %s: %s -> %s (%s), pause %.0f ms",
             kind, before.fingerprint, after.fingerprint, after.source, 1000 * pause_s,
         )  # fmt: skip

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
 
+WORTHLESS = 1.2
+"""Acceptance length under which a draft can hardly pay for itself at any depth."""
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:

@@ -48,6 +48,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from engine.logs import LineFormat, pass_line
 from engine.orphan import die_with_parent, kill_with_parent
 from engine.stop_signals import (
     END,
@@ -103,7 +104,7 @@ def exit_with_parent() -> None:
 class ChildLog:
     """The last ``keep`` lines of children started inside ``capture``; ``echo`` shows them too."""
 
-    def __init__(self, keep: int = 400, echo: bool = True) -> None:
+    def __init__(self, keep: int = 400, echo: LineFormat | None = pass_line) -> None:
         self._echo = echo
         self._lines: deque[str] = deque(maxlen=keep)
         self._reader: threading.Thread | None = None
@@ -150,9 +151,9 @@ class ChildLog:
     def _read(self, read: int, forward: int) -> None:
         with os.fdopen(read, "rb") as source, os.fdopen(forward, "wb", buffering=0) as sink:
             for line in source:
-                if self._echo:
+                if self._echo is not None:
                     with suppress(OSError):  # children must never wait for a log that is gone
-                        sink.write(line)
+                        sink.write(self._echo(line))
                 self._lines.append(line.decode("utf-8", "replace").rstrip("\n"))
 
 

@@ -22,6 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from engine.errors import EngineDead, EngineError, EngineFailed, EngineStartError
+from engine.logs import LineFormat, pass_line
 from engine.machine import count_oom_kills, is_stopped
 from engine.speculation.methods import find_method
 from engine.speculation.totals import Totals
@@ -82,14 +83,15 @@ class VllmEngine:
     ``stream_interval_s``: see ``translate.SinkFlusher``. ``preload`` forks the engine process.
     ``costs``: see ``warm_up.StepCosts``; without, the planner times steps at every start, for
     ``timing_s`` seconds.
-    Without ``echo`` the log of vLLM and its child processes is captured for error reports only.
+    ``echo`` writes each line of vLLM and its child processes to the log; None captures it for
+    error reports only.
     """
 
     def __init__(
         self,
         arguments: AsyncEngineArgs,
         progress: Callable[[str], None] = ignore_progress,
-        echo: bool = True,
+        echo: LineFormat | None = pass_line,
         adapters: Mapping[str, str] = NO_ADAPTERS,
         planning: str = "off",
         stream_interval_s: float | None = None,

@@ -87,6 +87,12 @@ class Workers(MetricGroup):
     """
 
     def declare(self) -> None:
+        self._add(
+            "worker_findings",
+            "1 for each fault that the start-up probe found in a worker, by the part it is about",
+            ("kind",),
+            _read_findings,
+        )
         self._add("worker_state", "1 for the state a worker is in", ("state",), _read_states)
         self._add(
             "worker_requests_running", "Requests in a worker now", (), lambda w: {(): w.running}
@@ -138,6 +144,10 @@ class Workers(MetricGroup):
             return _sum_by_worker(self.scope.workers(), cells)
 
         self.computed_metric(name, help_, ("worker", *labels), read)
+
+
+def _read_findings(worker: WorkerStatus) -> LabelledValues:
+    return {(finding.kind.value,): 1.0 for finding in worker.findings}
 
 
 def _read_states(worker: WorkerStatus) -> LabelledValues:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import EngineStartError
 from engine.fleet.types import WorkerStatus
+from engine.logs import LineFormat, adopt_vllm, pass_line, wrap_line
 from engine.machine import inspect_machine
 from engine.preflight import make_plan, preflight
 from engine.speculation.drafts import DraftPlan, DraftStore
@@ -47,7 +48,7 @@ class InProcessBackend:
         self._preload = line.preload
         self._costs = StepCosts()
         self._progress = progress
-        self._echo = settings.log_level == "debug"
+        self._echo = _choose_echo(settings)
         self._planning = "auto" if settings.depth == "auto" else "off"
         self._timing_s = settings.step_timing_s
         interval_ms = settings.stream_interval_ms
@@ -140,6 +141,14 @@ class InProcessBackend:
 
     async def aclose(self) -> None:
         await self.probe.aclose()
+
+
+def _choose_echo(settings: Settings) -> LineFormat | None:
+    """How the engine's processes write to the log; None where they do not."""
+    adopt_vllm(settings.log_format)
+    if settings.log_level != "debug":
+        return None
+    return wrap_line if settings.log_format == "json" else pass_line
 
 
 def _open_drafts(arguments: Arguments, store: str | None) -> DraftManager | None:

@@ -13,14 +13,17 @@ from engine.errors import EngineStartError, redact
 from engine.fleet.discovery import DiscoveryError, DnsSource, FileSource, StaticSource, WorkerSource
 from engine.fleet.fleet import Fleet
 from engine.fleet.types import FleetSettings, RoutingSettings, WorkerStatus
+from engine.fleet.worker import WorkerReport
 from engine.remote.engine import remote_engine
 from engine.remote.upstream import ConnectionSettings, LocalModel, Upstream
 from engine.rendering.renderer import ModelFiles, TemplateRenderer, UnsupportedModel
 from engine.supervision.policy import RecoveryObserver, SupervisionTimeouts
 from engine.types import EngineInfo
+from server.backends.worker_probe import WorkerProbe
 from server.cli.command_line import CommandLine, ModelArguments, refuse_unknown_parsers
 from server.errors import ConfigError
 from server.flags import make_part
+from server.generation.grammar import ParserFactory
 from server.parsing.vocabulary import Vocabulary
 from server.settings import Settings
 
@@ -68,7 +71,7 @@ class RenderingBackend:
     def describe(self, info: EngineInfo) -> EngineInfo:
         return replace(info, model=self.names[0])
 
-    async def ask_workers(self) -> dict[str, EngineInfo | EngineStartError]:
+    async def ask_workers(self) -> dict[str, WorkerReport | EngineStartError]:
         """Ask each worker about itself, for ``eaglegate check``."""
         return {}
 
@@ -92,11 +95,24 @@ class RemoteBackend(RenderingBackend):
         )
         self._fleet: Fleet | None = None
         super().__init__(line, progress)
+        self._inspect = self._make_probe(settings)
+
+    def _make_probe(self, settings: Settings) -> WorkerProbe | None:
+        if not settings.upstream_probe_s:
+            return None
+        parsers = ParserFactory(self.vocabulary, settings.tool_call_parser, self.reasoning_parser)
+        kwargs = settings.default_chat_template_kwargs
+        return WorkerProbe(self.renderer, parsers, settings.upstream_probe_s, kwargs)
 
     def create_engine(self, timeouts: SupervisionTimeouts, observer: RecoveryObserver) -> Fleet:
         self._progress("waiting for a worker that serves")
         self._fleet = Fleet(
-            self._create_engine, self._sources, timeouts, self._fleet_settings, observer
+            self._create_engine,
+            self._sources,
+            timeouts,
+            self._fleet_settings,
+            observer,
+            self._inspect,
         )
         return self._fleet
 
@@ -110,22 +126,24 @@ class RemoteBackend(RenderingBackend):
         details = {**info.details, "workers": ", ".join(w.name for w in self.list_workers())}
         return replace(super().describe(info), details=details)
 
-    async def ask_workers(self) -> dict[str, EngineInfo | EngineStartError]:
+    async def ask_workers(self) -> dict[str, WorkerReport | EngineStartError]:
         """Ask the workers without waiting for those that are loading."""
         with _name_flag("workers"):
             found = [await source.read() for source in self._sources]
         names = sorted(frozenset[str]().union(*found))
-        answers = await asyncio.gather(*map(_probe, map(self._create_engine, names)))
+        answers = await asyncio.gather(*map(self._ask, names))
         return dict(zip(names, answers, strict=True))
 
-
-async def _probe(engine: Engine) -> EngineInfo | EngineStartError:
-    try:
-        return await engine.start()
-    except EngineStartError as error:
-        return error
-    finally:
-        await engine.aclose()
+    async def _ask(self, name: str) -> WorkerReport | EngineStartError:
+        engine = self._create_engine(name)
+        try:
+            info = await engine.start()
+            findings = () if self._inspect is None else await self._inspect(engine, info)
+            return WorkerReport(info, tuple(findings))
+        except EngineStartError as error:
+            return error
+        finally:
+            await engine.aclose()
 
 
 class AddressBook:

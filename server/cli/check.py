@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.errors import EngineStartError
+from engine.fleet.worker import WorkerReport
 from engine.machine import Machine, inspect_machine, is_port_free
 from engine.preflight import EnginePlan, preflight
 from engine.speculation.inspection import Severity, SpeculationReport
 from engine.speculation.lossy import find_lossy, refuse_lossy
-from engine.types import EngineInfo
 from server.cli.command_line import GatewayPlan
 
 
@@ -36,13 +36,19 @@ def check(plan: EnginePlan, wanted: GatewayPlan, machine: Machine | None = None)
 
 def check_workers(
     model: Mapping[str, str],
-    workers: Mapping[str, EngineInfo | EngineStartError],
+    workers: Mapping[str, WorkerReport | EngineStartError],
     wanted: GatewayPlan,
 ) -> CheckReport:
     """Of a gateway that has no engine: what its workers answered."""
     lost = [str(answer) for answer in workers.values() if isinstance(answer, EngineStartError)]
     stops = [*(lost if len(lost) == len(workers) else ()), *wanted.unknown, *check_port(wanted)]
-    remarks = () if len(lost) == len(workers) else tuple(lost)
+    remarks = [] if len(lost) == len(workers) else lost
+    remarks += [
+        f"worker {address}: {finding.text}"
+        for address, answer in workers.items()
+        if isinstance(answer, WorkerReport)
+        for finding in answer.findings
+    ]
     lines = ["model", *align(model)]
     for address, answer in workers.items():
         lines += ["", f"worker {address}", *_format_worker(answer)]
@@ -51,16 +57,19 @@ def check_workers(
     return CheckReport("\n".join(lines), 1 if stops else 0)
 
 
-def _format_worker(answer: EngineInfo | EngineStartError) -> list[str]:
+def _format_worker(answer: WorkerReport | EngineStartError) -> list[str]:
     if isinstance(answer, EngineStartError):
         return [f"  {answer}"]
-    details = {name: text for name, text in answer.details.items() if name != "worker"}
+    info = answer.info
+    details = {name: text for name, text in info.details.items() if name != "worker"}
+    faults = ", ".join(finding.kind.value for finding in answer.findings)
     return align(
         {
-            "model": answer.model,
-            "context": f"{answer.max_model_len} tokens",
-            "speculation": answer.speculation.summary,
+            "model": info.model,
+            "context": f"{info.max_model_len} tokens",
+            "speculation": info.speculation.summary,
             **details,
+            **({"faults": f"{faults} (see the remarks)"} if faults else {}),
         }
     )
 

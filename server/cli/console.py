@@ -7,8 +7,11 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TextIO
 
+from engine.logs import make_head, open_root_log, write_line
 from engine.types import EngineInfo
 from server.access.keys import KeyRing
 from server.generation.pipeline import AnswerFormat
@@ -31,6 +34,7 @@ class StartupProgress:
         self._started = time.monotonic()
         self._heartbeat_s = heartbeat_s
         self._step = ""
+        self._as_json = False
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._reported = threading.Event()
@@ -41,6 +45,26 @@ class StartupProgress:
             self._step = self._step if step.startswith(REMARKS) else step
             self._print(step)
         self._reported.set()
+
+    def use(self, log_format: str) -> None:
+        """Write as the log is written, from now on."""
+        self._as_json = log_format == "json"
+
+    def fail(self, error: Exception) -> None:
+        """Close with the reason why nothing was started."""
+        self.close()
+        said = f"eaglegate: {error}"
+        print(self._wrap(str(error), "error") if self._as_json else said, file=self._out)
+
+    def announce(self, banner: str, url: str, operator: str) -> None:
+        """Close with the banner on standard output, or with a line of the log."""
+        self.close()
+        if self._as_json:
+            fields = {"url": url, "operator": operator}
+            said = self._wrap(f"eaglegate serves {url}/v1", "info", fields)
+            print(said, file=self._out, flush=True)
+        else:
+            print(banner, flush=True)
 
     def close(self) -> None:
         self._closed.set()
@@ -58,7 +82,13 @@ class StartupProgress:
                     self._print(f"  ... {self._step}" if self._step else "  ...")
 
     def _print(self, text: str) -> None:
-        print(f"[{self.elapsed_s:6.1f} s] {text}", file=self._out, flush=True)
+        level = "warning" if text.lower().startswith("warning:") else "info"
+        line = f"[{self.elapsed_s:6.1f} s] {text}"
+        print(self._wrap(text, level) if self._as_json else line, file=self._out, flush=True)
+
+    def _wrap(self, text: str, level: str, fields: Mapping[str, str] = MappingProxyType({})) -> str:
+        head = make_head(level, "eaglegate.start")
+        return write_line({**head, "message": text.strip(), **fields})
 
 
 EXAMPLE = "What is 84 - 37?"
@@ -131,10 +161,17 @@ def describe_clients(keys: KeyRing) -> str:
     )
 
 
+def find_log_format(argv: Sequence[str], environment: Mapping[str, str]) -> str:
+    """``--log-format``, before the line is read: a failure to read it is written so, too."""
+    line = " ".join(argv).replace("--log-format ", "--log-format=").split()
+    given = [word.partition("=")[2] for word in line if word.startswith("--log-format=")]
+    return given[-1] if given else environment.get("EAGLEGATE_LOG_FORMAT", "text")
+
+
 def open_log(settings: Settings) -> TextIO:
     """Log to standard error; returns it."""
     errors = duplicate_stderr()
-    logging.basicConfig(level=settings.log_level.upper(), stream=errors)
+    open_root_log(settings.log_format, settings.log_level, errors)
     if settings.log_level == "info":  # httpx logs every request to a worker
         logging.getLogger("httpx").setLevel(logging.WARNING)
     return errors

@@ -117,7 +117,7 @@ class ServeCommand:
         self._watch(capture)
         self._gateway = self._new_gateway(keys)
         self._runs = BackgroundRuns()
-        access_log = AccessLog(settings.log_level, errors)
+        access_log = AccessLog(settings.log_level, errors, settings.log_format)
         self._app = TelemetryMiddleware(
             self._make_app(), access_log, self._tracing, keep_bodies=capture is not None
         )
@@ -233,14 +233,13 @@ class ServeCommand:
         )
         self._gateway.open(path)
         self._gateway.memory.settle()
-        self._progress.close()
         _freeze()
         url = format_url(self._listeners[0], self._tls)
         operator = format_url(self._listeners[-1], self._tls)
         name, seconds = self._gateway.models[0], self._progress.elapsed_s
         clients = describe_clients(self._gateway.keys)
         banner = format_banner(url, operator, name, info, self._parsers, seconds, clients)
-        print(banner, flush=True)
+        self._progress.announce(banner, url, operator)
         if self._improve is not None:
             self._improving = asyncio.create_task(self._improve.run(operator))
 

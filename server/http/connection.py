@@ -255,6 +255,7 @@ def make_server_config(
 ) -> uvicorn.Config:
     return uvicorn.Config(
         FastWriteMiddleware(app),
+        log_config=None,
         log_level="warning",
         access_log=False,
         lifespan="off",

@@ -147,7 +147,7 @@ def access_log(path: Path) -> list[dict]:
 async def test_every_step_and_every_token_is_accounted_for(tmp_path):
     log = tmp_path / "serve.log"
     speculation = orjson.dumps({"num_speculative_tokens": DEEPEST}).decode()
-    with serving(log, ["--speculative-config", speculation]) as gateway:
+    with serving(log, ["--speculative-config", speculation, "--log-format=json"]) as gateway:
         before = settled(gateway)
         async with asyncio.timeout(180):
             told, left = await traffic(gateway.url)

@@ -33,7 +33,7 @@ from engine.events import (
     ToolCallStart,
     Usage,
 )
-from engine.fleet.types import WorkerState, WorkerStatus
+from engine.fleet.types import FindingKind, WorkerFinding, WorkerState, WorkerStatus
 from engine.speculation.totals import Totals
 from engine.types import (
     DecodeStep,
@@ -248,11 +248,13 @@ async def test_the_page_turns_red_where_a_draft_is_wrong_from_the_start(tmp_path
     for at in range(20):
         one(telemetry, clock, random.Random(at), at, "chat", odds=0.05)
     bad = Totals(verify_steps=5335, proposed=16005, accepted=210)
-    telemetry.watch_workers(lambda: [replace(WORKERS[0], counted=bad)])
+    finding = WorkerFinding(FindingKind.REASONING, "it holds the reasoning to the grammar")
+    telemetry.watch_workers(lambda: [replace(WORKERS[0], counted=bad, findings=(finding,))])
     async with asyncio.timeout(60), serving(telemetry) as url, browser(tmp_path / "p") as page:
         await show(page, url, "phone", "light")
         said = await page.value("document.getElementById('problem').innerText")
         assert said.count("hardly any draft token is right") == 2
+        assert "http://10.0.0.5:8000: it holds the reasoning to the grammar" in said
         assert "http://10.0.0.5:8000: Acceptance length is 1.04 over 5335 verify steps" in said
         color = "getComputedStyle(document.querySelector('.tile b')).color"
         assert await page.value(color) == "rgb(192, 43, 43)"

@@ -139,6 +139,19 @@ async def test_one_line_says_what_happened_and_not_what_was_said():
     assert SECRET not in text
 
 
+async def test_a_line_for_people_has_the_same_and_stays_one_line():
+    out = io.StringIO()
+    app = TelemetryMiddleware(Gateway(stream=True), AccessLog(stream=out, kind="text"))
+    await exchange(app, x_request_id="mine")
+    await exchange(app, path="/x\n2026 ERROR forged")
+    first, second = out.getvalue().splitlines()
+    assert "INFO eaglegate.access: POST /v1/chat/completions 200" in first
+    for part in ("completed", "9 tokens", "acceptance 4.00", "chatcmpl-1", "request mine"):
+        assert part in first
+    assert SECRET not in first
+    assert "/x\\n2026 ERROR forged 404" in second
+
+
 async def test_a_client_that_leaves_is_seen():
     app, out = logged(Gateway(stream=True, ending=Ending.CLIENT_GONE))
     await exchange(app)

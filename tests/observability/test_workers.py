@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prometheus_client import CollectorRegistry
 
-from engine.fleet.types import RoutingReason, WorkerState, WorkerStatus
+from engine.fleet.types import (
+    FindingKind,
+    RoutingReason,
+    WorkerFinding,
+    WorkerState,
+    WorkerStatus,
+)
 from engine.speculation.totals import Totals
 from observability.labels import TelemetrySettings
 from observability.metrics import GROUPS
@@ -66,3 +74,14 @@ def test_the_page_gets_them():
     assert row["state"] == "serving"
     assert row["acceptance_length"] == 2.5
     assert summarize_speculation(watching())["workers"] == []
+
+
+def test_what_the_probe_found_is_a_series_and_a_sentence_on_the_page():
+    text = "it has another chat template: start both with the same --chat-template"
+    finding = WorkerFinding(FindingKind.TEMPLATE, text)
+    telemetry = watching(replace(status("http://a"), findings=(finding,)), status("http://b"))
+    read = telemetry.registry.get_sample_value
+    assert read(PREFIX + "findings", {"worker": "http://a", "kind": "template"}) == 1
+    assert read(PREFIX + "findings", {"worker": "http://b", "kind": "template"}) is None
+    rows = summarize_speculation(telemetry)["workers"]
+    assert [row["findings"] for row in rows] == [[{"kind": "template", "text": text}], []]

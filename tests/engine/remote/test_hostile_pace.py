@@ -80,9 +80,9 @@ def counting(monkeypatch) -> Iterator[Work]:
         now.stream_bytes += len(data)
         return feed(self, data)
 
-    async def count_parse(self, data):
+    async def count_parse(self, data, asked):
         now.events += 1
-        return await parse(self, data)
+        return await parse(self, data, asked)
 
     async def turn() -> None:
         while True:

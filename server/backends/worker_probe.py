@@ -1,0 +1,355 @@
+"""Start-up probe of a worker: a few small requests, as clients of this gateway would send them.
+
+What a worker was started with shows in its answers alone. Each question below judges one part and
+finds a fault or nothing; a question without an answer in time judges nothing. Only engines that
+render and count for other clients (``SupportsInspection``: vLLM) are asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import orjson
+
+from engine.base import Engine, Renderer, SupportsInspection
+from engine.errors import EngineError
+from engine.events import Outcome, Phase
+from engine.fleet.types import FindingKind, WorkerFinding
+from engine.speculation.accounting import sum_steps
+from engine.speculation.totals import WORTHLESS, Totals
+from engine.types import (
+    Constraint,
+    DecodeStep,
+    EngineInfo,
+    EngineRequest,
+    FinishReason,
+    Sampling,
+    Step,
+)
+from server.errors import GatewayError
+from server.generation.grammar import ParserFactory
+from server.generation.job import Job, Prompt, ToolPolicy
+from server.parsing.fold import AnswerFold
+
+log = logging.getLogger(__name__)
+
+Messages = Sequence[Mapping[str, Any]]
+TEXTS = (
+    "Write a Python function that adds two numbers.",
+    "Count from one to thirty.",
+    "What is the capital of France? Answer in one sentence.",
+)
+DRAFTED_TOKENS = 48
+MIN_VERIFY_STEPS = 16
+"""Verify steps below which a draft is not judged."""
+ANSWER_TOKENS = 192
+"""Room for an answer with its reasoning. One that is longer is not judged."""
+NEAR_GREEDY = 0.01
+"""A temperature at which a sample is the most likely token, but for ties."""
+OPENING_TOKENS = 3
+LONG = "The quick brown fox jumps over the lazy dog. " * 40
+"""Several blocks of a prefix cache, at 16 to 128 tokens each."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"enum": ["yes", "no"]}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+NO_TOOLS = ToolPolicy()
+NUMBERS = count()
+"""Request ids of probes differ."""
+
+
+@dataclass(slots=True)
+class ProbeAnswer:
+    """The answer to one request, without the token that stopped it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    decode: list[DecodeStep] = field(default_factory=list)
+    finish: FinishReason | None = None
+    cached: int | None = None
+
+    def add(self, step: Step) -> None:
+        stopped = step.stop_token is not None
+        self.token_ids += step.token_ids[:-1] if stopped else step.token_ids
+        self.decode += step.decode
+        self.finish = step.finish or self.finish
+        self.cached = step.cached_tokens if self.cached is None else self.cached
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProbe:
+    """See ``engine.fleet.worker.InspectWorker``."""
+
+    renderer: Renderer
+    parsers: ParserFactory
+    deadline_s: float
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    async def __call__(self, engine: Engine, info: EngineInfo) -> Sequence[WorkerFinding]:
+        if not isinstance(engine, SupportsInspection):
+            return ()
+        visit = Visit(self, engine, engine, info)
+        questions = {
+            FindingKind.ACCEPTANCE: visit.judge_acceptance,
+            FindingKind.SAMPLING: visit.judge_sampling,
+            FindingKind.REASONING: visit.judge_reasoning,
+            FindingKind.GRAMMAR: visit.judge_grammar,
+            FindingKind.TOOLS: visit.judge_tools,
+            FindingKind.TEMPLATE: visit.judge_template,
+            FindingKind.ACCOUNT: visit.judge_account,
+        }
+        found: dict[FindingKind, str | None] = {}
+        until = asyncio.get_running_loop().time() + self.deadline_s
+
+        async def ask(kind: FindingKind, judge: Callable[[], Awaitable[str | None]]) -> None:
+            try:
+                found[kind] = await judge()
+            except (EngineError, GatewayError, ValueError) as error:
+                log.info("probe of %s: %s is not judged: %s", visit.name, kind.value, error)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until), asyncio.TaskGroup() as group:
+                for kind, judge in questions.items():
+                    if kind is not FindingKind.SAMPLING:
+                        group.create_task(ask(kind, judge))
+            async with asyncio.timeout_at(until):  # alone: where it fails, it spoils greedy answers
+                await ask(FindingKind.SAMPLING, visit.judge_sampling)
+        return [WorkerFinding(kind, text) for kind in questions if (text := found.get(kind))]
+
+    def render(self, messages: Messages, tools: Messages | None = None) -> list[int]:
+        """As a client's conversation is rendered. Raises ValueError."""
+        return self.renderer.render_chat(
+            messages, tools, chat_template_kwargs=dict(self.template_kwargs)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """The questions to one worker. Each returns a fault in one sentence, or None."""
+
+    probe: WorkerProbe
+    engine: Engine
+    inspected: SupportsInspection
+    info: EngineInfo
+
+    @property
+    def name(self) -> str:
+        return self.info.details.get("worker", "a worker")
+
+    async def judge_acceptance(self) -> str | None:
+        """Whether greedy drafts are worth their cost."""
+        totals = await self._draft(temperature=0.0)
+        if not is_worthless(totals):
+            return None
+        return (
+            f"its draft is hardly ever right ({describe(totals)}): start it with a draft made for "
+            "this model and chat template"
+        )
+
+    async def judge_sampling(self) -> str | None:
+        """Whether drafts are right near temperature 0, too, where a sample is the greedy token."""
+        greedy = await self._draft(temperature=0.0)
+        sampled = await self._draft(temperature=NEAR_GREEDY)
+        if is_worthless(greedy) or not is_worthless(sampled):
+            return None
+        return (
+            f"its answers with a temperature are wrong where it drafts ({describe(sampled)} at "
+            f"{NEAR_GREEDY:g}, {greedy.acceptance_length:.2f} without): on a CPU start it with "
+            "--worker-extension-cls engine.vllm_backend.worker.DepthWorker, or without a draft"
+        )
+
+    async def _draft(self, temperature: float) -> Totals:
+        """The decode steps of a few answers."""
+        if not self.info.speculation.depth:
+            return Totals()
+        answers = await asyncio.gather(
+            *(
+                self._ask(self._read(text), DRAFTED_TOKENS, temperature=temperature)
+                for text in TEXTS
+            )
+        )
+        return sum_steps(step for answer in answers for step in answer.decode)
+
+    async def judge_reasoning(self) -> str | None:
+        """Whether the worker lets a reasoning pass that a grammar is to wait for."""
+        parser = self.probe.parsers.reasoning_parser
+        prompt = self._read("Name one colour.")
+        free = await self._ask(prompt, OPENING_TOKENS)
+        if parser is None or not self._reasons(prompt, free):
+            return None
+        waiting = Constraint("json_schema", orjson.dumps(SCHEMA).decode(), after_reasoning=True)
+        held = await self._ask(prompt, OPENING_TOKENS, waiting)
+        if not self._opens_json(held) or self._opens_json(free):
+            return None
+        return (
+            "it holds the reasoning of structured answers to their grammar: start it with "
+            f"--reasoning-parser {parser}"
+        )
+
+    async def judge_grammar(self) -> str | None:
+        """Whether a structured answer is what was asked for."""
+        schema = Constraint("json_schema", orjson.dumps(SCHEMA).decode())
+        job = _make_job(constraint=schema)
+        prompt = self._read("Is water wet? Answer with a JSON object.")
+        try:
+            fold, finish = await self._answer(job, prompt)
+        except EngineError as error:
+            return f"it fails on structured answers ({error}): its log has the reason"
+        if finish is not FinishReason.STOP:
+            return None
+        content = fold.text(Phase.CONTENT)
+        with suppress(orjson.JSONDecodeError):
+            if orjson.loads(content) in ({"answer": "yes"}, {"answer": "no"}):
+                return None
+        return (
+            "its structured answers do not match their schema: start it without another "
+            "--structured-outputs-config than vLLM's own"
+        )
+
+    async def judge_tools(self) -> str | None:
+        """Whether a call that is forced reads as one."""
+        parser = self.probe.parsers.tool_parser
+        if parser is None:
+            return None
+        job = _make_job(tools=ToolPolicy((TOOL,), "required", parallel=False))
+        prompt = self._read("What is the weather in Paris?", [TOOL])
+        try:
+            fold, finish = await self._answer(job, prompt)
+        except EngineError as error:
+            return f"it fails on tool calls that are forced ({error}): its log has the reason"
+        outcomes = [call.outcome for call in fold.calls]
+        if finish is not FinishReason.STOP or outcomes == [Outcome.VALID]:
+            return None
+        return (
+            f"a tool call that was forced does not read as {parser} writes it: give this gateway "
+            "the --tool-call-parser of the worker's model"
+        )
+
+    async def judge_template(self) -> str | None:
+        """Whether direct clients of the worker get the prompts that clients of the gateway get."""
+        for messages, tools in _list_conversations(self.probe.parsers.tool_parser is not None):
+            with suppress(ValueError):  # a template that refuses some role
+                ours = self.probe.render(messages, tools)
+                theirs = await self.inspected.render_chat(messages, tools)
+                if theirs is not None and theirs != ours:
+                    return (
+                        f"it has another chat template (a conversation of {len(messages)} messages "
+                        f"is {len(theirs)} tokens there and {len(ours)} here): start both with the "
+                        "same --chat-template and --default-chat-template-kwargs"
+                    )
+        return None
+
+    async def judge_account(self) -> str | None:
+        """Whether answers report all that the gateway counts."""
+        missing = (
+            [] if self.info.reports_decode_steps else ["--per-request-spec-decode-metrics detailed"]
+        )
+        prompt = Prompt(tuple(self.probe.renderer.encode(LONG, True)))
+        answers = [await self._ask(prompt, 1) for _ in range(2)]
+        silent = all(answer.cached is None for answer in answers)
+        if silent and await self.inspected.has_cache_hits():
+            missing.append("--enable-prompt-tokens-details")
+        if not missing:
+            return None
+        return f"its answers lack part of their account: start it with {' '.join(missing)}"
+
+    def _read(self, text: str, tools: Messages | None = None) -> Prompt:
+        """Raises ValueError where the model has no chat template."""
+        messages = [{"role": "user", "content": text}]
+        return self.probe.parsers.read(self.probe.render(messages, tools))
+
+    def _reasons(self, prompt: Prompt, answer: ProbeAnswer) -> bool:
+        """Whether an answer to ``prompt`` begins with its reasoning."""
+        if prompt.starts_in is Phase.REASONING:
+            return True
+        text = self.probe.renderer.decode(answer.token_ids).lstrip()
+        return text.startswith(self.probe.parsers.reasoning.starts or ("\0",))
+
+    def _opens_json(self, answer: ProbeAnswer) -> bool:
+        return self.probe.renderer.decode(answer.token_ids).lstrip().startswith("{")
+
+    async def _answer(self, job: Job, prompt: Prompt) -> tuple[AnswerFold, FinishReason]:
+        """Raises EngineError and GatewayError."""
+        parsers = self.probe.parsers
+        answer = await self._ask(prompt, ANSWER_TOKENS, parsers.constrain(job, prompt))
+        parser, fold = parsers.make(job, prompt.starts_in, prompt.token_ids), AnswerFold()
+        finish = answer.finish or FinishReason.LENGTH
+        for event in [*parser.feed(answer.token_ids), *parser.flush(finish)]:
+            fold.add(event)
+        return fold, finish
+
+    async def _ask(
+        self,
+        prompt: Prompt,
+        most: int,
+        constraint: Constraint | None = None,
+        temperature: float = 0.0,
+    ) -> ProbeAnswer:
+        """As deep as the worker drafts. Raises EngineError."""
+        speculation = self.info.speculation
+        request = EngineRequest(
+            id=f"eaglegate-probe-{next(NUMBERS)}",
+            prompt=prompt.token_ids,
+            sampling=Sampling(max_tokens=most, temperature=temperature),
+            constraint=constraint,
+            depth=speculation.depth if speculation.per_request else None,
+        )
+        answer = ProbeAnswer()
+        async with aclosing(self.engine.generate(request)) as steps:
+            async for step in steps:
+                answer.add(step)
+        return answer
+
+
+def is_worthless(totals: Totals) -> bool:
+    """Whether enough was verified, and hardly any draft token was right."""
+    length = totals.acceptance_length
+    return length is not None and totals.verify_steps >= MIN_VERIFY_STEPS and length < WORTHLESS
+
+
+def describe(totals: Totals) -> str:
+    return f"{totals.acceptance_length:.2f} tokens per verify step over {totals.verify_steps} steps"
+
+
+def _make_job(constraint: Constraint | None = None, tools: ToolPolicy = NO_TOOLS) -> Job:
+    return Job(
+        id="eaglegate-probe",
+        api="chat",
+        model="",
+        created=0,
+        sampling=Sampling(max_tokens=ANSWER_TOKENS, temperature=0.0),
+        constraint=constraint,
+        tool_policy=tools,
+    )
+
+
+def _list_conversations(with_tools: bool) -> Iterator[tuple[Messages, Messages | None]]:
+    asked = {"role": "user", "content": "Name one colour."}
+    spoken = [asked, {"role": "assistant", "content": "Blue."}, asked]
+    yield [asked], None
+    yield spoken, None
+    yield [{"role": "system", "content": "Answer in one word."}, *spoken], None
+    if with_tools:
+        yield [asked], [TOOL]

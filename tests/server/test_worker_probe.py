@@ -1,0 +1,140 @@
+"""The start-up probe of a worker, asked of engines that are wrong in one way each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.errors import EngineFailed
+from engine.fleet.types import FindingKind
+from engine.rendering.renderer import ModelFiles, TemplateRenderer
+from engine.speculation.accounting import intern_step
+from engine.types import EngineInfo, EngineRequest, FinishReason, SpeculationInfo, Step
+from server.backends.worker_probe import WorkerProbe
+from server.generation.grammar import ParserFactory
+from server.parsing.vocabulary import Vocabulary
+from tests.workers import MODEL
+
+FILES = ModelFiles.find(MODEL, None, None)
+RENDERER = TemplateRenderer(FILES)
+PARSERS = ParserFactory(Vocabulary.from_directory(FILES.tokenizer_json), "hermes", "qwen3")
+DEPTH = 3
+INFO = EngineInfo("demo", 4096, 2048, SpeculationInfo("unknown", DEPTH))
+THOUGHT = "<think>\nA word.\n</think>\n\n"
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+@dataclass
+class Worker:
+    """An engine whose answers are as they should be, but for what a test changes."""
+
+    accepted: int = 2
+    accepted_sampled: int = 2
+    """At a temperature."""
+    waits: bool = True
+    """It leaves the reasoning free where the grammar is to wait for its end."""
+    structured: str = THOUGHT + '{"answer": "yes"}'
+    called: str = THOUGHT + CALL
+    cached: int | None = 16
+    renderer: TemplateRenderer = RENDERER
+    pause_s: float = 0.0
+    failure: Exception | None = None
+    asked: list[EngineRequest] = field(default_factory=list)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Step, None]:
+        self.asked.append(request)
+        await asyncio.sleep(self.pause_s)
+        if request.constraint is not None and self.failure is not None:
+            raise self.failure
+        text = self.write(request)
+        tokens = RENDERER.encode(text, False)[: request.sampling.max_tokens]
+        accepted = self.accepted_sampled if request.sampling.temperature else self.accepted
+        steps = (intern_step(DEPTH, accepted, accepted + 1, 0, None),) * 8
+        whole = request.sampling.max_tokens > len(tokens)
+        finish = FinishReason.STOP if whole else FinishReason.LENGTH
+        yield Step(tuple(tokens), decode=steps, cached_tokens=self.cached, finish=finish)
+
+    def write(self, request: EngineRequest) -> str:
+        if request.constraint is None:
+            return THOUGHT + "Blue."
+        if request.constraint.after_reasoning:
+            return THOUGHT if self.waits else '{"answer": "yes"}'
+        return self.called if "get_weather" in request.constraint.value else self.structured
+
+    async def render_chat(self, messages, tools) -> list[int] | None:
+        return self.renderer.render_chat(messages, tools)
+
+    async def has_cache_hits(self) -> bool:
+        return True
+
+
+async def inspect(worker: Worker, deadline_s: float = 5.0, info: EngineInfo = INFO):
+    findings = await WorkerProbe(RENDERER, PARSERS, deadline_s)(worker, info)
+    return {finding.kind: finding.text for finding in findings}
+
+
+async def test_a_sound_worker_has_no_findings_and_is_asked_little():
+    worker = Worker()
+    assert await inspect(worker) == {}
+    assert len(worker.asked) < 20
+    assert sum(request.sampling.max_tokens for request in worker.asked) < 900
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "named"),
+    [
+        (lambda w: setattr(w, "accepted", 0), FindingKind.ACCEPTANCE, "draft made for"),
+        (
+            lambda w: setattr(w, "accepted_sampled", 0),
+            FindingKind.SAMPLING,
+            "--worker-extension-cls",
+        ),
+        (lambda w: setattr(w, "waits", False), FindingKind.REASONING, "--reasoning-parser qwen3"),
+        (lambda w: setattr(w, "structured", "yes"), FindingKind.GRAMMAR, "schema"),
+        (lambda w: setattr(w, "called", THOUGHT + "sunny"), FindingKind.TOOLS, "hermes"),
+        (lambda w: setattr(w, "cached", None), FindingKind.ACCOUNT, "--enable-prompt-tokens"),
+        (
+            lambda w: setattr(w, "renderer", TemplateRenderer(FILES, "{{ messages[0].content }}")),
+            FindingKind.TEMPLATE,
+            "--chat-template",
+        ),
+    ],
+)
+async def test_one_fault_is_one_finding_that_names_its_flag(
+    change: Callable[[Worker], None], kind: FindingKind, named: str
+):
+    worker = Worker()
+    change(worker)
+    found = await inspect(worker)
+    assert found.keys() == {kind}
+    assert named in found[kind]
+
+
+async def test_a_worker_that_fails_on_grammars_is_found():
+    found = await inspect(Worker(failure=EngineFailed("The worker failed on this request.")))
+    assert found.keys() == {FindingKind.GRAMMAR, FindingKind.TOOLS}
+
+
+async def test_a_worker_that_does_not_answer_in_time_is_not_judged():
+    assert await inspect(Worker(accepted=0, pause_s=30.0), deadline_s=0.05) == {}
+
+
+async def test_a_worker_without_speculation_has_no_acceptance_to_judge():
+    info = EngineInfo("demo", 4096, 2048, SpeculationInfo("none", 0))
+    assert await inspect(Worker(accepted=0), info=info) == {}
+
+
+async def test_an_engine_that_cannot_be_inspected_is_not_asked():
+    class Text:
+        asked = 0
+
+        async def generate(self, request):
+            self.asked += 1
+            yield
+
+    engine = Text()
+    assert await WorkerProbe(RENDERER, PARSERS, 5.0)(engine, INFO) == ()
+    assert engine.asked == 0
