@@ -60,6 +60,25 @@ def take_integer_masks(interpreter: ModuleType) -> None:
     interpreter.InterpreterBuilder.create_masked_store = create_masked_store
 
 
+def save_time(interpreter: ModuleType) -> None:
+    """The interpreter patches Triton's language anew for every call of every function of a kernel,
+    and checks every sum of integers for an overflow, as no GPU does: half the time of a kernel.
+    """
+    options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    interpreter.interpreter_builder.options = options
+    patch_language = interpreter._patch_lang
+    patched: set[int] = set()
+    kept = SimpleNamespace(restore=lambda: None)
+
+    def patch(function: Any) -> Any:
+        if id(function.__globals__) not in patched:
+            patch_language(function)
+            patched.add(id(function.__globals__))
+        return kept
+
+    interpreter._patch_lang = patch
+
+
 def replace_top_k_kernel(sampler: ModuleType) -> None:
     def apply_top_k_top_p(logits: Any, k: Any, p: Any) -> Any:
         return sampler.apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
@@ -78,10 +97,10 @@ def schedule_asynchronously(platform: ModuleType) -> None:
 
 
 class AfterImport(MetaPathFinder):
-    """Calls ``change`` with a module once it has been executed."""
+    """Calls ``changes`` with a module once it has been executed."""
 
-    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
-        self._name, self._change = name, change
+    def __init__(self, name: str, *changes: Callable[[ModuleType], None]) -> None:
+        self._name, self._changes = name, changes
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != self._name:
@@ -92,7 +111,8 @@ class AfterImport(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                self._change(module)
+                for change in self._changes:
+                    change(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -100,7 +120,8 @@ class AfterImport(MetaPathFinder):
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     sys.meta_path.insert(0, AfterImport("triton.backends", add_cpu_backend))
-    sys.meta_path.insert(0, AfterImport("triton.runtime.interpreter", take_integer_masks))
+    name = "triton.runtime.interpreter"
+    sys.meta_path.insert(0, AfterImport(name, take_integer_masks, save_time))
     name = "vllm.v1.sample.ops.topk_topp_sampler"
     sys.meta_path.insert(0, AfterImport(name, replace_top_k_kernel))
 if os.environ.get("ASYNCHRONOUS_SCHEDULING") == "1":

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 
+import pytest
 import pytest_asyncio
+from vllm import envs
 
 from benchmarks.drive import render, running, speculation
 from engine.vllm_backend.arguments import make_demo_arguments
+from engine.vllm_backend.child_process import replace_environment
 from engine.vllm_backend.engine import VllmEngine
 from engine.vllm_backend.renderer import VllmRenderer
 
+FIRST_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0", "TRITON_INTERPRET": "0"}
 SECOND_RUNNER = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 """``make test-gpu-path``: vLLM's second model runner, whose kernels are interpreted: slow."""
 MOST = 3 if SECOND_RUNNER else 7
 """K of the engine most tests share."""
 DEPTHS = sorted({0, 1, 3, MOST})
+FEW = 2 if SECOND_RUNNER else 6
+"""Prompts of the longer tests, of the six there are."""
+TOKENS = 24 if SECOND_RUNNER else 60
+"""Tokens of their answers."""
 SMALL = {
     "dtype": "float32",
     "max_model_len": 1024,
@@ -24,6 +33,16 @@ SMALL = {
     "kv_cache_memory_bytes": 24 << 20,
 }
 """Twenty blocks of 128 tokens and prefills in chunks: preemption and chunking happen."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under ``--dist loadgroup`` one process has all tests of the shared engine with a draft, and
+    the other those with an engine of their own.
+    """
+    for item in items:
+        if item.get_closest_marker("gpu_path"):
+            shared = "engine" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("shared" if shared else "own"))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -45,6 +64,13 @@ async def engine() -> AsyncGenerator[VllmEngine, None]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def plain_engine() -> AsyncGenerator[VllmEngine, None]:
-    """The same without a draft."""
-    async with running(**SMALL, speculative_config=None) as started:
+    """The same without a draft. It always has the first model runner: the second must write the
+    same, and takes a hundred times as long where its kernels are interpreted.
+    """
+    async with AsyncExitStack() as stack:
+        envs.disable_envs_cache()
+        with replace_environment(FIRST_RUNNER):
+            engine = running(**SMALL, speculative_config=None)
+            started = await stack.enter_async_context(engine)
+        envs.disable_envs_cache()
         yield started

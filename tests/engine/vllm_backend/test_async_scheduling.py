@@ -13,27 +13,27 @@ import pytest
 
 from benchmarks.drive import at, greedy, run_all
 from engine.vllm_backend.engine import VllmEngine
-from tests.engine.vllm_backend.conftest import MOST, SMALL
+from tests.engine.vllm_backend.conftest import FEW, MOST, SECOND_RUNNER, SMALL, TOKENS
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 ROOT = Path(__file__).parent.parent.parent.parent
-DEPTHS = (*sorted({0, 1, 3, MOST}), None)
+DEPTHS = (0, 2, None) if SECOND_RUNNER else (0, 1, 3, MOST, None)
 SCRIPT = """
 import asyncio, json, sys
 from benchmarks.drive import at, greedy, run_all, running, speculation
 async def main():
-    prompts, depths, small, most = json.load(sys.stdin)
+    prompts, depths, tokens, small, most = json.load(sys.stdin)
     async with running(**small, speculative_config=speculation(most)) as engine:
         assert engine._llm.vllm_config.scheduler_config.async_scheduling
         requests = [
-            at(depth, greedy(f"a-{number}", prompt, 60))
+            at(depth, greedy(f"a-{number}", prompt, tokens))
             for number, prompt in enumerate(prompts) for depth in depths
         ]
         outcomes = await run_all(engine, requests)
         for mode in ("random", "auto"):
             assert await engine.set_planning(mode) == mode
-            free = [greedy(f"{mode}-{n}", prompt, 60) for n, prompt in enumerate(prompts)]
+            free = [greedy(f"{mode}-{n}", prompt, tokens) for n, prompt in enumerate(prompts)]
             outcomes += await run_all(engine, free)
     print("RESULT", json.dumps([
         [outcome.token_ids, outcome.totals.imbalance, len(outcome.totals.proposed_at),
@@ -46,14 +46,15 @@ if __name__ == "__main__":
 
 @pytest.mark.gpu_path
 async def test_asynchronous_scheduling_gives_the_same(
-    engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
+    plain_engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
+    prompts = prompts[:FEW]
     requests = [
-        at(depth, greedy(f"a-{number}", prompt, 60))
+        at(depth, greedy(f"a-{number}", prompt, TOKENS))
         for number, prompt in enumerate(prompts)
         for depth in DEPTHS
     ]
-    synchronous = await run_all(engine, requests)
+    synchronous = await run_all(plain_engine, requests)
     script = tmp_path / "asynchronous.py"
     script.write_text(SCRIPT)
     given = os.environ.get("PYTHONPATH", "")
@@ -61,11 +62,11 @@ async def test_asynchronous_scheduling_gives_the_same(
     done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, script],
-        input=json.dumps([prompts, DEPTHS, SMALL, MOST]),
+        input=json.dumps([prompts, DEPTHS, TOKENS, SMALL, MOST]),
         env=os.environ | {"PYTHONPATH": path, "ASYNCHRONOUS_SCHEDULING": "1"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -80,5 +81,5 @@ async def test_asynchronous_scheduling_gives_the_same(
         token_ids, imbalance, deepest, accepted = row
         assert tuple(token_ids) == want.token_ids, request.id
         assert imbalance == 0, request.id
-        assert deepest == len(want.totals.proposed_at), request.id
-        assert bool(accepted) == bool(want.totals.accepted), request.id
+        assert deepest == (MOST if request.depth is None else request.depth), request.id
+        assert bool(accepted) == bool(deepest), request.id

@@ -15,9 +15,12 @@ from engine.speculation.swap import DraftManager
 from engine.vllm_backend.arguments import DEMO, DEMO_SPECULATION
 from engine.vllm_backend.engine import VllmEngine
 from tests.engine.draft_copies import EAGLE3, EAGLE31, change_weights, make_noise, perturb
-from tests.engine.vllm_backend.conftest import SMALL
+from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
+
+
+LENGTH = 40 if SECOND_RUNNER else 80
 
 
 def manage(engine: VllmEngine) -> DraftManager:
@@ -40,10 +43,10 @@ def acceptance(outcomes: Sequence[Outcome]) -> float:
 
 
 async def run_prompts(
-    engine: VllmEngine, prompts: Sequence[tuple[int, ...]], name: str, tokens: int = 80
+    engine: VllmEngine, prompts: Sequence[tuple[int, ...]], name: str, tokens: int = LENGTH
 ) -> list[Outcome]:
     return await run_all(
-        engine, [greedy(f"{name}-{at}", prompt, tokens) for at, prompt in enumerate(prompts)]
+        engine, [greedy(f"{name}-{at}", prompt, tokens) for at, prompt in enumerate(prompts[:FEW])]
     )
 
 
@@ -86,8 +89,7 @@ async def test_streams_go_on_with_the_same_text_and_a_rollback_brings_acceptance
     await check_swaps(engine, prompts, tmp_path)
 
 
-@pytest.mark.gpu_path
-@pytest.mark.parametrize("fault", ["absent", "shape"])
+@pytest.mark.parametrize("fault", ["absent", pytest.param("shape", marks=pytest.mark.gpu_path)])
 async def test_a_draft_that_fails_to_load_leaves_the_running_one(
     engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path, fault: str
 ) -> None:
@@ -116,7 +118,6 @@ async def test_two_workers_exchange_their_shards(
         await check_swaps(two, prompts, tmp_path)
 
 
-@pytest.mark.gpu_path
 async def test_a_near_draft_keeps_most_of_the_acceptance(
     engine: VllmEngine, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:

@@ -6,34 +6,43 @@ import pytest
 
 from benchmarks.drive import at, greedy, run_all, running, speculation
 from engine.vllm_backend.engine import VllmEngine
-from tests.engine.vllm_backend.conftest import SMALL
+from tests.engine.vllm_backend.conftest import FEW, SECOND_RUNNER, SMALL, TOKENS
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
-DEPTHS = (0, 1, 3)
+DEPTHS = (0, 3) if SECOND_RUNNER else (0, 1, 3)
 
 
-@pytest.mark.gpu_path
+@pytest.fixture
+def whole(request: pytest.FixtureRequest) -> VllmEngine:
+    """One worker: with a draft, too, where kernels are not interpreted and it is quick."""
+    name = "plain_engine" if SECOND_RUNNER else "engine"
+    started: VllmEngine = request.getfixturevalue(name)
+    return started
+
+
 async def test_two_workers_write_and_accept_what_one_does(
-    engine: VllmEngine, prompts: list[tuple[int, ...]]
+    whole: VllmEngine, prompts: list[tuple[int, ...]]
 ) -> None:
+    prompts = prompts[:FEW]
     requests = [
-        at(depth, greedy(f"tp-{number}", prompt, 60))
+        at(depth, greedy(f"tp-{number}", prompt, TOKENS))
         for number, prompt in enumerate(prompts)
         for depth in DEPTHS
     ]
-    one = await run_all(engine, requests)
+    one = await run_all(whole, requests)
     config = {**SMALL, "tensor_parallel_size": 2, "speculative_config": speculation(3)}
     async with running(**config) as two:
         both = await run_all(two, requests)
         assert await two.set_planning("random") == "random"
-        free = [greedy(f"free-{number}", prompt, 60) for number, prompt in enumerate(prompts)]
+        free = [greedy(f"free-{number}", prompt, TOKENS) for number, prompt in enumerate(prompts)]
         planned = await run_all(two, free)
     for ours, theirs, request in zip(both, one, requests, strict=True):
         assert ours.token_ids == theirs.token_ids, request.id
-        assert ours.totals.histogram == theirs.totals.histogram, request.id
+        if not SECOND_RUNNER:
+            assert ours.totals.histogram == theirs.totals.histogram, request.id
         assert ours.totals.imbalance == 0
-    assert sum(outcome.totals.accepted for outcome in both) > 100
+    assert sum(outcome.totals.accepted for outcome in both) > 10 * FEW
     for ours, theirs in zip(planned, one[:: len(DEPTHS)], strict=True):
         assert ours.token_ids == theirs.token_ids, "at random depths"
         assert ours.totals.imbalance == 0
