@@ -72,7 +72,7 @@ def test_every_engine_is_forked(
 ) -> None:
     monkeypatch.setenv("LATE", "yes")
     for name in ("first", "second"):
-        log = ChildLog(echo=False)
+        log = ChildLog(echo=None)
         with log.capture():
             process = start(preload, report, tmp_path / name)
         assert process.sentinel in connection.wait([process.sentinel], timeout=30)
