@@ -44,8 +44,7 @@ def test_it_is_inspected_planned_and_told(gateway: RunningGateway, speculator: P
     assert "depth        auto" in gateway.banner
     [engine] = httpx.get(f"{gateway.operator}/debug/speculation").json()["engines"].values()
     assert (engine["method"], engine["depth"], engine["lossy"]) == ("eagle3.1", 2, [])
-    running = httpx.get(f"{gateway.operator}/admin/draft").json()["running"]
-    assert running["source"] == str(speculator)
+    assert str(speculator) in httpx.get(f"{gateway.operator}/admin/draft").text
 
 
 def test_its_drafts_are_accounted_for_under_the_name_of_either(
