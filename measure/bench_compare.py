@@ -18,6 +18,11 @@ from measure.statistics import (
 )
 
 MARGIN = 0.02
+RELATIONS = {
+    Verdict.BETTER: "is faster than",
+    Verdict.WORSE: "is slower than",
+    Verdict.SAME: "is as fast as",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +110,16 @@ def combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def describe_comparison(found: Comparison) -> str:
-    names = f"{found.setting} {{}} {found.baseline}"
     if found.user_speed is None:
         return f"{found.setting} against {found.baseline}: no verdict, {found.finding.reason}"
     speed = f"{format_ratio(found.user_speed)} tokens/s per user"
     if found.throughput is not None:
         speed += f", {format_ratio(found.throughput)} in total"
-    match found.finding.verdict:
-        case Verdict.BETTER:
-            return f"{names.format('is faster than')}: {speed}"
-        case Verdict.WORSE:
-            return f"{names.format('is slower than')}: {speed}"
-        case Verdict.SAME:
-            return f"{names.format('is as fast as')}: {speed}"
-    return f"{names.format('against')}: not enough data to tell, {speed}; give more --repeats"
+    relation = RELATIONS.get(found.finding.verdict)
+    if relation is None:
+        names = f"{found.setting} against {found.baseline}"
+        return f"{names}: not enough data to tell, {speed}; give more --repeats"
+    return f"{found.setting} {relation} {found.baseline}: {speed}"
 
 
 def describe_missing(repeats: int) -> str:

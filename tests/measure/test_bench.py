@@ -142,6 +142,13 @@ def test_the_conclusion_comes_first():
     assert page.index("is faster than") < page.index("<h2>")
 
 
+def test_a_setting_of_json_fields_is_named_as_it_is():
+    fields = '{"num_speculative_tokens": 0}'
+    blocks = make_blocks({"a": [1.0, 1.1, 1.0, 1.2, 1.1], fields: [2.0] * 5})
+    report = make_report(plan_for("a", fields), blocks, {"command": "eaglegate bench"})
+    assert report.render_text().startswith(f"a is faster than {fields}: ")
+
+
 DEPTHS = ["--depths", "1,3,7", "--concurrency", "2", "--requests", "4", "--warmup", "1", "--quiet"]
 
 
