@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 520, 300
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 46
-LEFT_OF_GROUPS = 170
-LEGEND_LINE = 12
+WIDTH, HEIGHT = 400, 280
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 38, 46
+LETTER = 6.2
+"""Width of a letter, and..."""
+LINE = 13
+"""... height of a line of text."""
+LABEL = 24
+"""Letters of a line of the labels left of a chart; longer ones have several lines."""
+LEFT_OF_ROWS = 160
+FULL = int((WIDTH - 16) / LETTER)
+"""Letters of a line as wide as a chart."""
 COLORS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#475569")
 TICKS = 5
 
@@ -58,13 +66,17 @@ def draw_lines(
     top = max(p.y if p.high is None else p.high for line in shown for p in line.points)
     x = _Scale(xs[0], xs[-1], LEFT + 14, WIDTH - RIGHT - 14, log_x)
     names = [line.name for line in shown]
-    y = _Scale(0.0, _round_up(top), HEIGHT - BOTTOM, TOP + _legend_height(names))
-    parts = [_draw_grid(y), _draw_x_axis(xs, x)]
+    titles = wrap(title, FULL)
+    above = LINE * (len(titles) - 1)
+    height = HEIGHT + above + _legend_height(names)
+    y = _Scale(0.0, _round_up(top), height - BOTTOM, TOP + above + _legend_height(names))
+    parts = [_draw_grid(y), _draw_x_axis(xs, x, height)]
     for number, line in enumerate(shown):
         parts.append(_draw_line(line, x, y, COLORS[number % len(COLORS)]))
-    parts.append(_draw_labels(title, x_label, y_label))
-    parts.append(_draw_legend(names))
-    return _frame(parts, HEIGHT)
+    parts.append(_draw_text(titles, 8, 16, "title"))
+    parts.append(_draw_axis_names(x_label, y_label, y, height))
+    parts.append(_draw_legend(names, 16 + LINE * len(titles)))
+    return _frame(parts, height)
 
 
 def draw_intervals(title: str, rows: Sequence[tuple[str, Point, str]], x_label: str) -> str:
@@ -73,23 +85,26 @@ def draw_intervals(title: str, rows: Sequence[tuple[str, Point, str]], x_label: 
     if not shown:
         return ""
     ends = [v for _, p, _ in shown for v in (p.x, p.low, p.high) if v] + [0.95, 1.05]
-    height = TOP + 24 * len(shown) + BOTTOM
-    left = 200
-    x = _Scale(min(ends) * 0.98, max(ends) * 1.02, left, WIDTH - RIGHT, log=True)
+    labels = [wrap(name, LABEL) for name, _, _ in shown]
+    captions, titles = wrap(x_label, FULL), wrap(title, FULL)
+    top = 22 + LINE * len(titles)
+    foot = top + sum(_row_height(label) for label in labels)
+    x = _Scale(min(ends) * 0.98, max(ends) * 1.02, LEFT_OF_ROWS, WIDTH - RIGHT - 10, log=True)
     one = x.place(1.0)
-    parts = [f'<line x1="{one:.1f}" x2="{one:.1f}" y1="{TOP}" y2="{height - BOTTOM}" class="one"/>']
-    for number, (name, point, kind) in enumerate(shown):
-        at = TOP + 24 * number + 14
-        parts.append(f'<text x="{left - 8}" y="{at + 4}" class="end">{escape(name)}</text>')
-        parts.append(_draw_interval(point, x, at, kind))
+    parts = [f'<line x1="{one:.1f}" x2="{one:.1f}" y1="{top - 8}" y2="{foot}" class="one"/>']
+    at = float(top)
+    for (_, point, kind), label in zip(shown, labels, strict=True):
+        middle = at + _row_height(label) / 2
+        parts.append(_draw_label(label, middle))
+        parts.append(_draw_interval(point, x, middle, kind))
+        at += _row_height(label)
     parts += [
-        f'<text x="{x.place(value):.1f}" y="{height - BOTTOM + 16}" class="mid">'
-        f"{value - 1:+.0%}</text>"
+        f'<text x="{x.place(value):.1f}" y="{foot + 16}" class="mid">{value - 1:+.0%}</text>'
         for value in _ratio_ticks(x.low, x.high)
     ]
-    parts.append(f'<text x="{left}" y="16" class="title">{escape(title)}</text>')
-    parts.append(f'<text x="{left}" y="{height - 8}">{escape(x_label)}</text>')
-    return _frame(parts, height)
+    parts.append(_draw_text(titles, 8, 16, "title"))
+    parts.append(_draw_text(captions, 8, foot + 36, ""))
+    return _frame(parts, foot + 36 + LINE * len(captions))
 
 
 def draw_groups(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, Point]]]]) -> str:
@@ -99,21 +114,46 @@ def draw_groups(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, Poin
     if not points:
         return ""
     ends = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
-    each = 11 * len(names) + 10
-    top = TOP + 20 + _legend_height(names)
-    height = top + each * len(groups) + BOTTOM
-    x = _Scale(min(ends), max(ends), LEFT_OF_GROUPS, WIDTH - RIGHT - 20)
-    parts = [_draw_title(title), _draw_legend(names), _draw_ticks(x, height - BOTTOM + 16)]
-    for number, (name, rows) in enumerate(groups):
-        at = top + each * number
-        parts.append(
-            f'<text x="{LEFT_OF_GROUPS - 8}" y="{at + 4}" class="end">{escape(name)}</text>'
-        )
+    labels = [wrap(name, LABEL) for name, _ in groups]
+    titles = wrap(title, FULL)
+    top = 16 + LINE * len(titles)
+    legend = _draw_legend(names, top)
+    at = float(top + 18 + _legend_height(names))
+    heights = [max(11 * len(names) + 10, _row_height(label)) for label in labels]
+    foot = at + sum(heights)
+    x = _Scale(min(ends), max(ends), LEFT_OF_ROWS, WIDTH - RIGHT - 20)
+    parts = [_draw_text(titles, 8, 16, "title"), legend, _draw_ticks(x, foot + 16)]
+    for (name, rows), label, height in zip(groups, labels, heights, strict=True):
+        parts.append(_draw_label(label, at + height / 2))
         for series, point in rows:
             place = names.index(series)
             color = COLORS[place % len(COLORS)]
-            parts.append(_draw_row(f"{name}, {series}", point, x, at + 11 * place, color))
-    return _frame(parts, height)
+            middle = at + height / 2 + 11 * (place - (len(names) - 1) / 2)
+            parts.append(_draw_row(f"{name}, {series}", point, x, middle, color))
+        at += height
+    return _frame(parts, foot + 24)
+
+
+def wrap(text: str, letters: int) -> list[str]:
+    """Lines of at most so many letters, broken at spaces where there are any."""
+    return textwrap.wrap(text, letters, break_on_hyphens=False) or [""]
+
+
+def _row_height(label: Sequence[str]) -> int:
+    return max(24, LINE * len(label) + 6)
+
+
+def _draw_label(lines: Sequence[str], middle: float) -> str:
+    """Left of a row, its middle at a height."""
+    begin = middle + 4 - LINE * (len(lines) - 1) / 2
+    return _draw_text(lines, LEFT_OF_ROWS - 8, begin, "end")
+
+
+def _draw_text(lines: Sequence[str], x: float, y: float, kind: str) -> str:
+    return "".join(
+        f'<text x="{x:.0f}" y="{y + LINE * number:.1f}" class="{kind}">{escape(line)}</text>'
+        for number, line in enumerate(lines)
+    )
 
 
 def _draw_row(name: str, point: Point, x: _Scale, at: float, color: str) -> str:
@@ -133,10 +173,6 @@ def _draw_ticks(x: _Scale, at: float) -> str:
         f'<text x="{x.place(value):.1f}" y="{at:.0f}" class="mid">{value:.3g}</text>'
         for value in values
     )
-
-
-def _draw_title(title: str) -> str:
-    return f'<text x="{LEFT}" y="16" class="title">{escape(title)}</text>'
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:
@@ -185,47 +221,49 @@ def _draw_grid(y: _Scale) -> str:
     )
 
 
-def _draw_x_axis(xs: Sequence[float], x: _Scale) -> str:
+def _draw_x_axis(xs: Sequence[float], x: _Scale, height: float) -> str:
     return "".join(
-        f'<text x="{x.place(value):.1f}" y="{HEIGHT - BOTTOM + 16}" class="mid">{value:g}</text>'
+        f'<text x="{x.place(value):.1f}" y="{height - BOTTOM + 16}" class="mid">{value:g}</text>'
         for value in xs[:: max(1, len(xs) // 10)]
     )
 
 
-def _draw_labels(title: str, x_label: str, y_label: str) -> str:
-    middle = (TOP + HEIGHT - BOTTOM) / 2
+def _draw_axis_names(x_label: str, y_label: str, y: _Scale, height: float) -> str:
+    middle = (y.start + y.end) / 2
     return (
-        f"{_draw_title(title)}"
-        f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 10}" class="mid">{escape(x_label)}</text>'
-        f'<text x="14" y="{middle}" class="mid" transform="rotate(-90 14 {middle})">'
+        f'<text x="{(LEFT + WIDTH) / 2}" y="{height - 10}" class="mid">{escape(x_label)}</text>'
+        f'<text x="12" y="{middle}" class="mid" transform="rotate(-90 12 {middle})">'
         f"{escape(y_label)}</text>"
     )
 
 
-def _place_legend(names: Sequence[str]) -> list[tuple[float, int]]:
-    """Where each name begins, and in which line of the legend."""
-    places: list[tuple[float, int]] = []
-    at, line = float(LEFT + 6), 0
+def _place_legend(names: Sequence[str]) -> list[tuple[float, int, list[str]]]:
+    """Where each name begins, its first line in the legend, and the name in lines."""
+    places: list[tuple[float, int, list[str]]] = []
+    at, line, lines = 8.0, 0, 1
     for name in names:
-        width = 26 + 6.5 * len(name)
+        label = wrap(name, FULL - 4)
+        width = 24 + LETTER * max(map(len, label))
         if places and at + width > WIDTH:
-            at, line = float(LEFT + 6), line + 1
-        places.append((at, line))
+            at, line = 8.0, line + lines
+            lines = 1
+        lines = max(lines, len(label))
+        places.append((at, line, label))
         at += width
     return places
 
 
 def _legend_height(names: Sequence[str]) -> int:
-    """Of the lines after the first."""
-    return LEGEND_LINE * _place_legend(names)[-1][1]
+    """Height of the lines after the first."""
+    return LINE * (max(line + len(label) for _, line, label in _place_legend(names)) - 1)
 
 
-def _draw_legend(names: Sequence[str]) -> str:
+def _draw_legend(names: Sequence[str], top: float) -> str:
     out = []
-    for number, (name, (at, line)) in enumerate(zip(names, _place_legend(names), strict=True)):
-        color, y = COLORS[number % len(COLORS)], 24 + LEGEND_LINE * line
-        out.append(f'<rect x="{at:.0f}" y="{y}" width="10" height="4" fill="{color}"/>')
-        out.append(f'<text x="{at + 14:.0f}" y="{y + 6}">{escape(name)}</text>')
+    for number, (at, line, label) in enumerate(_place_legend(names)):
+        color, y = COLORS[number % len(COLORS)], top + LINE * line
+        out.append(f'<rect x="{at:.0f}" y="{y - 6}" width="10" height="4" fill="{color}"/>')
+        out.append(_draw_text(label, at + 14, y, ""))
     return "".join(out)
 
 

@@ -18,25 +18,30 @@ from measure.statistics import Estimate, Verdict
 
 SECRET_FLAGS = ("--header", "--api-key", "--capture-key", "--key")
 STYLE = """
-:root { color-scheme: light dark; --soft: #8886; }
+:root { color-scheme: light dark; --soft: #8886; --better: #047857; --worse: #b91c1c; }
+@media (prefers-color-scheme: dark) { :root { --better: #34d399; --worse: #f87171; } }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2rem auto; }
-body { padding: 0 1rem; }
+body { padding: 0 1rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+.conclusion { border: 1px solid var(--soft); border-left: 6px solid; border-radius: 6px; }
+.conclusion { padding: .2rem 1rem; } .conclusion p { margin: .5rem 0; color: CanvasText; }
+.conclusion p:first-child { font-size: 1.15rem; font-weight: 600; }
 table { border-collapse: collapse; margin: .6rem 0; display: block; overflow-x: auto; }
 td, th { padding: .25rem .7rem; border-bottom: 1px solid var(--soft); text-align: right; }
+td, th { overflow-wrap: normal; }
 td:first-child, th:first-child, td.text, th.text { text-align: left; }
-code, pre { background: #8882; border-radius: 4px; padding: .1rem .3rem; overflow-x: auto; }
-pre { padding: .6rem; white-space: pre-wrap; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1rem; }
-svg { width: 100%; max-width: 640px; } svg text { font-size: 11px; fill: currentColor; }
+pre { background: #8882; border-radius: 4px; padding: .6rem; white-space: pre-wrap; }
+.charts { display: grid; gap: 1rem; }
+.charts { grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
+svg { width: 100%; max-width: 560px; } svg text { font-size: 11px; fill: currentColor; }
 svg .title { font-size: 13px; font-weight: 600; } svg .mid { text-anchor: middle; }
 svg .end { text-anchor: end; } svg .grid { stroke: var(--soft); stroke-width: .5; }
 svg .one { stroke: currentColor; stroke-dasharray: 3 3; }
 svg polyline { fill: none; stroke-width: 2; }
-.better { color: #059669; stroke: #059669; fill: #059669; }
-.worse { color: #dc2626; stroke: #dc2626; fill: #dc2626; }
+.better { color: var(--better); stroke: var(--better); fill: var(--better); }
+.worse { color: var(--worse); stroke: var(--worse); fill: var(--worse); }
 .same, .unknown { stroke: #64748b; fill: #64748b; }
-p.source { color: #64748b; font-size: .85rem; margin-top: 0; }
+section.same, section.unknown { color: #64748b; }
 """
 
 
