@@ -5,11 +5,17 @@ tokens 1 .. j-1 were. *Survival* at j is the product of the first j: the probabi
 is committed. A verify step of width d with a accepted tokens is a trial at positions
 1 .. min(a + 1, d), a success at 1 .. a, and says nothing of deeper ones.
 
-Three levels: a request is shrunk to its slice, a slice to its tenant (an API key), a tenant to
-``START``. Tenants share nothing: one tenant's traffic cannot teach another's estimates. Counts are
-discounted, so estimates follow a change of traffic, and a position no longer drafted is
-forgotten. Where a level knows little of a position, the fall from the positions before it goes on:
-acceptance that falls with depth (attention drift) lowers the depths behind it before any trial.
+A request is of one of a few *levels* of acceptance, each with a curve over positions. How likely
+each level is follows by Bayes' rule from the request's own trials and from a prior: the levels of
+the newest requests of its slice, those that run beside it included, and, where there are few, those
+of its tenant (an API key). So the first verified steps tell most, positions that were never tried
+are known from the level, and a slice may hold requests of two kinds. Beside that, a request's own
+counts by position go their own way.
+
+Tenants share nothing: one tenant's traffic cannot teach another's estimates. Counts are discounted,
+so estimates follow a change of traffic. A level's curve is learnt per slice; where it was not
+tried, the fall from the positions before goes on: acceptance that falls with depth (attention
+drift) lowers the depths behind it before any trial.
 """
 
 from __future__ import annotations
@@ -23,82 +29,125 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
 
-START = 0.6
-"""Conditional acceptance before anything is known."""
-START_WEIGHT = 2.0
-"""Trials that ``START`` counts for."""
-SLICE_WEIGHT = 12.0
-"""Trials that a tenant's estimate counts for in a slice of it."""
-REQUEST_WEIGHT = 3.0
-"""Trials that a slice's estimate counts for in a request; few, as requests differ widely."""
-OWN_WEIGHT = 4.0
-"""The most trials a request's own previous position counts for at the next one."""
+LEVELS = np.array([0.03, 0.12, 0.25, 0.4, 0.55, 0.7, 0.82, 0.91, 0.97])
+"""Acceptance at the first position of each level."""
+START = np.array([0.06, 0.08, 0.08, 0.08, 0.1, 0.12, 0.15, 0.16, 0.17])
+"""Shares of the levels before anything is known."""
+START_WEIGHT = 1.0
+"""Requests that ``START`` counts for in a tenant..."""
+TENANT_WEIGHT = 1.0
+"""... and a tenant's shares in a slice of it."""
+UNSEEN = 0.02
+"""Share of requests that may be of any level, whatever the newest ones were."""
+LEVEL_WEIGHT = 20.0
+"""Trials that a level's acceptance counts for at the first position..."""
+FALL_WEIGHT = 4.0
+"""... trials that the fall from the positions before counts for at the next one..."""
+CURVE_WEIGHT = 8.0
+"""... and those that the fall of all levels counts for in one of them."""
+REQUEST_WEIGHT = 10.0
+"""Trials that the levels' estimate counts for in a request."""
+SHARPNESS = 0.8
+"""What a trial tells of the level, over independent ones: text is easy or hard for a while."""
 REQUEST_MEMORY = 0.95
-SLICE_MEMORY = 0.995
-TENANT_MEMORY = 0.999
-"""What one verify step leaves of the older counts."""
-RECENT_MEMORY = 0.95
-RECENT_LEAST = 8.0
-CHANGE = 4.0
-"""Standard errors between recent and older acceptance that count as a change of traffic."""
-KEPT_AFTER_CHANGE = 0.002
+"""What one verify step leaves of the older counts of a request..."""
+CURVE_LOSS = 0.002
+"""... and what a trial takes from those of a level."""
+SLICE_MEMORY = 0.9
+TENANT_MEMORY = 0.95
+"""What one request leaves of the weight of older ones."""
+CURVE_EVERY = 24
+"""Observations of a slice between estimates of its curves."""
 HIGHEST = 0.995
 
 
-class _Counts:
-    """Discounted trials and successes per position, a row each; shape (rows, depth)."""
+class _Slices:
+    """What is known of each slice: its curves, and the levels of its newest requests."""
 
-    def __init__(self, rows: int, depth: int, memory: float) -> None:
-        self.trials = np.zeros((rows, depth))
-        self.successes = np.zeros((rows, depth))
-        self._memory = memory
+    def __init__(self, depth: int, rows: int = 16) -> None:
+        levels = len(LEVELS)
+        self.rows: dict[tuple[str, str], int] = {}
+        self.tenant_of: list[int] = []
+        self.slices_of: dict[int, list[int]] = {}
+        self.trials = np.zeros((rows, levels, depth))
+        self.successes = np.zeros((rows, levels, depth))
+        self.hits = np.zeros((rows, levels, depth))
+        self.misses = np.zeros((rows, levels, depth))
+        """Logarithms of a level's conditional acceptance, and of its opposite."""
+        self.survival = np.zeros((rows, levels, depth))
+        self.ended = np.zeros((rows, levels))
+        """Weight of each level among requests that have ended..."""
+        self.running = np.zeros((rows, levels))
+        """... among those that run..."""
+        self.base = np.zeros((rows, levels))
+        """... and what the tenant's others add."""
+        self._tenants: dict[str, int] = {}
+        self._tenant_ended = np.zeros((rows, levels))
+        self._observed = [0] * rows
 
-    def grow(self) -> None:
+    def find(self, tenant: str, traffic: str) -> int:
+        row = self.rows.get((tenant, traffic))
+        if row is not None:
+            return row
+        row = len(self.rows)
+        if row == len(self.ended):
+            self._grow()
+        tenant_row = self._tenants.setdefault(tenant, len(self._tenants))
+        self.rows[tenant, traffic] = row
+        self.tenant_of.append(tenant_row)
+        self.slices_of.setdefault(tenant_row, []).append(row)
+        shares = self._tenant_ended[tenant_row] + START_WEIGHT * START
+        self.base[row] = TENANT_WEIGHT * shares / shares.sum()
+        self._estimate(row)
+        return row
+
+    def observe(self, row: int, levels: Floats, tried: Floats, accepted: Floats) -> None:
+        """Trials and successes of requests of one slice, shape (requests, K); ``levels``: how
+        likely each request is of each level, shape (requests, levels).
+        """
+        shares = levels.T
+        tried, accepted = shares @ tried, shares @ accepted
+        left = np.maximum(1.0 - CURVE_LOSS * tried[:, :1], 0.0)
+        self.trials[row] *= left
+        self.trials[row] += tried
+        self.successes[row] *= left
+        self.successes[row] += accepted
+        self._observed[row] += 1
+        if self._observed[row] % CURVE_EVERY == 1:
+            self._estimate(row)
+
+    def end(self, row: int, levels: Floats) -> None:
+        """A request of whose level something is known has ended."""
+        tenant = self.tenant_of[row]
+        self.running[row] -= levels
+        self.ended[row] = self.ended[row] * SLICE_MEMORY + levels
+        self._tenant_ended[tenant] = self._tenant_ended[tenant] * TENANT_MEMORY + levels
+        shares = self._tenant_ended[tenant] + START_WEIGHT * START
+        self.base[self.slices_of[tenant]] = TENANT_WEIGHT * shares / shares.sum()
+
+    def _estimate(self, row: int) -> None:
+        """The curves. Acceptance falls from a position to the next at all levels alike, as far as
+        a level was not tried itself; where none was, it goes on to fall as before.
+        """
+        trials, successes = self.trials[row].T, self.successes[row].T
+        curve = np.empty_like(trials)
+        curve[0] = (successes[0] + LEVEL_WEIGHT * LEVELS) / (trials[0] + LEVEL_WEIGHT)
+        fall = 1.0
+        for j in range(1, len(curve)):
+            tried, accepted, before = trials[j], successes[j], curve[j - 1]
+            fall = (accepted.sum() + FALL_WEIGHT * fall) / (tried @ before + FALL_WEIGHT)
+            base = min(1.0, fall) * before
+            curve[j] = (accepted + CURVE_WEIGHT * base) / (tried + CURVE_WEIGHT)
+        curve = np.clip(curve.T, 0.005, HIGHEST)
+        self.hits[row] = SHARPNESS * np.log(curve)
+        self.misses[row] = SHARPNESS * np.log1p(-curve)
+        self.survival[row] = np.cumprod(curve, axis=1)
+
+    def _grow(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
-                setattr(self, name, np.concatenate([value, np.zeros_like(value)]))
-
-    def clear(self, row: int) -> None:
-        self.trials[row] = 0.0
-        self.successes[row] = 0.0
-
-    def add(self, rows: int | list[int], tried: Floats, accepted: Floats, times: int) -> None:
-        """Add ``times`` trials of a row, or of each of several, summed."""
-        left = self._memory**times
-        self.trials[rows] = self.trials[rows] * left + tried
-        self.successes[rows] = self.successes[rows] * left + accepted
-
-
-class _WatchedCounts(_Counts):
-    """Counts that start again when the first position's acceptance has changed.
-
-    Deep positions are tried only while shallow ones are accepted, so what is known of them is the
-    oldest: it goes with the traffic it was learnt from.
-    """
-
-    def __init__(self, rows: int, depth: int, memory: float) -> None:
-        super().__init__(rows, depth, memory)
-        self._recent = np.zeros((rows, 2))
-
-    def add_watched(self, row: int, tried: Floats, accepted: Floats, times: int) -> None:
-        self.add(row, tried, accepted, times)
-        recent = self._recent[row]
-        recent *= RECENT_MEMORY**times
-        recent[0] += tried[0]
-        recent[1] += accepted[0]
-        self._check(row)
-
-    def _check(self, row: int) -> None:
-        recent, hits = self._recent[row]
-        older, older_hits = self.trials[row, 0] - recent, self.successes[row, 0] - hits
-        if recent < RECENT_LEAST or older < RECENT_LEAST:
-            return
-        pooled = (self.successes[row, 0] + 1) / (self.trials[row, 0] + 2)
-        variance = pooled * (1 - pooled) * (1 / recent + 1 / older)
-        if (hits / recent - older_hits / older) ** 2 > CHANGE**2 * variance:
-            self.trials[row] *= KEPT_AFTER_CHANGE
-            self.successes[row] *= KEPT_AFTER_CHANGE
-            self.trials[row, 0], self.successes[row, 0] = recent, hits
+                setattr(self, name, _double(value))
+        self._observed += [0] * len(self._observed)
 
 
 class SurvivalEstimator:
@@ -106,19 +155,21 @@ class SurvivalEstimator:
 
     def __init__(self, depth: int, rows: int = 64) -> None:
         self.depth = depth
-        self._requests = _Counts(rows, depth, REQUEST_MEMORY)
-        self._slices = _WatchedCounts(16, depth, SLICE_MEMORY)
-        self._tenants = _WatchedCounts(16, depth, TENANT_MEMORY)
+        self._counts = np.zeros((rows, 4, depth))
+        """Discounted trials and successes of each request and position, and those of them that the
+        levels have not been learnt from yet."""
+        self._waiting: set[int] = set()
+        """Rows that have some."""
+        self._slices = _Slices(depth)
         self._free = list(range(rows))[::-1]
         self._row: dict[str, int] = {}
         self._slice_of = np.zeros(rows, dtype=np.int64)
-        self._slice_rows: dict[tuple[str, str], int] = {}
-        self._tenant_of: list[int] = []
-        self._tenant_rows: dict[str, int] = {}
         self._age = [0] * rows
-        self._estimates = np.zeros((16, depth))
+        self._evidence = np.zeros((rows, len(LEVELS)))
+        """Logarithm of how likely each level makes what a request has shown."""
+        self._levels = np.zeros((rows, len(LEVELS)))
+        """How likely a request is of each level; zeros where it has shown nothing yet."""
         self._widths = np.zeros((16, depth + 1), dtype=np.int64)
-        self._stale: set[int] = set()
         self._positions = np.arange(1, depth + 1)
 
     def __contains__(self, request: str) -> bool:
@@ -130,19 +181,29 @@ class SurvivalEstimator:
             self._grow_requests()
         row = self._free.pop()
         self._row[request] = row
-        self._requests.clear(row)
+        self._counts[row] = 0.0
+        self._evidence[row] = 0.0
         self._age[row] = 0
-        self._slice_of[row] = self._slice_row(tenant, traffic)
+        self._slice_of[row] = self._find_slice(tenant, traffic)
 
     def move(self, request: str, traffic: str, tenant: str = "") -> None:
         """A request goes on in another slice; what it has shown itself stays."""
-        self._slice_of[self._row[request]] = self._slice_row(tenant, traffic)
+        row, found = self._row[request], self._find_slice(tenant, traffic)
+        self._slices.running[self._slice_of[row]] -= self._levels[row]
+        self._slices.running[found] += self._levels[row]
+        self._slice_of[row] = found
 
     def remove(self, request: str) -> None:
         """A request has ended; unknown ones are ignored."""
         row = self._row.pop(request, None)
-        if row is not None:
-            self._free.append(row)
+        if row is None:
+            return
+        if self._waiting:
+            self._learn()
+        self._free.append(row)
+        if self._levels[row, 0]:
+            self._slices.end(int(self._slice_of[row]), self._levels[row])
+            self._levels[row] = 0.0
 
     def observe(
         self,
@@ -163,34 +224,62 @@ class SurvivalEstimator:
         hits = np.array(accepted)[:, known, None]
         tried = (self._positions <= np.minimum(hits + 1, width)).sum(axis=0, dtype=np.float64)
         success = (self._positions <= hits).sum(axis=0, dtype=np.float64)
-        self._requests.add(rows, tried, success, steps)
-        members: dict[int, list[int]] = {}
-        for index, row in enumerate(rows):
-            members.setdefault(int(self._slice_of[row]), []).append(index)
-        for row, mine in members.items():
-            sums = tried[mine].sum(axis=0), success[mine].sum(axis=0), steps * len(mine)
-            self._slices.add_watched(row, *sums)
-            self._tenants.add_watched(self._tenant_of[row], *sums)
-            self._stale.add(row)
+        left = REQUEST_MEMORY**steps
+        counts = self._counts[rows] * [[left], [left], [1.0], [1.0]]
+        counts[:, ::2] += tried[:, None]
+        counts[:, 1::2] += success[:, None]
+        self._counts[rows] = counts
+        self._waiting.update(rows)
+
+    def _learn(self) -> None:
+        """What the newest steps tell of the requests' levels, and of the curves of the levels."""
+        rows = np.array([*self._waiting])
+        self._waiting.clear()
+        slices = self._slice_of[rows]
+        counts = self._counts[rows]
+        self._counts[rows, 2:] = 0.0
+        own, hits, tried, success = counts.transpose(1, 0, 2)
+        misses = own - hits
+        evidence = np.matmul(self._slices.hits[slices], hits[:, :, None])
+        evidence += np.matmul(self._slices.misses[slices], misses[:, :, None])
+        self._evidence[rows] = evidence[:, :, 0]
+        levels = self._estimate_levels(rows, slices) * (own[:, :1] > 0)
+        moved = levels - self._levels[rows]
+        self._levels[rows] = levels
+        for row in set(slices.tolist()):
+            mine = slices == row
+            self._slices.running[row] += moved[mine].sum(axis=0)
+            self._slices.observe(row, levels[mine], tried[mine], success[mine])
+
+    def _estimate_levels(self, rows: Sequence[int] | Ints, slices: Ints) -> Floats:
+        """How likely each request is of each level, shape (requests, levels)."""
+        shown = self._levels[rows]
+        known = self._slices
+        prior = known.ended[slices] + known.running[slices] + known.base[slices] - shown
+        np.maximum(prior, 0.0, out=prior)
+        prior *= (1 - UNSEEN) / prior.sum(axis=1, keepdims=True)
+        prior += UNSEEN / len(LEVELS)
+        evidence = self._evidence[rows]
+        found: Floats = prior * np.exp(evidence - evidence.max(axis=1, keepdims=True))
+        found /= found.sum(axis=1, keepdims=True)
+        return found
 
     def conditional(self, requests: Sequence[str]) -> Floats:
         """Conditional acceptance, shape (requests, depth)."""
+        if self._waiting:
+            self._learn()
         rows = np.fromiter((self._row[request] for request in requests), np.int64, len(requests))
         slices = self._slice_of[rows]
-        for row in self._stale.intersection(slices.tolist()):
-            self._estimates[row] = self._estimate_slice(row)
-            self._stale.discard(row)
-        own = self._requests
-        trials = own.trials[rows].T
-        weight = np.empty_like(trials)
-        weight[0] = 0.0
-        np.minimum(trials[:-1], OWN_WEIGHT, out=weight[1:])
-        below = 1.0 / (trials + weight + REQUEST_WEIGHT)
-        found = (own.successes[rows].T + REQUEST_WEIGHT * self._estimates[slices].T) * below
-        weight *= below
-        for j in range(1, self.depth):
-            found[j] += weight[j] * found[j - 1]
-        return np.minimum(found, HIGHEST).T
+        levels = self._levels[rows]
+        unknown = levels[:, 0] == 0.0
+        if unknown.any():
+            levels[unknown] = self._estimate_levels(rows, slices)[unknown]
+        survival = np.matmul(levels[:, None, :], self._slices.survival[slices])[:, 0]
+        survival[:, 1:] /= survival[:, :-1].copy()
+        counts = self._counts[rows]
+        found = counts[:, 1] + REQUEST_WEIGHT * survival
+        found /= counts[:, 0] + REQUEST_WEIGHT
+        return np.minimum(found, HIGHEST)
 
     def survival(self, requests: Sequence[str]) -> Floats:
         """Probability that draft token j is committed, shape (requests, depth)."""
@@ -205,7 +294,7 @@ class SurvivalEstimator:
 
     def trials(self, requests: Sequence[str]) -> Floats:
         """Discounted trials behind the requests' own estimates, shape (requests, depth)."""
-        return self._requests.trials[[self._row[request] for request in requests]]
+        return self._counts[[self._row[request] for request in requests], 0]
 
     def age(self, requests: Sequence[str]) -> Ints:
         """Steps observed of each request."""
@@ -217,51 +306,36 @@ class SurvivalEstimator:
             {
                 "tenant": tenant,
                 "traffic": traffic,
-                "conditional_acceptance": self._estimate_slice(row).round(3).tolist(),
-                "trials": self._slices.trials[row].round(1).tolist(),
+                "conditional_acceptance": self._expect(row).round(3).tolist(),
+                "trials": self._slices.trials[row].sum(axis=0).round(1).tolist(),
                 "requests_by_depth": self._widths[row].tolist(),
             }
-            for (tenant, traffic), row in self._slice_rows.items()
+            for (tenant, traffic), row in self._slices.rows.items()
         ]
 
-    def _estimate_slice(self, row: int) -> Floats:
-        tenant = self._tenant_of[row]
-        above = _extend(self._tenants.trials[tenant], self._tenants.successes[tenant])
-        trials, successes = self._slices.trials[row], self._slices.successes[row]
-        shrunk = (successes + SLICE_WEIGHT * above) / (trials + SLICE_WEIGHT)
-        return np.asarray(np.minimum(shrunk, HIGHEST))
+    def _expect(self, row: int) -> Floats:
+        """Conditional acceptance of the next request of a slice."""
+        slices = self._slices
+        prior = slices.ended[row] + slices.running[row] + slices.base[row]
+        survival = prior @ slices.survival[row] / prior.sum()
+        survival[1:] /= survival[:-1].copy()
+        return np.asarray(survival)
 
-    def _slice_row(self, tenant: str, traffic: str) -> int:
-        row = self._slice_rows.get((tenant, traffic))
-        if row is not None:
-            return row
-        row = len(self._slice_rows)
-        if row == len(self._slices.trials):
-            self._slices.grow()
-            self._estimates = np.vstack([self._estimates, np.zeros_like(self._estimates)])
-            self._widths = np.vstack([self._widths, np.zeros_like(self._widths)])
-        tenant_row = self._tenant_rows.setdefault(tenant, len(self._tenant_rows))
-        if tenant_row == len(self._tenants.trials):
-            self._tenants.grow()
-        self._slice_rows[tenant, traffic] = row
-        self._tenant_of.append(tenant_row)
-        self._stale.add(row)
+    def _find_slice(self, tenant: str, traffic: str) -> int:
+        row = self._slices.find(tenant, traffic)
+        if row >= len(self._widths):
+            self._widths = _double(self._widths)
         return row
 
     def _grow_requests(self) -> None:
-        rows = len(self._requests.trials)
-        self._requests.grow()
-        self._slice_of = np.concatenate([self._slice_of, np.zeros_like(self._slice_of)])
+        rows = len(self._age)
+        self._counts = _double(self._counts)
+        self._slice_of = _double(self._slice_of)
+        self._evidence, self._levels = _double(self._evidence), _double(self._levels)
         self._age += [0] * rows
         self._free = list(range(rows, 2 * rows))[::-1]
 
 
-def _extend(trials: Floats, successes: Floats) -> Floats:
-    """A top level's estimate: what is unknown goes on falling as the known positions do."""
-    found: list[float] = []
-    before, last = START, START
-    for tried, accepted in zip(trials.tolist(), successes.tolist(), strict=True):
-        base = last * min(1.0, last / max(before, 1e-6))
-        found.append((accepted + START_WEIGHT * base) / (tried + START_WEIGHT))
-        before, last = last, found[-1]
-    return np.array(found)
+def _double(values: NDArray[Any]) -> NDArray[Any]:
+    """Twice the rows; the new ones are zeros."""
+    return np.concatenate([values, np.zeros_like(values)])

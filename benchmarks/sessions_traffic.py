@@ -1,0 +1,119 @@
+"""Traffic of realistic sessions: applications with keys of their own that come and go.
+
+A phase lasts 5 to 60 seconds. Its clients each send one request after the other, and leave when it
+ends, so that every lane has the same batch. Answers have 20 to 200 tokens. Some applications send
+one kind of request, others mix kinds that nothing in a request tells apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Application:
+    """One API key with one workload. ``kinds``: kinds of its requests, and their shares."""
+
+    name: str
+    workload: str
+    kinds: dict[str, float]
+    seeded: float = 0.0
+    """Share of its requests that have a seed."""
+
+
+APPLICATIONS = (
+    Application("chat", "chat", {"chat": 0.8, "creative": 0.2}, 0.1),
+    Application("agent", "agent", {"tools": 0.7, "chat": 0.3}, 0.3),
+    Application("extraction", "structured", {"structured": 1.0}, 0.5),
+    Application("evaluation", "batch", {"hostile": 1.0}, 1.0),
+    Application("translation", "chat", {"hostile": 0.7, "creative": 0.3}),
+    Application("edits", "chat", {"friendly": 1.0}),
+    Application("mixture", "chat", {"friendly": 0.5, "hostile": 0.5}, 0.3),
+    Application("documents", "chat", {"long": 1.0}),
+)
+TOKENS = 20, 200
+STREAMS = 1, 1, 2, 4
+"""Clients of one application in a steady phase."""
+BURST = 16
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One request of a client."""
+
+    name: str
+    application: Application
+    kind: str
+    tokens: int
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class SessionPhase:
+    """``clients``: the application of each. Ends after ``seconds``, or once every client has sent
+    ``requests`` and all of them are served.
+    """
+
+    name: str
+    number: int
+    seconds: float
+    clients: tuple[Application, ...]
+    requests: int | None = None
+
+    def send(self, client: int) -> Iterator[Sent]:
+        """What one client sends, equal in every lane."""
+        draw = random.Random(f"{self.number}/{client}")
+        application = self.clients[client]
+        kinds, shares = list(application.kinds), list(application.kinds.values())
+        for number in itertools.count() if self.requests is None else range(self.requests):
+            (kind,) = draw.choices(kinds, shares)
+            seed = draw.randrange(1 << 30) if draw.random() < application.seeded else None
+            name = f"{self.number}-{client}-{number}"
+            yield Sent(name, application, kind, draw.randint(*TOKENS), seed)
+
+
+def make_sessions(seed: int, seconds: float) -> list[SessionPhase]:
+    """Steady phases of one application, mixtures of several, and bursts, ``seconds`` in all."""
+    draw = random.Random(seed)
+    phases: list[SessionPhase] = []
+    while (left := seconds - sum(phase.seconds for phase in phases)) > 0:
+        phase = _draw_phase(draw, len(phases))
+        phases.append(replace(phase, seconds=min(phase.seconds, left)))
+    return phases
+
+
+def make_laps(streams: int, requests: int, laps: int = 8) -> list[SessionPhase]:
+    """Laps of so many friendly requests that alternate with hostile ones, under one key."""
+    kinds = [{"friendly": 1.0}, {"hostile": 1.0}]
+    return [
+        SessionPhase(
+            next(iter(kinds[lap % 2])),
+            lap,
+            math.inf,
+            (Application("laps", "chat", kinds[lap % 2]),) * streams,
+            requests // streams,
+        )
+        for lap in range(laps)
+    ]
+
+
+def _draw_phase(draw: random.Random, number: int) -> SessionPhase:
+    shape = draw.choices(("steady", "mixed", "burst"), (0.45, 0.35, 0.2))[0]
+    if shape == "steady":
+        chosen = [draw.choice(APPLICATIONS)]
+        clients = chosen * draw.choice(STREAMS)
+        seconds = draw.uniform(5, 60)
+    elif shape == "mixed":
+        chosen = draw.sample(APPLICATIONS, draw.randint(2, 4))
+        clients = [one for one in chosen for _ in range(draw.randint(1, 3))]
+        seconds = draw.uniform(10, 60)
+    else:
+        chosen = draw.sample(APPLICATIONS, draw.randint(1, 2))
+        clients = [chosen[i % len(chosen)] for i in range(BURST)]
+        seconds = draw.uniform(5, 20)
+    name = f"{shape} {'+'.join(one.name for one in chosen)} {len(clients)}"
+    return SessionPhase(name, number, seconds, tuple(clients))
