@@ -279,7 +279,7 @@ class SurvivalEstimator:
         counts = self._counts[rows]
         found = counts[:, 1] + REQUEST_WEIGHT * survival
         found /= counts[:, 0] + REQUEST_WEIGHT
-        return np.minimum(found, HIGHEST)
+        return np.asarray(np.minimum(found, HIGHEST))
 
     def survival(self, requests: Sequence[str]) -> Floats:
         """Probability that draft token j is committed, shape (requests, depth)."""
