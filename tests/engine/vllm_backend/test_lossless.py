@@ -62,8 +62,10 @@ SEEDS = 40 if SECOND_RUNNER else SAMPLES
 SAMPLED_TOKENS = 4 if SECOND_RUNNER else 6
 LAST_STOP = 12 if SECOND_RUNNER else 30
 """Tokens of an answer that are tried as its stop."""
-LONG_TOKENS = 500 if SECOND_RUNNER else 560
-"""Four or five blocks of KV to begin with, and one more soon: there are twenty for all of them."""
+LONG_TOKENS = 480
+"""Four blocks of KV to begin with, six in the end: twelve of them have room for three."""
+LONGEST = 500 if SECOND_RUNNER else 1024
+"""Tokens of such a prompt, at most."""
 REPEATED = (0, MOST) if SECOND_RUNNER else (*DEPTHS, MOST)
 """Depths of requests that hit the prefix cache."""
 LONG_ANSWER = 24 if SECOND_RUNNER else 150
@@ -84,7 +86,7 @@ def long(prompts: Prompts) -> list[EngineRequest]:
     return [
         greedy(
             f"long-{at}",
-            (prompts[at % len(prompts)] + filler[at:])[: LONG_TOKENS - at],
+            (prompts[at % len(prompts)] + filler[at:])[: LONGEST - at],
             LONG_ANSWER,
             ignore_eos=True,
         )
