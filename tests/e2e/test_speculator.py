@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.conftest import RunningGateway, serving
+from tests.conftest import ADMIN, RunningGateway, serving
 from tests.engine.speculation.draft_changes import speculators
 from tests.engine.speculation.draft_folder import DEMO, read_folder
 
@@ -33,7 +33,7 @@ def speculator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gateway(speculator: Path) -> Iterator[RunningGateway]:
-    flags = (str(speculator), "--spec-tokens", "2", "--require-lossless")
+    flags = (str(speculator), "--spec-tokens=2", "--require-lossless", *ADMIN)
     with serving(speculator.parent / "serve.log", flags) as running:
         yield running
 
