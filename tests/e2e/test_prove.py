@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.draft_copies import make_noise
+pytest.importorskip("torch")
+
+from tests.engine.draft_copies import make_noise  # noqa: E402
 
 LIMIT_S = 900
 KEY = "sesame-open-sesame"

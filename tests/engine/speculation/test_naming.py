@@ -101,8 +101,8 @@ def inspect_line(**given: Any) -> list[str]:
 
 def test_a_target_of_another_machine_is_told_apart(tmp_path: Path):
     draft = write("eagle3", tmp_path, described(verifier={"name_or_path": "/nowhere/target"}))
-    [obstacle] = inspect_line(model=draft)
-    assert "the target that the draft" in obstacle and "eaglegate serve TARGET" in obstacle
+    [obstacle] = (one for one in inspect_line(model=draft) if "the target that the draft" in one)
+    assert "eaglegate serve TARGET" in obstacle
 
 
 def test_a_speculator_as_the_model_is_inspected(tmp_path: Path):
