@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.engine.draft_copies import make_noise  # noqa: E402
+from tests.engine.draft_copies import make_noise
 
 LIMIT_S = 900
 KEY = "sesame-open-sesame"
