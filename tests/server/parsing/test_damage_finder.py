@@ -208,11 +208,17 @@ def test_no_structural_damage_is_valid_with_other_arguments(name: str) -> None:
     assert find_wrong(name, 40) == []
 
 
-KNOWN = {"kimi_k2-nested": ["⟪<|tool_call_begin|>⟫"]}
-"""Damages that stay valid: a tag that opens a call within another call's header."""
+KNOWN = {
+    "openai-nested": ["⟪<|call|>⟫"],
+    "kimi_k2-nested": ["⟪<|tool_call_begin|>⟫"],
+    "deepseek_v4-nested": ["</⟪｜DSML｜⟫tool_calls>"],
+    "dots-content-two": ["/"],
+    "minimax_m3-nested": ["</items>", "</invoke>"],
+}
+"""Damages that stay valid, by answer; docs/parsers.md has the reasons."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ANSWERS)
 def test_no_structural_damage_of_many_is_valid_with_other_arguments(name: str) -> None:
-    assert [change.piece for change in find_wrong(name, 150)] == KNOWN.get(name, [])
+    assert [change.piece for change in find_wrong(name, 400)] == KNOWN.get(name, [])
